@@ -233,7 +233,7 @@ def send_and_die(state: State, count: int, seconds: float, report: str) -> None:
     producer, value = state.topic.producer(), messages(1)[0]
     consecutive(lambda: producer.send(value), count - 1, seconds)
     Path(report).write_text(str(producer.send(value) + 1))
-    os.kill(os.getpid(), signal.SIGKILL)  # at once: nobody may tidy up
+    os.kill(os.getpid(), signal.SIGKILL)  # at once, without any clean-up
 
 
 def forget_the_boot(path: str) -> None:

@@ -79,20 +79,22 @@ def topics_text(count: int) -> str:
 
 @dataclass(frozen=True)
 class Counts:
-    """Of the ledger's transactions, and of the mail that each slot was told of."""
+    """The numbers of the ledger's transactions, and of each slot's notifications."""
 
     transactions: int
-    mail: list[int]
+    notifications: list[int]
 
     @classmethod
     def of(cls, engine: Engine) -> Counts:
         words = engine.ledger.lockfile.atomics
-        mail = [words.load(SLOTS + i * SLOT_SIZE + WAKE_UPS) for i in range(SLOT_COUNT)]
-        return cls(engine.stats()["transactions"], mail)
+        notifications = [words.load(SLOTS + i * SLOT_SIZE + WAKE_UPS) for i in range(SLOT_COUNT)]
+        return cls(engine.stats()["transactions"], notifications)
 
     def since(self, before: Counts) -> Counts:
-        mail = [new - old for new, old in zip(self.mail, before.mail, strict=True)]
-        return Counts(self.transactions - before.transactions, mail)
+        notifications = [
+            new - old for new, old in zip(self.notifications, before.notifications, strict=True)
+        ]
+        return Counts(self.transactions - before.transactions, notifications)
 
 
 @dataclass(frozen=True)
@@ -186,8 +188,8 @@ class Crew:
         return Moved(
             [_gap(name, last, first[name]) for name, last in left.last.items()],
             (max(at for _, at in first.values()) - left.begun) * NS,
-            done.transactions, sum(done.mail),
-            sum(done.mail[self.places[worker][1]] for worker in bystanders), pause,
+            done.transactions, sum(done.notifications),
+            sum(done.notifications[self.places[worker][1]] for worker in bystanders), pause,
         )  # fmt: skip
 
     def _give_up(self, owner: Worker, way: str, to: str) -> Left:

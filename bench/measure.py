@@ -305,7 +305,7 @@ class Stores(contextlib.ExitStack):
         """Let the kernel have this much memory at hand for new pages of files.
 
         A virtual machine gets its memory from the host page by page, at the first touch, and
-        that can cost five times what writing the page costs: whoever comes first would pay.
+        that can cost five times what writing the page costs: the first arm would pay for it.
         """
         filler = self.directory / "filler"
         with filler.open("wb", buffering=0) as file:

@@ -35,7 +35,7 @@ def p13(settings: Settings) -> Figure:
         figure.rows.append(Row(f"one by one, process: against {name}", figure.rows[0].ours, "B",
                                per_message, name, rival=True))  # fmt: skip
     figure.notes.append(
-        "space is the files' blocks; each message is 100 random bytes, which nobody can compress; "
+        "space is the files' blocks; each message is 100 random bytes, which cannot be compressed; "
         "the journal, which is as large however many messages there are, is counted apart"
     )
     return figure

@@ -152,7 +152,7 @@ def _writer_arms(
     costs: list[float],
 ) -> list[Arm]:
     return [
-        Arm(f"{name}, nobody reads", lambda _: write_for_a_while(step), durability=POWER),
+        Arm(f"{name}, no reader", lambda _: write_for_a_while(step), durability=POWER),
         Arm(
             f"{name}, {READERS} tailing readers",
             lambda _: _while_tailed(producer, readers, step, costs), durability=POWER,

@@ -155,7 +155,7 @@ def test_unload(benchmark: BenchmarkFixture, topic: xl.Topic, engine: xl.Engine)
 
 @pytest.mark.benchmark(group="hand-over, durable")
 def test_lmdb_row(benchmark: BenchmarkFixture, lmdb: Lmdb) -> None:
-    """One durable row, which wakes nobody: the floor of a hand-over in LMDB."""
+    """One durable row, without a wake-up: the lower bound of a hand-over in LMDB."""
 
     def write() -> None:
         with lmdb.env.begin(write=True) as txn:

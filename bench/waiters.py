@@ -114,13 +114,13 @@ def has_moved_on(topic: Topic, epoch: int) -> bool:
 
 
 def mail_counts(engine: Engine) -> int:
-    """How often any engine was told that mail had come."""
+    """How often any engine was notified."""
     words = engine.ledger.lockfile.atomics
     return sum(words.load(SLOTS + i * SLOT_SIZE + WAKE_UPS) for i in range(SLOT_COUNT))
 
 
 def switches(worker: Worker) -> int:
-    """How often a thread of this process has gone to sleep: each time, somebody had woken it."""
+    """How often a thread of this process has gone to sleep, and so was woken before."""
     count = 0
     for task in Path(f"/proc/{worker.pid}/task").iterdir():
         status = (task / "status").read_text()

@@ -46,7 +46,7 @@ NONE = Target(least=0, most=0)
 
 def p17(settings: Settings) -> Figure:
     """Appends by owners that had lost their topic while they were stopped."""
-    figure = Figure("P17", "appends of stopped owners after somebody else took their topic")
+    figure = Figure("P17", "appends of stopped owners after another engine took their topic")
     rounds, total = settings.rounds_or(ROUNDS), Tally()
     for durability, survives in (("power", POWER), ("process", PROCESS)):
         with Stores(settings) as stores:
@@ -76,7 +76,7 @@ class Tally:
     acknowledged: int = 0
     stale: int = 0  # messages behind one of a newer epoch
     lost: int = 0  # acknowledged, and not where they should be
-    untold: int = 0  # in the log, and acknowledged to nobody
+    untold: int = 0  # in the log, but not acknowledged
 
     def add(self, other: Tally) -> None:
         for name, count in vars(other).items():
@@ -91,7 +91,7 @@ def _tell(figure: Figure, total: Tally, control: Tally) -> None:
         ("accepted, by what stands in the log behind a newer epoch", total.stale, NONE),
         ("messages acknowledged", total.acknowledged, None),
         ("lost: not in the log as they were acknowledged", total.lost, NONE),
-        ("in the log, and acknowledged to nobody", total.untold, NONE),
+        ("in the log, but not acknowledged", total.untold, NONE),
         ("stopped inside the ledger's critical section", total.inside, None),
         ("take-overs that had to wait for no such reason", total.unexplained, NONE),
         ("control, without the check: behind a newer epoch", control.stale, Target(least=1)),
@@ -185,7 +185,7 @@ def judge(log: Iterable[tuple[int, int, bytes]], tenures: Sequence[Tenure]) -> T
         tally.messages += 1
         tally.stale += epoch < newest
         newest = max(newest, epoch)
-        while promise is not None and promise[0] < offset:  # nobody can keep it any more
+        while promise is not None and promise[0] < offset:  # it cannot be kept any more
             promise = next(promised, None)
         tally.untold += promise is None or promise[0] > offset
         while promise is not None and promise[0] == offset:
@@ -314,7 +314,7 @@ def connect(state: State, producer: Producer) -> Producer:
 
 
 def tenure(state: State, send: Callable[[Producer, Tenure], None]) -> Tenure:
-    """Send until somebody has taken the topic away, and go on trying then."""
+    """Send until another engine has taken the topic, and go on trying then."""
     mine: Tenure = state.kept.pop("tenure")
     assert state.producer is not None
     while not mine.ended:

@@ -375,7 +375,7 @@ def strike(engine: xl.Engine, number: int) -> None:
         signal.pthread_kill(threading.get_ident(), number)
         return
     once_more = _once_more(engine.path, os.getpid())
-    with engine.ledger._writing:  # no other transaction stands still with it
+    with engine.ledger._writing:  # so that no other transaction is stopped with it
         signal.pthread_kill(threading.get_ident(), number)
         while once_more.exists():
             once_more.unlink()

@@ -100,7 +100,7 @@ class Heartbeat:
                 self.where = "".join(traceback.format_stack(sys._current_frames()[loop]))
 
     def check(self, seconds: float = 0.4) -> None:
-        """Did the loop never stand still for so long?"""
+        """Was the loop never blocked for so long?"""
         assert self.longest < seconds, f"{self.longest:.2f} s in\n{self.where}"
 
 

@@ -2,10 +2,10 @@
 
    shared_flush FILE PROCESSES THREADS SECONDS appends frames to FILE from THREADS threads in each
    of PROCESSES processes. Each append takes a mutex, writes at the tail and then waits until its
-   bytes are durable. Whoever finds nobody flushing flushes for all that wait; the others sleep on a
-   futex. There is no epoch, no check, no message and no recovery: only what durability itself needs.
-   Prints how many appends a second were durable, of all together. */
-#include "_native/futex.h"
+   bytes are durable. A thread that finds no flush in progress flushes for all that wait; the others
+   sleep on a futex. There is no epoch, no check, no message and no recovery: only what durability
+   itself needs. Prints how many appends a second were durable, of all together. */ #include
+   "_native/futex.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -37,7 +37,7 @@ static void must(int holds, const char *what) {
     exit(1);
 }
 
-/* One flush for all whom the last one served, rather than two. */
+/* One flush for all threads that the last one served, rather than two. */
 static void gather(void) {
     uint32_t before = all->batch_start;
     int64_t deadline = xl_now() + GATHER_NS;

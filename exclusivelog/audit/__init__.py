@@ -1,15 +1,15 @@
-"""Audits and reports of a ledger, from the log alone.
+"""Audits and reports of a ledger, computed from its log.
 
-`audit` says whether topics are what exclusive access promises; `report` writes an HTML page about
+`audit` checks the promises of exclusive access; `report` writes an HTML page about
 who led when, what each failover cost, and where the load went. `audit` is some ten times faster
 with the extra `[arrow]`; `report` needs the extra `[report]`. For logs too large for one process,
 `exclusivelog.spark` does the same with Spark.
 
 ```text
-runs.py      messages summed up, as Arrow
+runs.py      sums of messages, as Arrow
 plain.py     the same without pyarrow
-leaders.py   changes of owner as they were recorded: who led when, and what a failover cost
-judging.py   the claims about a topic, and whether they hold
+leaders.py   tenures of leaders, and costs of failovers, from the recorded changes of ownership
+judging.py   the claims about a topic, and their verdicts
 page.py      the page and its charts, of page.html.j2, page.css and page.js
 ```
 """
@@ -57,7 +57,7 @@ def audit(engine: Engine, topics: Sequence[str] | None = None) -> list[Verdict]:
 
     names = names_of(engine, topics)
     found = [run for name in names for run in runs(engine.topic(name, create=False))]
-    changes = read_changes(engine)  # of leaders that came meanwhile, too
+    changes = read_changes(engine)  # read last, to include leaders that came meanwhile
     return verdicts(names, found, changes, owned(engine, names))
 
 
@@ -86,7 +86,7 @@ def write_page(
     from exclusivelog.audit.leaders import LeaderReport, bucket_of, stories_of
     from exclusivelog.audit.page import page, parts
 
-    parts()  # what is missing is told before the log is read
+    parts()  # checks the installation before the log is read
     buckets = {name: bucket_of(_span(engine, name)) for name in names}
     found = list(read(buckets))
     changes = read_changes(engine)
@@ -99,7 +99,7 @@ def write_page(
 
 
 def _span(engine: Engine, name: str) -> int:
-    """How long the topic was written to, in ms."""
+    """The time between the topic's first and last message, in ms."""
     topic = engine.topic(name, create=False)
     epochs = engine.backend.inspection.epochs(topic.id, topic.first_offset)
     first = min((epoch.first_time for epoch in epochs), default=0)
@@ -120,7 +120,7 @@ def names_of(engine: Engine, topics: Sequence[str] | None) -> list[str]:
 
 
 def owned(engine: Engine, topics: Iterable[str]) -> set[tuple[str, int]]:
-    """(topic, epoch) of those that somebody holds now."""
+    """(topic, epoch) of the topics that have an owner now."""
     owners = ((topic, engine.topic(topic, create=False).owner) for topic in topics)
     return {(topic, owner.epoch) for topic, owner in owners if owner is not None}
 

@@ -1,7 +1,7 @@
-"""Who led when, what each failover cost, and where the load went.
+"""Tenures of leaders, costs of failovers, and load.
 
-It is found from the changes of ownership in `__events__`, read in a form that suits a million of
-them, and from the messages.
+Computed from the changes of ownership in `__events__`, in a form that suits a million of them, and
+from the messages.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ KINDS = ("grant", "release", "evict")
 
 
 class Change(NamedTuple):
-    """A grant, or the end of one. `producer`, `engine` (its name) and `pid` are those of the owner
-    that comes or goes."""
+    """A grant, or the end of one. `producer`, `engine` (its name) and `pid` are those of the
+    owner."""
 
     time: int
     topic: str
@@ -36,7 +36,7 @@ class Change(NamedTuple):
 
     @classmethod
     def of(cls, event: Event) -> Change:
-        """As an event tells it."""
+        """Make it from an event."""
         party: Party = (event.target if event.kind == "grant" else event.source) or {}
         return cls(
             event.time, event.topic, event.epoch, event.kind, event.reason,
@@ -46,13 +46,14 @@ class Change(NamedTuple):
 
 @dataclass
 class Changes:
-    """Of each topic, in order. `complete`: none has been removed, since the ledger was made."""
+    """The changes of each topic, in order. `complete`: none was removed since the ledger was
+    created."""
 
     complete: bool = True
     of: dict[str, list[Change]] = field(default_factory=dict)
 
     def add(self, changes: Iterable[Change]) -> Changes:
-        """Take more of them."""
+        """Add changes."""
         for change in changes:
             self.of.setdefault(change.topic, []).append(change)
         return self
@@ -108,7 +109,7 @@ def _columns(values: Sequence[bytes]) -> Iterator[Change]:
 
 
 def _strings(column: Any) -> list[str]:
-    """Of equal values one object."""
+    """Use one object for equal values."""
     found = column.combine_chunks().dictionary_encode()
     names = found.dictionary.to_pylist()
     return [names[index] for index in found.indices.to_pylist()]
@@ -128,7 +129,8 @@ CRASHES = ("dead", "hung")
 
 @dataclass(slots=True)
 class Tenure:
-    """One leader's time. Times are in ms since 1970; `end` None: it leads still, or nobody knows.
+    """One leader's tenure. Times are in ms since 1970; `end` None: it still leads, or the end is
+    unknown.
 
     `why` it ended: closed, dead, hung, fenced, hand-over, or superseded (a run that holds no
     topic between its batches, and lost it there).
@@ -155,8 +157,8 @@ class Tenure:
 
 
 class TakeOver(NamedTuple):
-    """From one leader to the next: how long nobody led, and how long no message came (ms).
-    `last_message`: when the last one had come, from whomever."""
+    """A change from one leader to the next. `last_message`: the time of the last message before, of
+    any leader."""
 
     before: Tenure
     after: Tenure
@@ -164,22 +166,23 @@ class TakeOver(NamedTuple):
 
     @property
     def at(self) -> int:
-        """When the next one led."""
+        """When the next leader began."""
         return self.after.start
 
     @property
     def why(self) -> str:
-        """How the one before ended."""
+        """How the former leader ended."""
         return self.before.why
 
     @property
     def leaderless(self) -> int | None:
-        """From its end to the next one's beginning."""
+        """ms from the end of one leader to the beginning of the next."""
         return None if self.before.end is None else max(0, self.after.start - self.before.end)
 
     @property
     def silence(self) -> int | None:
-        """From the last message before to the first of the next leader; None if it sent none."""
+        """ms from the last message before to the first one of the next leader; None if it sent
+        none."""
         last, first = self.last_message, self.after.first_message
         return None if last is None or first is None else max(0, first - last)
 
@@ -209,7 +212,7 @@ class Story:
 
     @property
     def crashes(self) -> int:
-        """How many leaders crashed or hung, and had a successor."""
+        """How many leaders crashed or became unresponsive, and had a successor."""
         return sum(t.why in CRASHES for t in self.take_overs)
 
     @property
@@ -244,7 +247,7 @@ class LeaderReport:
 def stories_of(
     buckets: Mapping[str, int], found: Iterable[Record], changes: Changes
 ) -> list[Story]:
-    """The topics' stories, from all that was found; those with the most messages first. `buckets`:
+    """The stories of the topics, those with the most messages first. `buckets`:
     {topic: their length in ms}."""
     records: dict[str, list[Record]] = {name: [] for name in buckets}
     for record in found:
@@ -267,7 +270,7 @@ def bucket_of(span_ms: int) -> int:
 
 
 def tenures(changes: Iterable[Change]) -> list[Tenure]:
-    """Who led a topic, one behind the other.
+    """The tenures of a topic's leaders, in order.
 
     >>> grant = Change(5, "orders", 1, "grant", "request", "a", "e", 1)
     >>> evict = Change(9, "orders", 1, "evict", "dead", "a", "e", 1)

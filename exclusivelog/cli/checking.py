@@ -28,7 +28,7 @@ MAP_SHARE, JOURNAL_SHARE, MOST_BEHIND = 0.8, 0.75, 100  # as in docs/operations/
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to look at. `blocks`: nobody can write, or read, because of it."""
+    """A finding. `blocks`: it prevents all writes, or all reads."""
 
     check: str
     blocks: bool
@@ -36,7 +36,7 @@ class Finding:
 
 
 def findings(stats: xl.EngineStats, inside: xl.EngineInfo | None) -> Iterator[Finding]:
-    """What these figures say. `inside`: the engine that is in the critical section."""
+    """The findings from these figures. `inside`: the engine that is in the critical section."""
     for engine in stats.unresponsive:
         who = f"engine {engine.name!r} (id {engine.id}, pid {engine.pid})"
         silent = f"{who} has been silent for {engine.heartbeat_age:.1f} s"

@@ -66,7 +66,7 @@ UNREADABLE = (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError)
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the text says why."""
+    """The demo cannot go on, for the reason in the text."""
 
 
 # ---- the data ----------------------------------------------------------------------------
@@ -307,20 +307,20 @@ class Tenure:
 
 
 class Screen(Protocol):
-    """What the run tells while it goes on."""
+    """Callbacks of a run, about its progress."""
 
     def leads(self, tenure: Tenure) -> None:
-        """Somebody took over."""
+        """A new leader took over."""
 
     def killed(self, tenure: Tenure, kills: int, wanted: int) -> None:
         """The leader was killed, the `kills`th of so many."""
 
     def progress(self, done: int) -> None:
-        """So many events are in."""
+        """So many events are in the log."""
 
 
 class Run:
-    """Three workers on one ledger, and the hand that kills them."""
+    """Runs three workers on one ledger, and kills them."""
 
     def __init__(
         self, path: str, data: Path, events: list[bytes], *, kills: int, seed: int, rate: float,
@@ -601,7 +601,7 @@ class Live:
         self.bar.update(self._task, description=text)
 
     def killed(self, tenure: Tenure, kills: int, wanted: int) -> None:
-        """Nobody leads, for a moment."""
+        """The leader was killed."""
         text = f"epoch {tenure.epoch:3}  [bold red]{tenure.name:5}[/] killed (pid {tenure.pid})"
         self.bar.update(self._task, description=text, kills=f"{kills} of {wanted} kills")
 

@@ -60,7 +60,7 @@ def tail(
                 batch = reader.read_batch(1000 if left is None else min(1000, left))
                 if not batch and not follow:
                     return
-                # Whoever follows wants to see what there is before the wait for more.
+                # When following, show the available messages before waiting for more.
                 messages = batch or [_next(reader)]
                 shown.print(messages)
                 left = None if left is None else left - len(messages)

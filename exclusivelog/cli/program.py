@@ -129,7 +129,8 @@ def advised(text: str) -> str:
 
 
 def _tell(write: Callable[[], None]) -> None:
-    """Write to stderr, unless nobody would ever take it: the exit status tells, too."""
+    """Write to stderr, unless that is closed or blocked: then only the exit status reports the
+    error."""
     from exclusivelog.logs import is_blocked
 
     with contextlib.suppress(OSError):

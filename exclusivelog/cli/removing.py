@@ -61,7 +61,7 @@ def trim(
 @yes
 @as_json
 def delete(path: str, topic: str, yes: bool, as_json: bool) -> None:
-    """Remove a topic and its messages for good. Nobody may hold it or wait for it."""
+    """Remove a topic and its messages for good. The topic must have no holder and no waiter."""
     with open_to_write(path) as engine:
         here = engine.topic(topic, create=False)
         count = here.next_offset - here.first_offset

@@ -271,7 +271,7 @@ def test_a1_topics_do_not_know_each_other(engine: xl.Engine) -> None:
 @pytest.mark.on_broker
 def test_a2_a_grant_survives_its_process(topic: xl.Topic, worker: Callable[..., Worker]) -> None:
     """A process is granted the topic and is killed in the same moment. The epoch it was given
-    is used up: nobody gets it again."""
+    is used up: no session gets it again."""
     for epoch in (1, 2, 3):
         process = worker()
         assert process.call(open_producer, EXCLUSIVE) == epoch
@@ -314,7 +314,7 @@ def test_a3_the_last_shared_producer_killed_promotes_the_first_waiter(
 @pytest.mark.needs("shared_producers")
 def test_a3_a_waiter_is_not_starved(topic: xl.Topic) -> None:
     """Shared producers come and go and overlap, so that the topic is never free by itself.
-    From the moment that somebody waits no new one is let in, and the topic runs dry."""
+    Once a producer waits, no new shared one is admitted, and the topic becomes free."""
     stop = threading.Event()
     admitted: list[float] = []
 

@@ -441,7 +441,7 @@ def test_b9_each_send_has_one_outcome_also_while_the_topic_is_lost(
 @pytest.mark.parametrize("closed", ["producer", "engine", "last engine of the process"])
 def test_b9_each_send_has_one_outcome_also_while_it_is_closed(path: str, closed: str) -> None:
     """One thread closes the producer, or the engine, under the hands of others that send.
-    Nobody may be left waiting for ever for an answer that nobody will give any more."""
+    No call may wait for ever for an outcome that cannot come any more."""
     outcomes: dict[bytes, Any] = {}
 
     def keep_sending(producer: xl.Producer, round_: int, thread: int) -> None:
@@ -508,7 +508,8 @@ def test_b10_what_was_not_written_before_the_eviction_is_not_written_after_it(
 
 def test_b10_an_eviction_waits_for_no_sender_and_no_sender_for_it(topic: xl.Topic) -> None:
     """Ten owners in a row, each thrown out while it sends from a thread that has not heard of
-    it yet: every acknowledgement given before the eviction is behind nobody's first message."""
+    it yet: every acknowledgement given before the eviction precedes the next owner's first
+    message."""
     acknowledged: dict[int, int] = {}
     stop = threading.Event()
 

@@ -71,7 +71,7 @@ WAYS = (released, fenced_and_released, asked_for)
 def test_d4_every_promotion_is_selected_by_the_core(
     topic: xl.Topic, monkeypatch: pytest.MonkeyPatch, way: Callable[..., Any]
 ) -> None:
-    """Whatever frees the topic, nobody is promoted while the selection is broken."""
+    """No waiter is promoted while the selection is broken, whatever frees the topic."""
     owner = topic.producer(EXCLUSIVE)
     waiter = topic.producer_async(WAIT)
     with monkeypatch.context() as patch:
@@ -102,7 +102,7 @@ def test_e3_the_waiter_of_a_hand_over_is_selected_by_the_core(
 def test_d4_whom_the_core_selects_is_promoted(
     topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody looks at the queue's order behind its back: where it is shown the last waiter only,
+    """Only the selection decides about the queue's order: where it is shown the last waiter only,
     it is the last one's turn."""
     select = _core.select
     with topic.producer(EXCLUSIVE):
@@ -142,7 +142,7 @@ def wait_for_it(state: State) -> int:
 def test_c2_the_promotion_behind_a_death_is_selected_by_the_core(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
-    """By the guard of whoever waits, in its own process."""
+    """By the background thread of the waiter, in its own process."""
     owner, waiter = worker(name="owner"), worker(name="waiter")
     owner.call(wait_for_it)
     waiter.start(wait_for_it)

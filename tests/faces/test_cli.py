@@ -1,6 +1,6 @@
 """The `exclusivelog` command, run as people run it: a process, its output, its exit status.
 
-Whoever looks disturbs nobody and sees what other processes do. Whatever goes wrong is one
+Commands that read do not affect other processes, and show what these do. Whatever goes wrong is one
 line on stderr and status 1, never a traceback; being interrupted, or having one's output cut
 off by `| head`, is no fault and says nothing.
 """

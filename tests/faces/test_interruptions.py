@@ -174,8 +174,8 @@ INTERRUPTED_CLOSE = """
 @pytest.mark.once
 @pytest.mark.parametrize("function", ["close", "_finish_work", "_end", "__init__", "_join"])
 def test_c1_an_interrupt_at_any_line_of_opening_and_closing(tmp_path, function) -> None:
-    """Ctrl-C at each line in turn. Whoever closes once more is done: no owner, no engine and no
-    thread stays behind."""
+    """Ctrl-C at each line in turn. After a second close, everything is released: no owner, no
+    engine and no thread stays behind."""
     assert int(finish(INTERRUPTED_CLOSE, function, tmp_path, timeout=300)) >= 4
 
 

@@ -343,7 +343,7 @@ def step_over(topic: xl.Topic) -> tuple[dict[int, Any], set[int]]:
 def test_g9_nothing_wrong_is_ever_returned_and_nothing_right_is_lost(
     engine, topic, monkeypatch
 ) -> None:
-    """Entries are damaged, swapped and removed at random. Whoever reads, and steps over what
+    """Entries are damaged, swapped and removed at random. A reader that steps over what
     is named, gets every sound message as it was sent; what is named covers all the rest."""
     never_pack(monkeypatch)
     dice = random.Random(9)
@@ -489,7 +489,7 @@ def test_g9_a_damaged_topic_row_holds_up_no_other_topics_checkpoint(path, found,
 
 
 def test_d7_a_damaged_topic_row_holds_up_no_other_topics_settling(engine) -> None:
-    """Two topics are left to settle, and somebody comes back for them at the same time."""
+    """Two topics are in their settle delay, and a former owner reconnects at the same time."""
     names = ["broken", "orders"]
     for name in names:
         engine.topic(name).producer("exclusive").close()
@@ -658,7 +658,7 @@ def test_g9_a_damaged_frame_header_hides_nothing(engine, name, index) -> None:
 @pytest.mark.parametrize("index", [0, 2])
 @pytest.mark.parametrize("name", HEADERS)
 def test_g9_a_damaged_frame_does_not_hide_the_frames_behind_it(engine, name, index) -> None:
-    """Nobody can tell any more whose it was; but what is missing is named."""
+    """It is unknown to which topic it belonged; but the missing offsets are named."""
     with no_checkpoints(engine):
         sent = Sent(engine)
         frame = sent.frames[index]

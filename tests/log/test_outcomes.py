@@ -107,7 +107,7 @@ def test_b9_an_interrupted_commit_leaves_nobody_without_an_answer(
 def test_b9_a_failure_in_the_background_leaves_nobody_without_an_answer(
     engine, topic, kind, after, large
 ) -> None:
-    """The same where nobody is there to see the exception: in the thread that commits for
+    """The same where no caller gets the exception: in the thread that commits for
     `send_async`. It goes on for those who come later, from the moment the outcome is known."""
     with topic.producer(linger=0.1) as producer:
         with Failing(engine, kind("now"), after=after, large=large):

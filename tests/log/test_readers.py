@@ -394,7 +394,7 @@ class Stopped:
 
 @pytest.fixture
 def no_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader that sleeps looks up again only when somebody wakes it, or its time is over."""
+    """A reader that sleeps reads again only after a wake-up, or at its timeout."""
     monkeypatch.setattr(lockfile, "READER_LOOK_UP_SECONDS", 10 * PATIENCE)
 
 

@@ -51,7 +51,7 @@ def run_threads(count: int, function: Callable[[int], Any], timeout: float = 60)
 
 @contextlib.contextmanager
 def ledger_busy(engine: xl.Engine) -> Iterator[None]:
-    """Somebody else is writing, in a thread of their own, as long as the block runs."""
+    """Another thread writes as long as the block runs."""
     inside, done = threading.Event(), threading.Event()
 
     def write() -> None:

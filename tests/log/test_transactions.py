@@ -1,5 +1,5 @@
 """Transactions: messages to several topics, and readers' cursors, enter the log together or not
-at all, whoever dies, is fenced, finds no room or is interrupted on the way (rules G3, F6, B3)."""
+at all, even if a process dies, is fenced, finds no room or is interrupted (rules G3, F6, B3)."""
 
 from __future__ import annotations
 
@@ -440,7 +440,7 @@ def test_g2_one_duplicate_keeps_all_of_it_out(desk, late) -> None:
 
 
 def test_g2_a_transaction_that_is_repeated_is_recognised(desk) -> None:
-    """After a crash nobody knows whether it committed: with ids of its own it can be tried again
+    """After a crash it is unknown whether it committed: with ids of its own it can be tried again
     as a whole, and is refused as a whole."""
 
     def attempt() -> Any:
@@ -685,7 +685,7 @@ def take_group(state: State, name: str) -> None:
 
 
 def commits_again(desk: Desk, *lost: int) -> None:
-    """Whoever is not fenced goes on, together with those who come instead of the others."""
+    """Producers that were not fenced go on, together with the successors of the others."""
     found = desk.found()
     for number in lost:
         desk.producers[number] = desk.topics[number].producer("exclusive_with_fencing", name="new")
@@ -1119,7 +1119,7 @@ def test_g3_a_killed_process_leaves_whole_transactions(path, beside, count) -> N
 
 
 def work(says: Connection, path: str, seed: int) -> None:
-    """Take the topic and the group over; square numbers until somebody else does."""
+    """Take the topic and the group over; square numbers until another process takes them."""
     dice = random.Random(seed)
     with xl.open(path, name=f"worker {seed}") as engine:
         while True:

@@ -1,6 +1,6 @@
 """Compaction: of every key the last message stays, at its own offset; tombstones remove keys; a
-compacted reader misses nothing that was written after it began, whoever compacts, trims, dies or
-is interrupted meanwhile (rule G7)."""
+compacted reader misses no message that was written after it began, even if processes compact, trim,
+die or is interrupted meanwhile (rule G7)."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ def compact_for_ever(says: Connection, path: str, strike: int, behind: bool) -> 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
 def test_g7_death_leaves_the_old_view_or_the_new_one(path: str, behind: bool) -> None:
-    """Killed at each of its commits in turn. Whoever opens the ledger next clears away what is
+    """Killed at each of its commits in turn. The next open of the ledger removes what is
     half made."""
     with xl.open(path) as engine:
         writer = Writer(engine.topic("orders"), 4)

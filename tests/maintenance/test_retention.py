@@ -227,7 +227,7 @@ def test_g8_what_was_published_at_that_moment_stays(topic, monkeypatch) -> None:
 
 
 def test_g5_a_time_finds_the_first_message_that_is_left(engine, topic) -> None:
-    """Trimmed in the middle of an entry: whoever asks for a time before that starts with the
+    """Trimmed in the middle of an entry: a reader from a time before that starts with the
     first message that is there, as it does at the beginning of an entry."""
     publish(topic)
     engine.ledger.checkpoint()
@@ -879,7 +879,7 @@ def test_g8_a_sealed_topic_takes_no_message_ever_again(engine, topic, worker, mo
 
 @pytest.mark.parametrize("what", ["a frame", "an entry"])
 def test_g8_what_was_acknowledged_before_the_seal_is_there(engine, topic, what) -> None:
-    """Producers send at full speed while somebody seals the topic."""
+    """Producers send at full speed while the topic is terminated."""
     value = bytes(LARGE if what == "an entry" else 10)
     acknowledged: list[int] = []
 

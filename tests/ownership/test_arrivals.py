@@ -226,7 +226,7 @@ def test_e3_force_at_the_destination_waits_for_nobody(
 def test_e3_what_would_not_be_granted_behind_the_release_is_refused_at_once(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick]
 ) -> None:
-    """A waiter of the destination has the topic then; one of anybody keeps shared ones out; and
+    """A waiter of the destination has the topic then; any waiter keeps shared ones out; and
     a claim that is over, or was never granted, is no better later."""
     source, destination = quick("source", keepalive=None), quick("destination")
     source.call(open_producer, EXCLUSIVE)

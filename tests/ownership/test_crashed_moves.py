@@ -218,7 +218,7 @@ def test_e4_one_late_topic_does_not_keep_the_others(
 def test_e4_a_coordinator_killed_while_it_gives_up_leaves_the_topic_to_its_owner(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], moment: str
 ) -> None:
-    """The deadline ends the move even if whoever asked for it is no longer there to end it."""
+    """The deadline ends the move even if its coordinator is dead."""
     source, destination, third = quick("source", keepalive=None), quick("destination"), quick("3")
     source.call(open_producer, EXCLUSIVE)
     destination.call(queue_up)
@@ -298,7 +298,7 @@ def test_e4_closing_the_coordinator_s_engine_during_the_wait_ends_the_call(
 def test_e4_a_move_can_be_cancelled_by_anybody(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], state: str
 ) -> None:
-    """Half-way, it leaves the topic to its owner; behind that, to whoever waits."""
+    """Half-way, it leaves the topic to its owner; after that, to the best waiter."""
     source, destination = quick("source", keepalive=None), quick("destination")
     source.call(open_producer, EXCLUSIVE)
     waiter = topic.producer_async(WAIT)

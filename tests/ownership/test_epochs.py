@@ -1,4 +1,4 @@
-"""Rules B1 to B10: epochs only grow, and whoever has lost a topic can do nothing to it."""
+"""Rules B1 to B10: epochs only grow, and a producer that has lost a topic cannot change it."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_b5_a_higher_claim_is_invalid(
 def test_b6_a_fencer_whose_claim_does_not_hold_is_refused_before_it_disturbs_anyone(
     engine: xl.Engine, topic: xl.Topic, claim: int
 ) -> None:
-    """An old instance comes back with its old epoch and asks to fence whoever is there. It
+    """An old instance comes back with its old epoch and asks to fence the present owner. It
     must be refused first, not after it has thrown the valid owner out."""
     topic.producer(EXCLUSIVE).close()
     told: list[Any] = []

@@ -1,6 +1,6 @@
 """Rule E5: every change of ownership is told in `__events__`, by the transaction that makes it.
 
-Whoever watches a ledger reads this topic: who had what, since when, and why it changed hands. It
+This topic has each change of ownership of a ledger: the owners, the time and the reason. It
 must not miss a change, nor tell of one that never was, whoever dies before or after a commit.
 """
 
@@ -97,7 +97,7 @@ def test_e5_grants_and_releases(engine: xl.Engine, topic: xl.Topic, diary: Diary
 def test_e5_evictions(
     engine: xl.Engine, topic: xl.Topic, diary: Diary, quick: Callable[..., Quick]
 ) -> None:
-    """Whoever loses a topic that he has not given back: the dead, the hung and the fenced."""
+    """Owners that lose a topic without releasing it: dead, unresponsive and fenced ones."""
     owner = topic.producer(EXCLUSIVE)
     rival = topic.producer(FENCING)
     assert diary.steps() == [("grant", "request"), ("evict", "fenced"), ("grant", "fencing")]
@@ -201,7 +201,7 @@ def test_e5_an_eviction_says_whose_engine_it_was(
 def test_e5_a_reserved_topic_that_is_deleted_or_shared(
     engine: xl.Engine, topic: xl.Topic, diary: Diary, quick: Callable[..., Quick]
 ) -> None:
-    """Both are the end of a hand-over, and nobody becomes owner."""
+    """Both end a hand-over, and no session becomes owner."""
     destination = quick("destination")
     engine.unload("orders", to=destination.id, timeout=PATIENCE)
     assert destination.call(open_producer, SHARED) == 0
@@ -397,7 +397,7 @@ def owner_session(topic: xl.Topic) -> Any:
 def test_e5_refused_requests_leave_no_event(
     engine: xl.Engine, topic: xl.Topic, diary: Diary, quick: Callable[..., Quick]
 ) -> None:
-    """Everything that can be refused, while somebody owns the topic, and while it is reserved."""
+    """Everything that can be refused, while the topic has an owner, and while it is reserved."""
     destination = quick("destination")
     owner = topic.producer(EXCLUSIVE, name="owner")
     diary.new()

@@ -111,7 +111,7 @@ def test_b4_one_that_has_followed_ends_with_the_session(neighbours: Neighbours) 
 def test_d4_one_that_has_followed_is_asked_for_the_topic_of_a_dropped_one(
     neighbours: Neighbours,
 ) -> None:
-    """The session is kept by whoever sends by it: another waiter must be told to that one."""
+    """The producers that use the session keep it, and are notified of another waiter."""
     a, b, c = neighbours
     told: list[xl.Producer] = []
     options: dict[str, Any] = {"on_wanted": told.append}
@@ -775,7 +775,7 @@ def test_e2_a_handle_does_not_follow_to_one_who_took_the_topic_by_force(
 
 def test_e2_a_handle_does_not_follow_to_one_who_came_back(neighbours: Neighbours) -> None:
     """The move has failed, and then somebody reconnects under the very epoch that the handle
-    had: nobody else can have had the topic, but he is no successor."""
+    had: no other session can have had the topic, but this one is no successor."""
     a, b, c = neighbours
     producer = a.topic("orders").producer(EXCLUSIVE)
     assert a.unload("orders", to=b.id, timeout=2.0)[0].ok

@@ -49,7 +49,7 @@ def begin_and_die(state: State, to: str, timeout: float, **options: object) -> N
 def fall_while_releasing(
     source: Worker, coordinator: Worker, to: str, timeout: float, **options: object
 ) -> None:
-    """The source dies before it has released what is to be moved, and nobody buries it."""
+    """The source dies before it has released what is to be moved, and no engine evicts it."""
     hang(source)
     with pytest.raises(EOFError):
         coordinator.call(begin_and_die, to, timeout, **options)
@@ -254,7 +254,7 @@ def test_d4_a_seat_that_is_reserved_for_one_who_hangs_keeps_no_waiter_for_ever(
 def test_e4_a_cancel_begins_to_move_nothing_more(
     engine: xl.Engine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where nobody owns the topics, so that each move has come to something at once."""
+    """Also if the topics have no owners, so that each move has its outcome at once."""
     monkeypatch.setattr(unloading, "MOVED_AT_ONCE", 1)
     names = [engine.topic(f"t{number}").name for number in range(20)]
     with xl.open(path, name="destination") as destination:

@@ -50,7 +50,7 @@ FENCED = xl.ProducerFencedError
 def test_c1_the_next_waiter_is_promoted_in_the_same_transaction(
     engine: xl.Engine, topic: xl.Topic
 ) -> None:
-    """There is no moment at which the topic is free although somebody waits for it."""
+    """The topic is never free while a producer waits for it."""
     with xl.open(engine.path) as other:
         owner = topic.producer(EXCLUSIVE)
         waiter = other.topic("orders").producer_async(WAIT, name="next")
@@ -226,7 +226,7 @@ def test_c2_the_process_that_promotes_may_die_too(
 
 
 def await_silence(topic: xl.Topic) -> None:
-    """Until nobody who has been heard of lately holds the topic."""
+    """Wait until no responsive engine holds the topic."""
     until(lambda: not topic.holders)
 
 
@@ -243,7 +243,7 @@ RIVALS: dict[str, Callable[[xl.Topic], xl.Producer]] = {
 def test_c3_a_hung_owner_is_evicted_and_nothing_of_it_reaches_the_log_any_more(
     topic: xl.Topic, worker: Callable[..., Worker], rival: Callable[[xl.Topic], xl.Producer]
 ) -> None:
-    """The owner's process is stopped for longer than its keepalive. Somebody else takes the
+    """The owner's process is stopped for longer than its keepalive. Another process takes the
     topic and writes. Then the process goes on, and does not know that it was away."""
     process = worker(name="hung", keepalive=1.0)
     process.call(open_producer, EXCLUSIVE)
@@ -353,8 +353,8 @@ def test_c3_a_long_stop_that_nobody_noticed_costs_nothing(
 def test_c3_a_process_that_goes_on_does_not_evict_itself(
     path: str, engine: xl.Engine, topic: xl.Topic
 ) -> None:
-    """It was stopped for longer than its keepalive, and nobody needed its topic. When it goes
-    on, its guard looks who is dead before its heart has beaten again."""
+    """It was stopped for longer than its keepalive, and no process waited for its topic. When it
+    goes on, its guard looks who is dead before its heart has beaten again."""
     source = """
         import sys
         import exclusivelog as xl
@@ -401,7 +401,7 @@ def test_c3_a_hung_waiter_is_passed_over_and_told(
 def test_c3_a_hung_waiter_whose_name_is_taken_is_told(
     path: str, topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
-    """It has been silent for longer than its keepalive, and somebody else needs its name. It
+    """It has been silent for longer than its keepalive, and another producer needs its name. It
     must not wait for ever once it goes on."""
     process = worker(name="hung", keepalive=0.5)
     owner = topic.producer(EXCLUSIVE)

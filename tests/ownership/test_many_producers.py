@@ -53,7 +53,7 @@ def test_g2_each_counts_the_sequence_ids_of_its_topic(engine: xl.Engine) -> None
 
 
 def test_a2_one_that_is_refused_opens_none(engine: xl.Engine, path: str) -> None:
-    """No topic is made, no epoch used up, and nobody fenced before it is refused."""
+    """No topic is made, no epoch used up, and no producer fenced before it is refused."""
     with xl.open(path, name="other") as other:
         shared = other.topic("t1").producer(name="taken")
         owner = other.topic("t20").producer("exclusive", name="owner")

@@ -1,6 +1,6 @@
 """Rules E1, E4, F5 and F6: the claims of groups move with their topic.
 
-The reader of a group that is named, or whoever has claimed the topic's name in it, loses it in the
+The reader of a group that is named, or the claim on the topic's name in it, loses it in the
 very transaction that assigns the topic to its destination, and is told who that is. Where the
 move comes to nothing, claims stay, too.
 """

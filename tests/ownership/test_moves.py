@@ -844,7 +844,7 @@ def test_a3_a_reservation_takes_no_shared_producer_past_a_waiter(
 def test_e1_a_hand_over_gives_a_new_epoch_also_to_who_reconnects(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], mode: str, queued: bool
 ) -> None:
-    """Whoever brings the epoch along under which the topic is handed over does not keep it:
+    """A producer with topic_epoch= of the topic that is handed over does not keep it:
     the producer that had it must not be able to write any more."""
     destination = quick("destination")
     owner = topic.producer(EXCLUSIVE)
@@ -876,7 +876,7 @@ def test_e3_a_reservation_is_for_one_producer(
 def test_e3_after_the_deadline_the_ordinary_waiter_is_promoted_by_itself(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick]
 ) -> None:
-    """Nobody calls anything: the waiter's own engine comes back at the deadline, not before."""
+    """Without any call, the waiter's own engine retries at the deadline, not before."""
     destination, low, high = quick("destination"), quick("low"), quick("high")
     owner = topic.producer(EXCLUSIVE)
     low.call(queue_up, name="low")

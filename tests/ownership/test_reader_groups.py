@@ -554,7 +554,7 @@ def test_f6_many_threads_take_a_group_from_each_other_without_jamming(
     engine: xl.Engine, orders: xl.Topic
 ) -> None:
     """Threads open, read, wait, commit and close, on two topics and in two groups, while others
-    send and take claims. Nobody waits for anybody for ever."""
+    send and take claims. No call waits for ever."""
     end = time.monotonic() + 2.0
 
     def consume_once(chance: random.Random) -> None:

@@ -347,7 +347,7 @@ def test_f5_only_the_claim_s_own_producers_end_with_it(engine: xl.Engine, topic:
 def test_f5_no_producer_is_bound_to_a_lost_claim(
     engine: xl.Engine, topic: xl.Topic, path: str
 ) -> None:
-    """A refused request leaves nothing behind, and fences nobody (rules A2, B6)."""
+    """A refused request writes nothing, and fences no producer (rules A2, B6)."""
     revoked, released = engine.own("g", {"r": None}), engine.own("g", {"s": None})
     engine.own("g", {"r": None})
     released.release()

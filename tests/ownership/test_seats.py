@@ -79,7 +79,7 @@ def unload_one(state: State, name: str, to: str, timeout: float = 20.0) -> list[
 
 
 def bare(engine: xl.Engine) -> bool:
-    """Nobody has, awaits or moves anything."""
+    """There is no holder, waiter or hand-over."""
     tables = rows(engine)
     return not (tables["holders"] or tables["queue"] or tables["transfers"])
 
@@ -450,7 +450,7 @@ class Round:
         del self.cast[role]
 
     def use(self, number: int, beside: xl.Producer, upright: list[Quick]) -> None:
-        """Whoever is left goes home, and whoever waits is owner: nothing is kept from him."""
+        """Once the remaining sessions are closed, the waiter is owner."""
         for worker in sorted(upright, key=lambda each: each is self.cast.get("destination")):
             worker.call(retire, f"{number}-{worker.pid}")
             if worker is self.cast.get("destination"):

@@ -352,7 +352,7 @@ def test_c7_those_who_wait_for_a_stopped_one_are_told_that_the_directory_went(
 def test_c3_appends_go_on_beside_a_stopped_commit(
     engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
-    """Whoever stands still while it changes nothing about who may write keeps nobody from
+    """A process that is stopped during a change without effect on ownership keeps no other from
     writing."""
     producer = topic.producer(EXCLUSIVE)
     producer.send(b"before")

@@ -1,5 +1,5 @@
 """Writing with Spark: executors stage, the driver appends in one transaction. Whatever is tried
-twice, is in the log once; whoever was superseded, writes no more."""
+twice, is in the log once; a superseded run writes no more."""
 
 from __future__ import annotations
 

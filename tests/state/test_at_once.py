@@ -173,7 +173,7 @@ def test_i2_it_overtakes_nothing_of_its_own_turn_of_the_loop(shared: Map) -> Non
 
 
 def test_i2_it_overtakes_nothing_that_waits_in_the_background(shared: Map) -> None:
-    """Also where nobody holds the map at that moment."""
+    """Also if no process owns the map at that moment."""
     begun, go_on = threading.Event(), threading.Event()
 
     def look(key: str, value: Any) -> None:

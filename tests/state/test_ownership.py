@@ -1,7 +1,7 @@
 """Rule I1: who owns a shared state's topic, how long, and what becomes of it when he is gone.
 
 A write makes its process the owner, and it stays that until another one asks. So writing costs
-an append where nobody else writes, and a hand-over where somebody does.
+an append if no other process writes, and a hand-over if one does.
 """
 
 from __future__ import annotations
@@ -544,7 +544,7 @@ def test_i2_one_that_has_not_looked_for_long_catches_up(
 def test_i1_fenced_again_and_again_a_write_succeeds_in_the_end(
     shared: Map, other: xl.Topic
 ) -> None:
-    """A bully fences whoever owns the topic, every few milliseconds."""
+    """Another producer fences the topic's owner every few milliseconds."""
     ended = threading.Event()
 
     def bully() -> None:

@@ -158,7 +158,7 @@ def test_i4_they_are_bounded_by_the_state_not_by_the_history(
 def test_i4_old_messages_can_be_trimmed(
     shared: Map, topic: xl.Topic, other: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
-    """Snapshot, trim, go on: whoever opens the state finds all of it, in every process."""
+    """Snapshot, trim, go on: every process that opens the state finds all of it."""
     process = worker()
     for turn in range(3):
         fill(shared, 50)

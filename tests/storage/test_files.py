@@ -356,7 +356,7 @@ def test_h2_a_strange_lock_mdb_is_made_anew_or_refused(path, content) -> None:
 
 
 def test_h2_somebody_is_stopped_while_opening(path, monkeypatch) -> None:
-    """Whoever holds the file lock for ever is named as the cause; nobody waits for ever."""
+    """A process that holds the file lock for ever is named as the cause; no call waits for ever."""
     import fcntl
 
     monkeypatch.setattr(lockfile, "OPENING_TIMEOUT", 0.3)

@@ -369,7 +369,7 @@ def test_h2_an_aborted_transaction_gives_back_every_segment_it_filled(
 
 
 def test_g3_an_aborted_first_entry_and_another_process_that_opens(engine, topic, path) -> None:
-    """The other one sweeps the file away, which belongs to nobody; the next batch gets the
+    """The other one removes the file, to which no row refers; the next batch gets the
     same segment's number, and must not go into the file that is gone."""
     abort(engine, topic)
     finish("import sys, exclusivelog as xl\nxl.open(sys.argv[1]).close()", path)
