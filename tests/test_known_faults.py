@@ -51,7 +51,7 @@ FENCED = xl.ProducerFencedError
 
 
 def free(topic: xl.Topic) -> bool:
-    """Nobody has the topic, and nobody waits for it."""
+    """The topic has no holder and no waiter."""
     return not topic.holders and not topic.waiters
 
 
@@ -145,7 +145,7 @@ def close_engine(state: State) -> None:
 
 
 def awake(state: State) -> None:
-    """Nothing. But whoever answers runs."""
+    """Do nothing: an answer shows that the process runs."""
 
 
 def leave_main(process: Worker) -> None:
@@ -231,7 +231,7 @@ def test_a_grant_whose_registration_fails_has_changed_nothing(
 ) -> None:  # fmt: skip
     """The topic is granted and the rivals are evicted; then registering the new owner fails,
     because the disk is full. An epoch that is raised already, or an owner that is thrown out
-    already, would stay so, and nobody would have the topic."""
+    already, would stay so, and the topic would have no owner."""
     holder = {"shared": SHARED, "owned": EXCLUSIVE}.get(situation)
     told: list[Any] = []
     held = topic.producer(holder, on_fenced=lambda *args: told.append(args)) if holder else None
@@ -355,7 +355,7 @@ def interrupted_after_commit() -> Iterator[None]:
 def test_a_request_interrupted_after_its_commit_leaves_no_orphan(
     topic: xl.Topic, mode: str, rival: str | None
 ) -> None:
-    """The grant is durable and Ctrl-C strikes before anybody has it. The caller sees an
+    """The grant is durable and Ctrl-C comes before a caller has it. The caller sees an
     interrupt, the ledger an owner: one that will never write and never leave."""
     holder = topic.producer(rival) if rival else None
     with interrupted_after_commit():
@@ -428,8 +428,8 @@ def test_a_process_interrupted_while_it_waits_leaves_no_orphan(
 def test_an_interrupt_that_races_with_the_grant_leaves_no_orphan(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
-    """The owner leaves in the moment in which the waiter is interrupted. Whoever was first:
-    the process has the topic and knows it, or nobody has it."""
+    """The owner leaves at the moment in which the waiter is interrupted. In either order,
+    the process has the topic and knows it, or the topic is free."""
     process = worker()
     chance = random.Random(7)
     for _ in range(40):
@@ -501,7 +501,7 @@ def test_interrupts_at_any_moment_leave_no_orphan(
 def test_promotion_does_not_stop_at_the_first_dead_candidate(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
-    """The three best waiters are killed, and the owner leaves before anybody can have noticed.
+    """The three best waiters are killed, and the owner leaves before any process can have noticed.
     Promotion tries the first, fails, and must go on: nothing else would wake the fourth."""
     for _ in range(3):
         owner = topic.producer(EXCLUSIVE)
@@ -562,7 +562,7 @@ def test_an_owner_is_not_refused_by_its_own_ghost(
 ) -> None:
     """A process is killed and started again at once, as supervisors do, with the same name and
     the epoch that it had. Its former self still stands in the ledger as the owner. It must
-    not have to wait until some timeout has buried it."""
+    not have to wait until it is evicted after some timeout."""
     epoch, offsets = None, []
     for number in range(4):
         process = worker(name="service", keepalive=None)
@@ -581,7 +581,7 @@ def test_an_owner_is_not_refused_by_its_own_ghost(
 def test_an_owner_that_comes_back_too_late_is_not_served_before_the_waiter(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
-    """As before, but somebody waits: whoever waits is promoted at the death, and the old owner,
+    """As before, but with a waiter, which is promoted at the death, and the old owner,
     which comes back with its epoch, is told that this epoch is over."""
     process = worker(name="service", keepalive=None)
     process.call(open_producer, EXCLUSIVE, name="ann")
@@ -601,7 +601,7 @@ def test_a_waiter_taken_for_hung_by_a_hair_s_breadth_is_told(
     """A waiter's process was slow, and the owner, leaving, finds its heartbeat overdue and
     passes it over. In the same moment the process beats again, looks at the queue, finds
     itself still in it, since the owner has not committed yet, and goes on waiting: for ever,
-    unless whoever takes it out of the queue says so."""
+    unless the process that removes it from the queue notifies it."""
     with xl.open(path, name="slow") as other:
         owner = topic.producer(EXCLUSIVE)
         waiter = other.topic("orders").producer_async(WAIT)
@@ -637,7 +637,7 @@ def test_an_engine_that_is_back_before_it_is_evicted_is_told(
         def overdue(self: Slots, slot: int, engine: str) -> bool:
             return engine != other.id and original(self, slot, engine)
 
-        with other.backend.notifications.lock:  # it has not come to reading its mail yet
+        with other.backend.notifications.lock:  # it has not read its notifications yet
             owners[1].close()
             with monkeypatch.context() as patch:
                 patch.setattr(Slots, "alive", overdue)
@@ -656,7 +656,7 @@ def test_a_pid_that_was_used_before_means_nothing(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
     """Two engines of one process have one pid, and a dead process's pid may be given to a new
-    one. Whoever tells the living from the dead by pids keeps a ghost alive."""
+    one. If liveness were decided by pids, a dead engine would seem alive."""
     with xl.open(topic.engine.path) as first:
         first.topic("orders").producer(EXCLUSIVE)
         kept = first.topic("kept").producer(EXCLUSIVE)

@@ -79,7 +79,7 @@ def fates(state: State) -> list[str]:
 
 
 class Rivals:
-    """Whoever has the topic already, in one of three places."""
+    """A holder of the topic, in one of three places."""
 
     def __init__(self, place: str, engine: xl.Engine, worker: Callable[..., Worker]) -> None:
         self._state: State | None = None

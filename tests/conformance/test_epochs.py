@@ -102,7 +102,7 @@ def test_b1_an_epoch_of_a_deleted_topic_cannot_be_claimed(
     engine: xl.Engine, topic: xl.Topic, mode: str
 ) -> None:
     """Its old owner comes back with the epoch that it had. The topic of that name is another
-    one by now, and has had no owner yet: nobody has that epoch twice."""
+    one by now, and has had no owner yet: no epoch is granted twice."""
     topic.producer(EXCLUSIVE).close()
     engine.delete_topic("orders")
     again = engine.topic("orders")
@@ -180,7 +180,7 @@ def test_b4_fenced_is_for_ever_and_always_the_same_error(
 
 def test_b4_all_threads_that_send_get_the_same_error(engine: xl.Engine, topic: xl.Topic) -> None:
     """Several threads send with one producer, with and without waiting, while a rival takes
-    the topic: some learn of it from the commit that is refused, some from the mail."""
+    the topic: some notice it by a refused commit, some by the notification."""
 
     def send_until_fenced(producer: xl.Producer, asynchronous: bool) -> BaseException:
         while True:
@@ -581,7 +581,7 @@ def test_b9_every_send_has_an_outcome_when_the_topic_is_taken_away(path, worker)
 
 
 def test_b9_every_send_has_an_outcome_when_the_engine_is_closed(path) -> None:
-    """Threads send without a pause while the engine is closed under them. Nobody hangs; what
+    """Threads send without a pause while the engine is closed under them. No call hangs; what
     was acknowledged is in the log, and nothing else is."""
     total = 0
     for _ in range(15):

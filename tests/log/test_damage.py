@@ -735,7 +735,7 @@ SPOTS: dict[str, Callable[[Frame], int]] = {
 def test_g9_damage_in_a_copied_journal_is_named_and_stepped_over(path, tmp_path, spot) -> None:
     """The directory is copied while nothing of it is in the tables, the copy is damaged, and
     opened: the journal is recovered, as after a power cut. What was flushed is known to have
-    been there; of what was not, nobody can tell damage from a frame that never arrived."""
+    been there; of others, damage cannot be told from a frame that never arrived."""
     copy = tmp_path / "copy"
     with xl.open(path, durability="power") as engine, no_checkpoints(engine):
         sent = Sent(engine)

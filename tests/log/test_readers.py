@@ -519,7 +519,7 @@ def test_g5_waiting_costs_nothing(worker) -> None:
 def test_g5_a_hundred_waiting_readers_cost_next_to_nothing(worker) -> None:
     cpu, most_looks, seconds = worker().call(hundred_readers)
     assert cpu < 0.2
-    # Each looks up once a second: a writer may have died before it could wake anybody.
+    # Each polls once a second: a writer may have died before it could wake a reader.
     assert most_looks <= seconds + 2
 
 
@@ -786,7 +786,7 @@ def test_g5_a_reader_used_by_a_signal_handler_while_it_reads_does_not_crash(path
 
 
 class Watched:
-    """A transaction: `look` is called when it is committed, and nobody knows of it yet."""
+    """A transaction: `look` is called when it is committed, before any process is notified."""
 
     def __init__(self, txn: Any, look: Callable[[], None]) -> None:
         self._txn, self._look = txn, look

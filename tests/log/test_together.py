@@ -59,7 +59,7 @@ def test_b9_what_many_producers_have_queued_is_committed_at_once(engine, calls) 
         receipts = [p.send_async(b"%d" % number, key=p.topic) for p in producers]
         producers[0].flush()
         assert outcomes(receipts) == [number] * MANY
-    # The first call finds that nobody has looked up who may write.
+    # The first call finds that no session was looked up yet.
     assert calls == [MANY, 0, 0, 0]
     assert engine.ledger.journal.placed == placed + 3 * MANY
     for producer in producers:

@@ -849,7 +849,7 @@ def commit(state: State) -> str:
 
 
 def test_g8_a_topic_that_is_deleted_under_a_hung_process(engine, worker) -> None:
-    """A process hangs in the middle of its transaction. Somebody takes its topic for orphaned
+    """A process is stopped during its transaction. Another one takes its topic for orphaned
     and deletes it, and makes it again. When the process goes on, its commit fails as a whole
     (rule C3)."""
     process = worker(keepalive=0.5)

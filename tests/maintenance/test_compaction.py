@@ -293,7 +293,7 @@ def test_g7_trimming_takes_nothing_of_the_view(
     assert garbage(engine) == {}
 
 
-# ---- whoever dies, or is interrupted -----------------------------------------------------
+# ---- deaths and interrupts -----------------------------------------------------
 
 
 def compact_for_ever(says: Connection, path: str, strike: int, behind: bool) -> None:

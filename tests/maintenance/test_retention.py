@@ -1,6 +1,6 @@
 """Old messages go, by hand or by age and size; topics are sealed, deleted and made again. What
-stays is whole, readers are told, and the space is given back, whoever dies on the way (rules G8,
-B1)."""
+stays is whole, readers are told, and the space is given back, also after a death on the way (rules
+G8, B1)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Rule E5: every change of ownership is told in `__events__`, by the transaction that makes it.
 
 This topic has each change of ownership of a ledger: the owners, the time and the reason. It
-must not miss a change, nor tell of one that never was, whoever dies before or after a commit.
+must not miss a change, nor have one that never was, even if a process dies before or after a
+commit.
 """
 
 from __future__ import annotations
@@ -82,14 +83,14 @@ def test_e5_grants_and_releases(engine: xl.Engine, topic: xl.Topic, diary: Diary
     owner = topic.producer(EXCLUSIVE)
     assert diary.steps() == [("grant", "request")]
     waiter = topic.producer_async(WAIT)
-    assert diary.steps() == []  # nobody owns anything by waiting
+    assert diary.steps() == []  # a waiter owns nothing
     owner.close()
     assert diary.steps() == [("release", "closed"), ("grant", "promotion")]
     waiter.result(PATIENCE).close()
     assert diary.steps() == [("release", "closed")]
     with topic.producer(EXCLUSIVE, topic_epoch=2):
         assert diary.steps() == [("grant", "reconnect")]
-    with topic.producer(FENCING):  # nobody was there to be fenced
+    with topic.producer(FENCING):  # there was no owner to be fenced
         assert diary.steps() == [("release", "closed"), ("grant", "request")]
     Chronicle(engine).read()
 
@@ -244,7 +245,7 @@ def test_e5_the_deadline_is_told_when_it_has_passed(
     engine: xl.Engine, topic: xl.Topic, diary: Diary, quick: Callable[..., Quick]
 ) -> None:
     """The call has returned because the source did not answer in time: the move is over, and
-    whoever reads along must see that."""
+    a reader that follows must see that."""
     source, destination = quick("source", keepalive=None), quick("destination")
     source.call(open_producer, EXCLUSIVE)
     freeze(source)
@@ -363,7 +364,7 @@ def do(state: Any, kind: str, to: str) -> None:
 def test_e5_a_crash_leaves_the_change_and_its_event_or_neither(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], point: str, moment: str
 ) -> None:
-    """Killed right before the commit, or right behind it. Nobody evicts the dead meanwhile, so
+    """Killed right before the commit, or right after it. No engine evicts the dead meanwhile, so
     that what is told is what it has done itself."""
     worker, other = quick("worker"), quick("other")
     kind, before = CHANGES[point]

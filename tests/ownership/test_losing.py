@@ -206,8 +206,8 @@ def test_c2_the_thread_that_opened_an_engine_may_end(
 def test_c2_the_process_that_promotes_may_die_too(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
-    """Owner and waiters are killed almost at once, so that whoever notices a death may be dead
-    itself before it has passed the topic on. The last one alive gets it."""
+    """Owner and waiters are killed almost at once, so that the process that notices a death may be
+    dead itself before it has passed the topic on. The last one alive gets it."""
     for _ in range(3):
         owner, *waiters = [worker(name=f"w{i}") for i in range(4)]
         owner.call(open_producer, EXCLUSIVE)
@@ -405,10 +405,11 @@ def test_c3_a_hung_waiter_whose_name_is_taken_is_told(
     must not wait for ever once it goes on."""
     process = worker(name="hung", keepalive=0.5)
     owner = topic.producer(EXCLUSIVE)
-    better = topic.producer_async(WAIT, priority=9)  # nobody looks behind who lives
+    better = topic.producer_async(WAIT, priority=9)  # no waiter behind it is checked
     process.start(open_producer, WAIT, name="leader", timeout=PATIENCE)
     until(lambda: len(topic.waiters) == 2)
-    owner.sender.engine.sessions.evict = lambda engine: iter(())  # nobody is to remove it before
+    # So that no engine evicts it before.
+    owner.sender.engine.sessions.evict = lambda engine: iter(())
     hang(process)
 
     def take_its_name() -> bool:
@@ -426,7 +427,7 @@ def test_c3_a_hung_waiter_whose_name_is_taken_is_told(
 def test_c3_a_waiter_promoted_while_it_hangs_keeps_the_topic_or_passes_it_on(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
-    """The best waiter hangs, but not yet for so long that anybody could know. It is promoted,
+    """The best waiter is stopped, but not yet for longer than its keepalive. It is promoted,
     and when its keepalive is over the next one gets the topic in its place."""
     process = worker(name="hung", keepalive=1.0)
     owner = topic.producer(EXCLUSIVE)
@@ -473,7 +474,7 @@ def test_c3_who_waits_for_a_stalled_ledger_does_not_hang(
 
 
 def test_c3_the_heart_beats_while_application_code_is_slow(path: str) -> None:
-    """A callback that somebody has put on the future of a waiting producer takes its time. It
+    """A callback of the future of a waiting producer takes long. It
     must not look from outside as if the process hung: it would lose its topics."""
     with xl.open(path, keepalive=0.5) as engine, xl.open(path) as other:
         kept = engine.topic("kept").producer(EXCLUSIVE)
@@ -598,11 +599,12 @@ def test_c5_a_child_leaves_the_parent_s_place_among_the_readers(
 ) -> None:
     """A transaction that is over keeps its place in LMDB's table of readers until its object is
     gone: a variable may hold that. A child gives back what it inherited of it, for itself alone.
-    In the table the place would be free, somebody else would take it, and the parent would give
+    In the table the place would be free, another process would take it, and the parent would give
     it back once more: under a reader whose pages are then written over."""
 
     def places() -> list[int]:
-        # Read by somebody else: who closes the file loses the locks that LMDB has on it.
+        # Read by another process: a process that closes the file loses the locks that LMDB has on
+        # it.
         found: list[int] = ast.literal_eval(finish(READERS, engine.path))
         return [pid for pid in found if pid]
 
@@ -748,7 +750,7 @@ FORKS_INSIDE = """
     from exclusivelog.local.storage import environment
     from exclusivelog.local.storage import tables
 
-    # A fork waits for whoever is inside; not for itself, where others would have to wait, too.
+    # A fork waits for threads inside; not for its own, where others would have to wait, too.
     environment.FORK_WAIT_SECONDS = 0.1 if sys.argv[2] == "holder" else 60
     engine = xl.open(sys.argv[1])
     topic, step, children = engine.topic("orders"), sys.argv[2], []
@@ -976,7 +978,7 @@ def test_c5_a_child_that_is_forked_in_a_wait_does_not_wait_for_its_parent(
     topic: xl.Topic, place: str
 ) -> None:
     """A signal handler forks while the thread waits for its turn, for a hand-over, for its
-    commit, or for another thread, and returns in the child, too. Nobody there will ever do what
+    commit, or for another thread, and returns in the child, too. No thread there will ever do what
     it waits for."""
     with child(FORKS_WHILE_IT_WAITS, topic.engine.path, place) as process:
         assert line(process) == "42"
@@ -1158,7 +1160,7 @@ def test_c6_an_owner_that_was_fenced_before_it_knew_of_its_grant_is_told(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
     """A waiter is promoted while its process is stopped for a moment, and fenced again before
-    the process goes on: both messages lie in its box together. It gets its producer, and must
+    the process goes on: both notifications are read together. It gets its producer, and must
     be told that it has lost it, although it never sends."""
     process = worker(keepalive=30)
     owner = topic.producer(EXCLUSIVE)
@@ -1181,8 +1183,9 @@ def own_and_wait(state: State, own: str, wait: str) -> None:
 def test_c2_a_death_while_another_one_is_dealt_with_is_noticed_at_once(
     engine: xl.Engine, worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The guard has looked who is dead, and buries the first one; the second one dies then. No
-    wake-up tells of that any more: its word had changed before the guard went to sleep."""
+    """The background thread has found the dead engines, and evicts the first one; then the second
+    one dies. No wake-up tells of that any more: its word had changed before the guard went to
+    sleep."""
     first, second = worker(), worker()
     first.call(own_and_wait, "a", "elsewhere")
     second.call(own_and_wait, "b", "a")

@@ -64,7 +64,7 @@ class Watch:
 
 
 def granted(future: Any) -> xl.Producer:
-    """The producer, which must come without anybody's help."""
+    """The producer, which must be granted without another call."""
     producer: xl.Producer = future.result(timeout=PATIENCE)
     return producer
 
@@ -131,8 +131,8 @@ def test_d7_closing_the_owner_s_engine_frees_the_topic_too(engine: xl.Engine) ->
 def test_d7_one_that_has_waited_for_long_is_promoted_at_once(
     topic: xl.Topic, worker: Callable[..., Worker], leave: Callable[[Worker], None]
 ) -> None:
-    """However the last one left it: nobody has to come back first, and the wait is no part of the
-    failover."""
+    """However the last owner left it: no former owner has to reconnect, and the wait is no part of
+    the failover."""
     process = worker()
     epoch = process.call(open_producer, EXCLUSIVE)
     waiter = topic.producer_async(WAIT, settle=JUST_COME)
@@ -153,7 +153,7 @@ def mail_of(engine: xl.Engine) -> list[Any]:
 
 
 def test_d7_a_topic_that_has_long_been_free_is_granted_at_once(topic: xl.Topic) -> None:
-    """Nobody has to wait for a time that is over: not on a topic that was never owned, nor on
+    """No waiter waits for a delay that has passed: not on a topic that was never owned, nor on
     one whose owner left before."""
     for _ in range(2):
         free_for_long(topic)
@@ -242,7 +242,7 @@ def test_d7_the_lower_one_is_promoted_if_nobody_better_comes(
 
 
 def test_d7_the_best_one_s_time_counts(topic: xl.Topic) -> None:
-    """Whoever is behind it waits as long, be its own time shorter or longer."""
+    """Waiters behind it wait as long, whether their own delays are shorter or longer."""
     with topic.producer(EXCLUSIVE):
         best = topic.producer_async(WAIT, priority=5, settle=JUST_COME)
         others = [topic.producer_async(WAIT, settle=settle) for settle in (0, 60)]
@@ -343,7 +343,7 @@ def leave_waiters_behind(path: str, worker: Callable[..., Worker], *priorities: 
         if number == 0:
             process.answer()
     until(lambda: len(waiting_rows(path)) == len(priorities) - 1)
-    for process in processes:  # all at once: nobody succeeds anybody
+    for process in processes:  # all at once, so that none succeeds another
         hang(process)
     for process in processes:
         process.kill()
@@ -353,7 +353,7 @@ def test_d7_after_a_restart_the_best_comes_first_though_it_comes_later(
     path: str, worker: Callable[..., Worker]
 ) -> None:
     """Everybody has died, and the lowest priority is the first to come back. The best one need
-    not wait when it comes: nobody better is known."""
+    not wait when it comes: no better one is known."""
     leave_waiters_behind(path, worker, 9, 5, 1)
     low, high = worker(name="low"), worker(name="high")
     low.start(wait_in_a_worker, 1, 60.0)
@@ -471,7 +471,7 @@ def test_d7_the_last_one_s_cancel_leaves_nothing_behind(topic: xl.Topic, settlin
 def test_d7_a_cancel_that_races_with_the_end_of_the_time_leaves_no_orphan(
     topic: xl.Topic,
 ) -> None:
-    """Either it was first, and nobody has the topic, or the future has its producer at once."""
+    """Either it was first, and the topic is free, or the future has its producer at once."""
     granted_ones = 0
     for number in range(80):
         topic.producer(EXCLUSIVE).close()
@@ -591,7 +591,7 @@ def test_d7_wrong_times_say_what_is_taken(
 
 
 def test_d7_a_ledger_that_is_opened_again_settles_as_a_whole(path: str) -> None:
-    """Everything was closed, for however long. The first to come back may be anybody."""
+    """Everything was closed, for however long. Any process may be the first to come back."""
     with xl.open(path) as engine:
         engine.topic("orders").producer(EXCLUSIVE).close()
         free_for_long(engine.topic("orders"))
@@ -670,7 +670,7 @@ def test_d7_a_promotion_that_fails_is_tried_again(
 
 
 def test_d7_one_that_comes_back_too_early_comes_back_again(topic: xl.Topic) -> None:
-    """Its clock may be early, or it is woken for something else. The appointment that it has
+    """Its clock may be early, or it is woken for something else. The retry time that it has
     kept is over: it gets a new one, although its time is the same as before."""
     topic.producer(EXCLUSIVE).close()
     waiter = topic.producer_async(WAIT, settle=0.5)
@@ -909,8 +909,8 @@ class Crowd:
 def test_d6_a_thousand_waiters_in_four_processes_cost_one_wake_up(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
-    """Whoever leaves the topic, in whatever process: the one whose turn it is is woken, once,
-    and nobody else. Nor does the death of a process with a quarter of them wake anybody."""
+    """When a session leaves the topic, in any process, the engine of the next waiter is woken,
+    once, and no other engine. The death of a process with a quarter of the waiters wakes none."""
     processes = [worker(name=f"w{number}") for number in range(4)]
     owner = topic.producer(EXCLUSIVE)
     crowd = Crowd(topic, processes)

@@ -1,6 +1,6 @@
 """Rule C4: what a process must not be told by: the wall clock, and process ids.
 
-The clock jumps, by a day ahead or back, because somebody sets it, or a machine wakes up. A
+The clock jumps, by a day ahead or back, because it is set, or a machine wakes up. A
 process id comes back, because there are not many: in a container that is started again, at
 once. Neither may cost an owner its topic, or keep a dead one alive.
 """
@@ -173,7 +173,7 @@ def in_a_namespace(source: str, *args: object) -> str:
 @needs_namespaces
 def test_c4_a_reader_in_another_container_with_this_process_id_is_named(path: str) -> None:
     """Both are process 1 of their namespaces, and LMDB tells its readers apart by these numbers. A
-    reader has no slot, so that whoever comes to write meets it only in LMDB."""
+    reader has no slot, so that a writer sees it only in LMDB's table."""
     with xl.open(path) as engine, engine.topic("t").producer() as producer:
         producer.send(b"x")
     reads = """

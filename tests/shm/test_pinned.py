@@ -1,4 +1,4 @@
-"""A read that does not end keeps pages from being used again: whoever it is, is named, and where it
+"""A read that does not end keeps pages from being reused: its process is named, and where it
 hangs and may be killed, it is (rules C3, H2)."""
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ def engine(path: str) -> Iterator[xl.Engine]:
     """Whose tables have the size that they need."""
     with xl.open(path, name="writes") as engine:
         turn_over(engine)
-        assert turn_over(engine) < HELD_UP  # the control: nobody reads, nothing grows
+        assert turn_over(engine) < HELD_UP  # the control: without a read, nothing grows
         yield engine
 
 
 def test_c3_who_is_stopped_inside_a_read_is_named_once(
     engine: xl.Engine, path: str, told: Callable[[], list[str]]
 ) -> None:
-    """The tables grow for as long as it stands still, the log says who it is, and so does
+    """The tables grow for as long as it is stopped, the log names it, and so does
     `stats`. It is not killed, and when it goes on the pages are used again."""
     with child(READS, path, "stops", 0.3) as process:
         read_on(process, path, "stops")
@@ -182,7 +182,7 @@ def test_c3_a_long_read_of_this_process_is_named_with_its_thread(
 def test_c2_the_place_of_a_reader_that_was_killed_is_given_back(
     engine: xl.Engine, path: str, told: Callable[[], list[str]]
 ) -> None:
-    """It died inside a read. LMDB alone would keep its snapshot until somebody opens the ledger."""
+    """It died inside a read. LMDB alone would keep its snapshot until the ledger is opened."""
     with child(READS, path, "sleeps", 0.3) as process:
         assert line(process) == "reading"
         process.kill()  # and it is not even reaped
@@ -228,7 +228,7 @@ def test_c3_many_short_reads_are_no_long_one(
 
 
 def test_c3_lmdb_s_listing_is_understood(engine: xl.Engine) -> None:
-    """Header, places that nobody reads in, and no table at all."""
+    """Header, places without a read, and no table at all."""
     assert parse_readers("(no active readers)\n") == parse_readers("(no reader locks)\n") == []
     with engine.ledger.environment() as env, env.begin():
         [found] = parse_readers(env.readers())

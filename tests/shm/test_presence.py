@@ -279,7 +279,7 @@ def test_b3_an_overlay_and_its_upper_directory_have_one_owner(tmp_path) -> None:
             with pytest.raises(xl.LedgerError, match="through another path"):
                 xl.open(tmp_path / "upper" / "log")
             assert producer.send(b"y") == 1
-        with xl.open(tmp_path / "upper" / "log") as engine:  # the control: nobody lives
+        with xl.open(tmp_path / "upper" / "log") as engine:  # the control: no live engine
             assert values(engine.topic("t")) == [b"x", b"y"]
     finally:
         subprocess.run(["umount", "-l", tmp_path / "merged"], check=True, timeout=30)

@@ -170,19 +170,19 @@ def test_c3_short_stops_anywhere_lose_nothing(
 
 
 def in_a_transaction(engine: xl.Engine) -> None:
-    """Nobody may append, nor change the tables."""
+    """No process may append, nor change the tables."""
     with engine.ledger.write_exclusive():
         signal.raise_signal(signal.SIGSTOP)
 
 
 def in_a_commit(engine: xl.Engine) -> None:
-    """Nobody may change the tables, such as a reader group's cursor."""
+    """No process may change the tables, such as a reader group's cursor."""
     with engine.ledger.write_concurrent():
         signal.raise_signal(signal.SIGSTOP)
 
 
 def in_an_append(engine: xl.Engine) -> None:
-    """Nobody may append."""
+    """No process may append."""
     journal = engine.ledger.journal
     journal.lock()
     signal.raise_signal(signal.SIGSTOP)
@@ -201,7 +201,7 @@ def stop_yourself(state: State, place: str) -> None:
 def stopped(
     process: Worker, place: str, begin: Callable[[State, str], None] = stop_yourself
 ) -> Iterator[None]:
-    """The process stands still there, and goes on afterwards unless it was killed."""
+    """The process is stopped there, and goes on afterwards unless it was killed."""
     process.start(begin, place)
     process.await_stop()
     try:
@@ -216,8 +216,8 @@ def waiting_for(
     process: Worker, place: str, action: Callable[[], Any],
     begin: Callable[[State, str], None] = stop_yourself,
 ) -> Iterator[Callable[[], bool]]:  # fmt: skip
-    """The process stands still there, and a thread wants to do what must wait for it; the block
-    is told whether that is over. Once the process goes on, or is dead, it must succeed."""
+    """The process is stopped there, and a thread starts an operation that must wait for it; the
+    block is told whether that is over. Once the process goes on, or is dead, it must succeed."""
     with ThreadPoolExecutor(1) as pool:
         with stopped(process, place, begin):
             done = pool.submit(action)
@@ -298,7 +298,7 @@ def test_c3_those_who_wait_say_for_whom(
     engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker], place: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """A thread is stopped with the ledger in its hands, and with it its process. Somebody who
+    """A process is stopped while a thread of it holds the writer lock. Another process that
     wants a producer waits, and says for whom; so do `inside()` and the command. When the
     process goes on, all others do."""
     process = worker(name="hung")
@@ -672,7 +672,7 @@ class Fought:
 
 
 def fence_and_send(state: State, rounds: int) -> Fought:
-    """Take the topic by force and write until somebody takes it back, again and again."""
+    """Fence the topic's owner and write until another process takes it back, again and again."""
     fought = Fought()
     for _ in range(rounds):
         with state.topic.producer(FENCING) as producer:
@@ -759,7 +759,7 @@ def waiting_behind_another(
 def test_c3_a_hung_process_is_killed_by_those_who_wait_behind_others_too(
     path: str, worker: Callable[..., Worker]
 ) -> None:
-    """Somebody who may not kill it stands between it and the one who may."""
+    """A process that may not kill it holds a lock between it and the one that may."""
     process, between = worker(name="hung", keepalive=0.3), worker(name="between")
     with xl.open(path, kill_stalled=True) as engine:
         with waiting_behind_another(process, between, engine) as over:

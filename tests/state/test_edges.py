@@ -317,7 +317,7 @@ def test_i2_many_threads_share_one_map(shared: Map, topic: xl.Topic) -> None:
 
 
 def test_i2_a_map_fenced_for_good_waits(shared: Map, other: xl.Topic) -> None:
-    """Somebody else takes the topic, and keeps it: reads go on, writes wait."""
+    """Another process takes the topic, and keeps it: reads go on, writes wait."""
     shared.put("a", 1)
     rival = other.producer(FENCING)
     assert shared.get("a", latest=True) == 1
@@ -466,8 +466,8 @@ def test_i2_increments_of_a_signal_handler_are_counted_or_refused(path: str) -> 
 
 
 def test_i1_what_a_write_reads_is_what_it_has_written(path: str, topic: xl.Topic) -> None:
-    """Several threads of two engines fetch and add. Nobody may come between the write and its
-    `read_fn`."""
+    """Several threads of two engines fetch and add. No other write may come between the write and
+    its `read_fn`."""
     results: list[int] = []
 
     def plus(state: dict[str, int], op: int) -> None:
@@ -539,9 +539,9 @@ def own_two(state: State) -> None:
 def test_i1_one_who_is_just_made_owner_learns_that_somebody_waits(
     path: str, worker: Callable[..., Worker]
 ) -> None:
-    """A process's map becomes owner, and is told in the same mail that another process waits. One
-    thread makes its producer; another one, which cancels a wait for another topic too late, is
-    faster with what comes behind. Nobody else will ever say it, and the other waits for ever."""
+    """A process's map becomes owner, and is notified at the same time that another process waits.
+    One thread makes its producer; another one, which cancels a wait for another topic too late, is
+    faster with what comes behind. It is never notified again, and the other waits for ever."""
     holder, other = worker(), worker()
     holder.call(own_two)
     with xl.open(path) as engine, ThreadPoolExecutor(1) as pool:

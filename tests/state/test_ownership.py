@@ -412,7 +412,7 @@ def test_e2_a_topic_that_was_unloaded_within_one_process_has_one_writer(
     engine: xl.Engine, shared: Map, other: xl.Topic
 ) -> None:
     """Sends follow a topic that moves within the process. A map's must not: they rest on the
-    state as it was, and the next owner takes it that nobody writes but him."""
+    state as it was, and the next owner assumes that it is the only writer."""
     with xl.SharedMap(other) as second:
         shared.put("n", 1)
         engine.unload("orders", to=other.engine.id)

@@ -211,7 +211,7 @@ def test_i4_one_that_is_left_behind_may_be_so_again_while_it_restores_a_snapshot
     shared: Map, topic: xl.Topic, worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch,
     call: str,
 ) -> None:  # fmt: skip
-    """Whoever writes, takes snapshots and trims, as it may, is faster than this one restores
+    """A process that writes, takes snapshots and trims is faster than this one restores
     what it finds."""
     process = worker()
     process.call(open_map, snapshot_every=None)

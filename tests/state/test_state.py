@@ -618,7 +618,7 @@ def test_i3_the_error_says_that_the_operation_is_in_the_log(topic: xl.Topic) -> 
 
 
 def test_i3_an_interrupted_applier_loses_no_operation(topic: xl.Topic, other: xl.Topic) -> None:
-    """Ctrl-C strikes in the applier. Whoever catches it and goes on must not do so with a
+    """Ctrl-C strikes in the applier. A program that catches it and goes on must not do so with a
     state that lacks an operation."""
     struck: list[int] = []
 

@@ -221,7 +221,7 @@ def slot_pid(path: str, slot: int) -> int:
 
 
 def test_h2_a_lock_file_that_was_removed_is_made_anew(path, worker) -> None:
-    """Nobody has the ledger open; a cleaner has removed what looks like a stale lock."""
+    """No process has the ledger open; a cleaner has removed what looks like a stale lock."""
     other = worker()
     other.call(open_producer, "exclusive")
     other.call(send, b"x")

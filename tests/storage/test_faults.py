@@ -750,7 +750,7 @@ READS_AND_STAYS = """
 
 
 def test_h2_readers_that_were_killed_make_room(path) -> None:
-    """A reader that is killed leaves its row in LMDB's table. Whoever finds the table full
+    """A reader that is killed leaves its row in LMDB's table. A process that finds the table full
     clears it of the dead."""
     with xl.open(path, max_readers=8) as engine:
         topic = engine.topic("t")
@@ -822,7 +822,7 @@ def test_h2_a_failed_engine_says_so_until_it_is_opened_again(path) -> None:
 def test_h2_a_long_read_while_another_process_makes_the_map_larger(
     path, worker, monkeypatch, large
 ) -> None:
-    """It goes on for longer than the library waits at once. Nobody fails: it sees what it saw,
+    """It goes on for longer than the library waits at once. No call fails: it sees what it saw,
     and who reads or writes beside it waits until the map can be moved."""
     monkeypatch.setattr(environment, "FORK_WAIT_SECONDS", 0.3)
     with xl.open(path, map_size=1 << 20) as engine:

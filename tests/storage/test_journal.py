@@ -217,7 +217,7 @@ def test_b2_a_take_over_counts_though_its_process_died_before_it_could_tell(path
 
 def test_h2_a_failed_flush_stops_every_process_and_a_fresh_open_goes_on(path, worker) -> None:
     """Nothing may pretend to be durable, wherever. Who opens the ledger again recovers it; those
-    who knew of the failure stay stopped, and stop nobody else."""
+    that knew of the failure stay stopped, and stop no others."""
     stopped = worker()
     assert stopped.call(open_producer, "shared") == 0
     assert stopped.call(send, b"acknowledged") == 0

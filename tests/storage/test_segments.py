@@ -511,7 +511,7 @@ def test_h2_a_segment_that_cannot_be_removed(engine, path, monkeypatch) -> None:
 
 
 def test_h2_no_file_descriptor_left_to_map_a_segment(engine) -> None:
-    """Whoever reads has an error; the engine works again once some are closed."""
+    """A read raises an error; the engine works again once some are closed."""
     send(engine, "t")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))

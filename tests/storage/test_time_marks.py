@@ -97,7 +97,7 @@ def published_of_next(topic: xl.Topic) -> int:
 def test_g8_a_topic_with_nothing_but_a_message_from_the_future_is_trimmed(
     topic: xl.Topic, clock: WallClock, worker: Callable[..., Worker], often: None
 ) -> None:
-    """Nobody writes to it any more: the retention worker itself marks the time, and the message
+    """It gets no more messages: the retention worker itself marks the time, and the message
     goes `max_age` later, not earlier."""
     clock.jump(AHEAD)
     process = worker(name="ahead")
@@ -130,7 +130,7 @@ def test_g8_what_is_young_stays_behind_a_message_from_the_future(
     assert len(set(published(topic))) == 1
     assert [topic.reader(when).position for when in between] == [2, 3, 4]
     assert topic.reader(between[0] - dt.timedelta(hours=1)).position == 0
-    # Somebody has kept a publish time, to go on from there.
+    # A program has kept a publish time, to go on from there.
     assert topic.reader(moment(far)).position == 0
     assert topic.reader(moment(far), inclusive=False).position == 4
     assert topic.trim(before=between[1]) == 3
@@ -213,7 +213,7 @@ def test_g8_a_clock_that_is_behind_makes_nobody_remove_young_messages(
     assert published(topic) == sorted(published(topic))
     assert topic.trim(before=moment(now_ms() - 60_000)) == 0
     found = marks(topic)
-    if behind == 300 * DAY:  # the control: whoever believed them would remove young messages
+    if behind == 300 * DAY:  # the control: believing them would remove young messages
         assert records.first_marked_since(found, now_ms() - 60_000, 0, now_ms()) > 0
     else:
         assert found == []  # a clock that was never set
@@ -344,7 +344,7 @@ def test_g8_what_is_overdue_goes_once_that_has_stood_for_a_while(
     topic: xl.Topic, clock: WallClock, worker: Callable[..., Worker], often: None,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """Nobody has applied retention for long: the log tells it once, and no trace stays behind."""
+    """Retention has not run for long: that is logged once, and no row of it stays."""
     monkeypatch.setattr(retention, "PATIENCE_SECONDS", 1.0)
     clock.jump(-50 * YEAR)
     process = worker(name="long ago")
