@@ -325,7 +325,7 @@ def test_h1_control_without_the_flush_messages_are_lost(tmp_path) -> None:
 # ---- H1: power cuts behind what was not flushed ------------------------------------------
 
 
-def test_h1_power_cuts_that_nobody_flushed_for(tmp_path, request, monkeypatch) -> None:
+def test_h1_power_cuts_without_a_flush(tmp_path, request, monkeypatch) -> None:
     """`process`: the last messages may be lost, but whatever is read was sent, in order, without
     a gap, batches whole; and it goes on."""
     monkeypatch.setattr(journal, "CAPACITY", CAPACITY)

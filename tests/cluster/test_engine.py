@@ -202,7 +202,7 @@ def test_d5_a_waiter_times_out_and_leaves_nothing(topic: xl.Topic, other: xl.Eng
 
 
 @pytest.mark.rule("D4")
-def test_d4_a_late_record_of_a_waiter_that_has_left_holds_nobody_up(
+def test_d4_a_late_record_of_a_waiter_that_has_left_blocks_no_other(
     path: str, topic: xl.Topic, other: xl.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its engine lives, and answers that it waits no more, again if that answer was lost."""

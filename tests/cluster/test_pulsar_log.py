@@ -500,7 +500,7 @@ def test_a_forked_child_is_refused(namespace: Namespace, log: PulsarLog) -> None
 
 
 @pytest.mark.rule("C5")
-def test_a_child_that_was_forked_amid_sends_ends_and_harms_nobody(
+def test_a_child_that_was_forked_amid_sends_ends_and_harms_no_other(
     namespace: Namespace, log: PulsarLog
 ) -> None:
     program = """

@@ -160,7 +160,7 @@ def test_shared_sessions_write_side_by_side_until_a_grant_that_has_seen_them() -
 
 
 @pytest.mark.rule("B7")
-def test_a_join_that_comes_again_after_its_release_lets_nobody_in() -> None:
+def test_a_join_that_comes_again_after_its_release_admits_no_session() -> None:
     log = Log()
     late = join(6, 1)
     assert log.folds(join(5), late, Release(0, 6), late, Release(0, 6), shared(6, 1)) == [

@@ -355,7 +355,7 @@ def test_a4_modes_are_given_as_enum_or_as_string(engine: xl.Engine) -> None:
                 assert producer.access_mode is mode
 
 
-def test_a5_a_fenced_producer_learns_by_whom(
+def test_a5_a_fenced_producer_learns_the_owner(
     engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
     process = worker(name="far away")
@@ -471,9 +471,7 @@ def test_a6_the_name_of_a_killed_process_is_free(
 
 
 @pytest.mark.needs("shared_producers")
-def test_a6_default_names_are_ones_that_nobody_had_before(
-    engine: xl.Engine, topic: xl.Topic
-) -> None:
+def test_a6_default_names_are_ones_that_were_never_used(engine: xl.Engine, topic: xl.Topic) -> None:
     """A user gives his producers the names that the library would think of next. Producers
     that ask for no name must not be refused because of it."""
     taken = [topic.producer(name=f"{engine.name}-{number}") for number in range(2, 30, 2)]

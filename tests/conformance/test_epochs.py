@@ -123,7 +123,7 @@ STALE_CALLS: dict[str, Callable[[xl.Producer], Any]] = {
 
 
 @pytest.mark.rule("B7")
-def test_b3_closing_the_engine_of_a_stale_session_disturbs_nobody(path: str) -> None:
+def test_b3_closing_the_engine_of_a_stale_session_affects_no_other(path: str) -> None:
     with xl.open(path) as engine:
         with xl.open(path) as other:
             stale = other.topic("orders").producer(EXCLUSIVE)
@@ -258,7 +258,7 @@ def test_b5_a_claim_does_not_beat_a_live_holder(topic: xl.Topic) -> None:
         assert owner.state == "fenced"
 
 
-def test_b5_a_claim_in_the_queue_is_granted_unchanged_if_nobody_was_between(
+def test_b5_a_claim_in_the_queue_is_granted_unchanged_without_an_owner_in_between(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
     """A process is killed and started again. Its new instance has the old one's epoch, and
@@ -323,7 +323,9 @@ def send_until_fenced(state: State, name: str) -> list[tuple[int, bytes]]:
 
 @pytest.mark.on_broker
 @pytest.mark.parametrize("claim", [1, 9])
-def test_b6_a_stale_fencing_request_evicts_nobody(path: str, topic: xl.Topic, claim: int) -> None:
+def test_b6_a_stale_fencing_request_evicts_no_engine(
+    path: str, topic: xl.Topic, claim: int
+) -> None:
     topic.producer(EXCLUSIVE).close()
     owner, waiter = topic.producer(EXCLUSIVE), topic.producer_async(WAIT)
     with xl.open(path) as other, pytest.raises((FENCED, xl.InvalidEpochError)):

@@ -304,7 +304,7 @@ def test_g2_ids_are_counted_per_name(topic) -> None:
 
 
 @pytest.mark.needs("shared_producers")
-def test_g2_names_that_nobody_chose_are_never_shared(topic) -> None:
+def test_g2_names_that_were_not_chosen_are_never_shared(topic) -> None:
     names = set()
     for _ in range(20):
         with topic.producer() as producer, topic.producer() as other:

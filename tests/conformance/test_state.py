@@ -36,7 +36,7 @@ def test_i1_operations_come_from_the_state_and_lead_to_the_next(
     ]  # fmt: skip
 
 
-def test_i1_nobody_sees_half_of_a_write(topic: xl.Topic, other: xl.Topic) -> None:
+def test_i1_no_process_sees_half_of_a_write(topic: xl.Topic, other: xl.Topic) -> None:
     """One moves amounts between two names all the time, another one adds them up."""
     ended = threading.Event()
     with open_counts(topic) as counts, open_counts(other) as observer:

@@ -841,7 +841,7 @@ def test_a_gate_counts_who_is_inside() -> None:
     assert gate.close(0)
 
 
-def test_a_gate_closes_once_nobody_is_inside() -> None:
+def test_a_gate_closes_once_no_thread_is_inside() -> None:
     gate = _core.Gate()
     gate.enter()
     assert not gate.close(0.05)  # still somebody there, but shut

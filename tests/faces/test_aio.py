@@ -348,7 +348,7 @@ def test_a_reader_waits_for_another_process(path: str, worker: Callable[..., Wor
     play(main)
 
 
-def test_a_reader_at_the_end_of_a_sealed_topic(path: str) -> None:
+def test_a_reader_at_the_end_of_a_terminated_topic(path: str) -> None:
     async def main() -> None:
         async with aio.open(path) as engine:
             topic = engine.topic("orders")

@@ -178,7 +178,7 @@ def test_c1_a_close_that_was_cancelled_can_be_called_again(path: str, topic: xl.
 # ---- cancelling a send -------------------------------------------------------------------
 
 
-def test_b9_a_cancelled_send_is_in_the_log_or_not_and_harms_nobody(
+def test_b9_a_cancelled_send_is_in_the_log_or_not_and_harms_no_other(
     path: str, topic: xl.Topic
 ) -> None:
     """The others' messages are all there, in order; of those that were cancelled, some."""
@@ -201,7 +201,7 @@ def test_b9_a_cancelled_send_is_in_the_log_or_not_and_harms_nobody(
     assert all(found.count(value) in (1, 3, 4) for value in found if value.startswith(b"c"))
 
 
-def test_b9_a_send_that_was_cancelled_while_nobody_could_commit(
+def test_b9_a_send_that_was_cancelled_while_no_thread_could_commit(
     path: str, engine: xl.Engine, topic: xl.Topic
 ) -> None:
     async def main() -> None:

@@ -180,7 +180,7 @@ def test_a_forgotten_await_is_named(
     play(main)
 
 
-def test_what_nobody_has_is_an_attribute_error(path: str) -> None:
+def test_a_missing_name_is_an_attribute_error(path: str) -> None:
     async def main() -> None:
         async with aio.open(path) as engine:
             opening = engine.topic("orders").producer()

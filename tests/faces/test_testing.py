@@ -115,7 +115,7 @@ def test_fencing_takes_a_topic_from_another_process(
     assert topic.owner is None
 
 
-def test_an_error_that_nobody_asked_for_fails_the_test(pytester: pytest.Pytester) -> None:
+def test_an_error_that_was_not_retrieved_fails_the_test(pytester: pytest.Pytester) -> None:
     pytester.makeconftest('pytest_plugins = ["exclusivelog.testing"]')
     pytester.makepyfile(
         """

@@ -668,7 +668,7 @@ def test_g9_a_damaged_frame_does_not_hide_the_frames_behind_it(engine, name, ind
 
 
 @pytest.mark.parametrize("place", ["header", "entry"])
-def test_g9_damage_of_what_was_sent_last_gives_its_offsets_to_nobody(engine, place) -> None:
+def test_g9_damage_of_what_was_sent_last_gives_its_offsets_to_no_other(engine, place) -> None:
     """There is nothing behind it that tells of a gap. Yet the messages were acknowledged: readers
     are not told that all is well, and nobody else's messages get their offsets."""
     with no_checkpoints(engine):

@@ -77,7 +77,7 @@ ALLOCATIONS = """
 
 
 @pytest.mark.parametrize(("size", "apart"), [(10, ()), (10, ("apart",)), (200_000, ())])
-def test_b9_an_allocation_that_fails_in_a_commit_costs_nobody_his_outcome(
+def test_b9_an_allocation_that_fails_in_a_commit_costs_no_call_its_outcome(
     path, size, apart
 ) -> None:
     """The n-th allocation of a commit in the background fails, for every n: two producers have
@@ -133,7 +133,7 @@ CALLS = """
 @pytest.mark.parametrize(
     ("size", "apart", "least"), [(10, (), 4), (10, ("apart",), 11), (200_000, (), 11)]
 )
-def test_b9_a_call_that_fails_in_a_commit_costs_nobody_his_outcome(
+def test_b9_a_call_that_fails_in_a_commit_costs_no_call_its_outcome(
     path, size, apart, least
 ) -> None:
     """The n-th call that the background's commit makes raises, for every n."""

@@ -66,7 +66,7 @@ class Failing:
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError, RuntimeError])
-def test_b9_an_interrupted_commit_leaves_nobody_without_an_answer(
+def test_b9_an_interrupted_commit_leaves_no_call_without_an_outcome(
     engine, topic, kind, after, large
 ) -> None:
     """An exception strikes the thread that commits for three producers, before the transaction
@@ -104,7 +104,7 @@ def test_b9_an_interrupted_commit_leaves_nobody_without_an_answer(
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("kind", [MemoryError, RuntimeError, SystemExit])
-def test_b9_a_failure_in_the_background_leaves_nobody_without_an_answer(
+def test_b9_a_failure_in_the_background_leaves_no_call_without_an_outcome(
     engine, topic, kind, after, large
 ) -> None:
     """The same where no caller gets the exception: in the thread that commits for

@@ -799,7 +799,9 @@ class Watched:
         self._look()
 
 
-def test_g5_what_the_tables_have_is_read_before_anybody_says_so(engine, topic, monkeypatch) -> None:
+def test_g5_what_the_tables_have_is_read_before_the_notification(
+    engine, topic, monkeypatch
+) -> None:
     """A checkpoint has moved an unflushed message into the tables, where it is durable, and has
     not said yet that it did. Who knows that there is a message gets it."""
     found: list[Any] = []

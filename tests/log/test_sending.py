@@ -164,7 +164,7 @@ def test_callbacks_of_failed_messages_come_too(path) -> None:
     assert seen == [xl.LedgerFullError] * 3
 
 
-def test_a_callback_that_fails_harms_nobody(topic, caplog) -> None:
+def test_a_callback_that_fails_harms_no_other(topic, caplog) -> None:
     seen: list[int] = []
 
     def fail(receipt: xl.Receipt) -> None:
@@ -329,7 +329,7 @@ def test_a_cancelled_await_leaves_the_message_on_its_way(topic) -> None:
     assert values(topic) == [b"x"]
 
 
-def test_an_outcome_that_comes_after_the_loop_is_closed_harms_nobody(topic, caplog) -> None:
+def test_an_outcome_that_comes_after_the_loop_is_closed_harms_no_other(topic, caplog) -> None:
     async def give_up(receipt: xl.Receipt) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(wait(receipt), 0.01)
@@ -629,7 +629,7 @@ def test_a_time_limit_holds_behind_another_producers_commit(engine, topic, call)
         producer.flush()
 
 
-def test_a_time_limit_holds_when_nobody_else_commits(engine, topic) -> None:
+def test_a_time_limit_holds_when_no_other_thread_commits(engine, topic) -> None:
     """Here the sender itself would be the one who leads."""
     with topic.producer() as producer:
         with ledger_busy(engine):

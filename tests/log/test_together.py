@@ -246,7 +246,7 @@ def test_b9_a_journal_that_takes_no_more_answers_everybody(engine) -> None:
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_b9_an_interrupt_beside_the_call_costs_nobody_his_outcome(
+def test_b9_an_interrupt_beside_the_call_costs_no_call_its_outcome(
     engine, monkeypatch, after
 ) -> None:
     together, struck = _core.append_together, []

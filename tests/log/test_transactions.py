@@ -802,7 +802,7 @@ def test_g3_what_was_closed_before_the_commit_keeps_all_of_it_out(desk, what) ->
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_g8_a_sealed_topic_keeps_all_of_it_out_and_is_named(desk, number) -> None:
+def test_g8_a_terminated_topic_keeps_all_of_it_out_and_is_named(desk, number) -> None:
     desk.producers[number].send(b"before")
     txn = desk.engine.transaction()
     desk.fill(txn)
@@ -1340,7 +1340,9 @@ def test_g2_behind_an_interrupt_the_next_message_is_no_duplicate(interrupted) ->
     assert [one for one in interrupted if "DuplicateSequenceError" in one.then] == []
 
 
-def test_g2_whoever_was_interrupted_opens_its_producer_again_and_is_told(interrupted) -> None:
+def test_g2_a_program_that_was_interrupted_opens_its_producer_again_and_is_told(
+    interrupted,
+) -> None:
     assert [one for one in interrupted if not one.told] == []
 
 

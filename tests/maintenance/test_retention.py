@@ -643,7 +643,7 @@ def keep(state: State, **limits: Any) -> None:
     state.topic.retention(**limits)
 
 
-def test_g8_whoever_has_the_ledger_open_applies_it(engine, topic, worker, often) -> None:
+def test_g8_a_process_with_the_ledger_open_applies_it(engine, topic, worker, often) -> None:
     """One process sets it and is killed at once; another one, which has nothing to do, goes on
     with it; and so does the next one to open the ledger."""
     threads = set(threading.enumerate())
@@ -661,7 +661,7 @@ def test_g8_whoever_has_the_ledger_open_applies_it(engine, topic, worker, often)
         until(lambda: again.topic("orders").first_offset == 40)
 
 
-def test_g8_whoever_ends_it_keeps_everything(engine, topic, often) -> None:
+def test_g8_a_topic_that_is_terminated_keeps_everything(engine, topic, often) -> None:
     topic.retention(max_age=0.0, max_bytes=0)
     fill(topic, 5)
     engine.ledger.checkpoint()
@@ -845,7 +845,7 @@ def sealed(call: Callable[[], Any], end: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["shared", "exclusive"])
-def test_g8_a_sealed_topic_takes_no_message_ever_again(engine, topic, worker, mode) -> None:
+def test_g8_a_terminated_topic_takes_no_message_ever_again(engine, topic, worker, mode) -> None:
     """Whoever holds it, here and in another process, is told at the next call; so is whoever
     comes, and whoever opens the ledger later. It can be read."""
     other = worker()
@@ -898,7 +898,7 @@ def test_g8_what_was_acknowledged_before_the_seal_is_there(engine, topic, what) 
     assert sorted(acknowledged) == list(range(end)) == list(range(topic.next_offset))
 
 
-def test_g8_readers_come_to_the_end_of_a_sealed_topic(topic) -> None:
+def test_g8_readers_come_to_the_end_of_a_terminated_topic(topic) -> None:
     sent = fill(topic, 6)
     end = topic.terminate()
     reader = topic.reader()
@@ -936,7 +936,7 @@ def test_g8_readers_that_wait_at_the_end_are_woken_by_the_seal(topic, worker) ->
     assert [process.answer() for process in processes] == [[0, 1, 2]] * 2
 
 
-def test_g8_whoever_waits_for_a_topic_is_told_of_its_seal(topic) -> None:
+def test_g8_a_waiter_for_a_topic_is_notified_of_its_termination(topic) -> None:
     owner = topic.producer("exclusive")
     waiter = topic.producer_async("wait_for_exclusive")
     topic.terminate()
@@ -945,7 +945,7 @@ def test_g8_whoever_waits_for_a_topic_is_told_of_its_seal(topic) -> None:
     owner.close()
 
 
-def test_g8_a_sealed_topic_is_trimmed_compacted_and_deleted_as_any_other(engine, topic) -> None:
+def test_g8_a_terminated_topic_is_trimmed_compacted_and_deleted_as_any_other(engine, topic) -> None:
     with topic.producer() as producer:
         producer.send_many([b"%d" % n for n in range(6)], keys=["a", "b"] * 3)
     end = topic.terminate()

@@ -57,7 +57,7 @@ def blocks(language: str) -> list[str]:
 @pytest.mark.parametrize(
     ("title", "level"), [("Warnings", logging.WARNING), ("Errors in the log", logging.ERROR)]
 )
-def test_the_runbook_has_every_line_that_needs_somebody(title: str, level: int) -> None:
+def test_the_runbook_has_every_line_that_needs_a_person(title: str, level: int) -> None:
     assert first_cells(title) == {e for e, line in logs.LINES.items() if line.level == level}
 
 

@@ -216,7 +216,7 @@ def test_e_a_grant_announces_in_its_own_transaction(
         assert said(topic) == (HERE, 1)
 
 
-def test_e_whoever_promotes_announces_for_the_promoted(
+def test_e_a_promotion_announces_for_the_promoted(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
     """The waiter is stopped when its turn comes: the grant is another process's transaction, and
@@ -343,7 +343,7 @@ def test_e_only_an_owner_announces(topic: xl.Topic) -> None:
     assert topic.announcement is None
 
 
-def test_e_whoever_announces_nothing_waits_in_a_shorter_row(topic: xl.Topic) -> None:
+def test_e_a_waiter_without_an_announcement_waits_in_a_shorter_row(topic: xl.Topic) -> None:
     """The row of a session has its information only where there is one."""
     with topic.producer(EXCLUSIVE):
         waiters = [topic.producer_async(WAIT, announce=info) for info in (None, HERE)]

@@ -210,7 +210,7 @@ def test_e3_requests_elsewhere_are_refused_at_once(
         assert kept.state == "moved"
 
 
-def test_e3_force_at_the_destination_waits_for_nobody(
+def test_e3_force_at_the_destination_waits_for_no_one_else(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick]
 ) -> None:
     source, destination = quick("source", keepalive=None), quick("destination")
@@ -345,7 +345,7 @@ def test_e4_a_destination_that_falls_while_it_waits_leaves_the_topic_to_others(
             destination.call(take_writer_lock)
 
 
-def test_e4_a_sealed_or_deleted_topic_ends_the_wait(
+def test_e4_a_terminated_or_deleted_topic_ends_the_wait(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick]
 ) -> None:
     source, destination = quick("source", keepalive=None), quick("destination")

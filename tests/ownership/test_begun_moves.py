@@ -251,7 +251,7 @@ def begin_and_await(state: State, to: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("role", ["coordinator", "source"])
-def test_e4_whoever_falls_at_any_step_of_a_begun_move(path: str, role: str, number: int) -> None:
+def test_e4_a_death_at_any_step_of_a_begun_move(path: str, role: str, number: int) -> None:
     stops = number == signal.SIGSTOP
     names = [n for n, p in POINTS.items() if p.role == role and not (stops and p.inside)]
     with Beginning(path) as stage:

@@ -78,7 +78,9 @@ def play(path: str, asks: str, names: list[str], number: int) -> int:
 
 
 @pytest.mark.parametrize("role", ["coordinator", "source", "destination", "heir"])
-def test_e4_killed_at_any_step_nobody_is_stuck_and_nothing_is_lost(path: str, role: str) -> None:
+def test_e4_killed_at_any_step_no_process_is_stuck_and_nothing_is_lost(
+    path: str, role: str
+) -> None:
     """Twice 132 rounds. SIGKILL strikes before and after every call that a move consists of,
     right before each commit, and right behind it, when nobody has been told yet."""
     names = [name for name, point in POINTS.items() if point.role == role]
@@ -91,7 +93,9 @@ def test_e4_killed_at_any_step_nobody_is_stuck_and_nothing_is_lost(path: str, ro
 
 
 @pytest.mark.parametrize("role", ["coordinator", "source", "destination", "heir"])
-def test_e4_stopped_at_any_step_nobody_is_stuck_and_nothing_is_lost(path: str, role: str) -> None:
+def test_e4_stopped_at_any_step_no_process_is_stuck_and_nothing_is_lost(
+    path: str, role: str
+) -> None:
     """SIGSTOP strikes at the same places, but for those inside the ledger. The others pass over
     who is silent for longer than its keepalive, and use the topic; when it goes on, it learns
     what has become of its session, and nothing of it reaches the log any more."""
@@ -295,7 +299,7 @@ def test_e4_closing_the_coordinator_s_engine_during_the_wait_ends_the_call(
 
 
 @pytest.mark.parametrize("state", ["releasing", "assigned"])
-def test_e4_a_move_can_be_cancelled_by_anybody(
+def test_e4_a_move_can_be_cancelled_by_any_engine(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], state: str
 ) -> None:
     """Half-way, it leaves the topic to its owner; after that, to the best waiter."""
@@ -448,7 +452,7 @@ def test_e4_a_reservation_ends_with_its_engine(
     assert owner.state == "moved"
 
 
-def test_e4_a_reservation_of_one_that_is_gone_keeps_nobody_away(
+def test_e4_a_reservation_of_one_that_is_gone_keeps_no_other_away(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick]
 ) -> None:
     for epoch in range(1, 4):

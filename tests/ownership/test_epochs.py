@@ -32,7 +32,7 @@ from tests.conformance.test_epochs import ALONE, FENCED, STALE_CALLS
 # ---- B1: epochs only grow ----------------------------------------------------------------
 
 
-def test_b1_whoever_holds_or_awaits_a_topic_keeps_it_from_being_deleted(
+def test_b1_a_holder_or_waiter_of_a_topic_keeps_it_from_being_deleted(
     engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
     process = worker()
@@ -146,7 +146,7 @@ def test_b3_a_stale_session_is_refused_everywhere(
         assert valid.send(b"successor") == 1
 
 
-def test_b3_closing_a_stale_session_disturbs_nobody(engine: xl.Engine, topic: xl.Topic) -> None:
+def test_b3_closing_a_stale_session_affects_no_other(engine: xl.Engine, topic: xl.Topic) -> None:
     stale = [topic.producer(), topic.producer(SHARED, name="ann")]
     with xl.open(engine.path) as other:
         owner = other.topic("orders").producer(FENCING, name="ann")

@@ -537,7 +537,7 @@ def test_e5_it_is_listed_nowhere(engine: xl.Engine, topic: xl.Topic, path: str) 
 
 
 @pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE, WAIT, FENCING])
-def test_e5_nobody_else_writes_it(engine: xl.Engine, topic: xl.Topic, mode: str) -> None:
+def test_e5_no_producer_writes_it(engine: xl.Engine, topic: xl.Topic, mode: str) -> None:
     for _ in range(2):  # before there is one, and after
         events = engine.topic(EVENTS)
         for ask in (events.producer, events.producer_async):
@@ -549,7 +549,7 @@ def test_e5_nobody_else_writes_it(engine: xl.Engine, topic: xl.Topic, mode: str)
     assert events.next_offset == 4
 
 
-def test_e5_nobody_deletes_or_creates_what_is_the_library_s(engine: xl.Engine) -> None:
+def test_e5_no_call_deletes_or_creates_what_is_the_library_s(engine: xl.Engine) -> None:
     with engine.topic("orders").producer(EXCLUSIVE):
         with pytest.raises(ValueError, match="cannot be deleted"):
             engine.delete_topic(EVENTS)
@@ -559,7 +559,7 @@ def test_e5_nobody_deletes_or_creates_what_is_the_library_s(engine: xl.Engine) -
     assert len(list(engine.history())) == 2
 
 
-def test_e5_nobody_moves_it(
+def test_e5_no_call_moves_it(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick]
 ) -> None:
     destination = quick("destination")

@@ -172,7 +172,7 @@ def test_b9_e2_an_interrupted_send_leaves_the_way_to_the_topic_open(
     assert rival is None or rival.result(PATIENCE).state == "open"
 
 
-def test_e2_a_handle_follows_its_topic_where_nobody_waits(
+def test_e2_a_handle_follows_its_topic_without_a_waiter(
     neighbours: Neighbours,
 ) -> None:
     """The sends of several threads wait for the move, and all go through: the first of them
@@ -211,7 +211,7 @@ def test_e2_a_handle_follows_its_topic_to_a_producer_that_was_opened_meanwhile(
     assert {message.epoch for message in a.topic("orders").reader()} == {2}
 
 
-def test_e2_a_handle_cannot_follow_where_somebody_else_came_first(
+def test_e2_a_handle_cannot_follow_where_another_came_first(
     neighbours: Neighbours,
 ) -> None:
     """The topic was reserved for b, the deadline is over, and c has it."""
@@ -242,7 +242,7 @@ def read_mail_late(
     return now
 
 
-def test_e2_a_handle_follows_although_the_destination_has_not_read_its_mail_yet(
+def test_e2_a_handle_follows_although_the_destination_has_not_read_its_notifications_yet(
     neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, _ = neighbours

@@ -234,7 +234,7 @@ def test_f6_seeking_on_one_topic_or_on_all(filled: xl.Engine) -> None:
         (["a", "b"], {"trimmed": "?"}, ValueError),
     ],
 )  # fmt: skip
-def test_f6_a_request_for_several_topics_that_is_refused_fences_nobody(
+def test_f6_a_request_for_several_topics_that_is_refused_fences_no_other(
     filled: xl.Engine, topics: Any, options: dict[str, Any], error: type[Exception]
 ) -> None:
     kept = filled.reader(NAMES, group="g")

@@ -127,7 +127,7 @@ def test_a3_what_a_move_ends_on_another_topic_may_end_more_on_its_own(
     assert a.topic("r").producer().send(b"nobody is in the way") == 0
 
 
-def test_f5_nobody_is_bound_to_a_claim_that_its_own_request_moves(
+def test_f5_no_producer_is_bound_to_a_claim_that_its_own_request_moves(
     engine: xl.Engine, path: str, quick: Callable[..., Quick]
 ) -> None:
     """The request buries the source of a hand-over, and the claim that it rests on moves."""
@@ -144,7 +144,7 @@ def test_f5_nobody_is_bound_to_a_claim_that_its_own_request_moves(
         assert destination.topic("orders").producer("exclusive").topic_epoch == 2
 
 
-def test_d4_a_waiter_that_ends_with_its_claim_leaves_its_appointment_to_the_next(
+def test_d4_a_waiter_that_ends_with_its_claim_leaves_its_retry_time_to_the_next(
     engine: xl.Engine, path: str, quick: Callable[..., Quick]
 ) -> None:
     """It was to look again once the reservation is over."""
@@ -161,7 +161,7 @@ def test_d4_a_waiter_that_ends_with_its_claim_leaves_its_appointment_to_the_next
         assert other.result(PATIENCE).send(b"") == 0
 
 
-def test_a1_who_ends_with_a_claim_while_the_dead_are_buried_is_counted_once(
+def test_a1_who_ends_with_a_claim_while_the_dead_are_evicted_is_counted_once(
     engine: xl.Engine, path: str, quick: Callable[..., Quick]
 ) -> None:
     """Two shared producers of one dead engine: one was on its way, with the claim of the other."""

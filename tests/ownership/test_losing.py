@@ -176,7 +176,7 @@ def test_c2_all_sessions_of_a_dead_engine_are_evicted(
 
 
 @pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE, WAIT, FENCING])
-def test_c2_a_dead_owner_is_in_nobody_s_way(
+def test_c2_a_dead_owner_is_in_no_ones_way(
     topic: xl.Topic, worker: Callable[..., Worker], mode: str
 ) -> None:
     process = worker(keepalive=None)
@@ -337,7 +337,7 @@ def test_c3_keepalive_none_is_never_evicted_for_silence(
     assert waiter.result(timeout=20).topic_epoch == 2
 
 
-def test_c3_a_long_stop_that_nobody_noticed_costs_nothing(
+def test_c3_a_long_stop_that_was_not_noticed_costs_nothing(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
     process = worker(keepalive=0.5)
@@ -703,7 +703,7 @@ def test_b4_the_error_of_every_call_has_the_traceback_of_the_last_one(
     assert max(depths) < 15, depths
 
 
-def test_c5_forking_while_threads_send_harms_nobody(
+def test_c5_forking_while_threads_send_harms_no_other(
     engine: xl.Engine, topic: xl.Topic, sweep: Callable[[int, int], int]
 ) -> None:
     """The process forks again and again while its threads are in the middle of sending. Every
@@ -1215,7 +1215,7 @@ def test_c2_a_death_while_another_one_is_dealt_with_is_noticed_at_once(
     assert sleeps == [] or sleeps[0] < 3.0  # it did not sleep on the second one's death
 
 
-def test_c2_nobody_s_mail_outlives_him(path: str, worker: Callable[..., Worker]) -> None:
+def test_c2_no_notifications_outlive_their_engine(path: str, worker: Callable[..., Worker]) -> None:
     """A stopped process is fenced, which it is told, and killed before it goes on: nobody will
     ever read that. Nothing is left of it once an engine is opened."""
     process = worker()
@@ -1231,7 +1231,7 @@ def test_c2_nobody_s_mail_outlives_him(path: str, worker: Callable[..., Worker])
             assert values(another.topic("orders")) == [b"x"]
 
 
-def test_c3_a_hung_process_keeps_what_nobody_needs(
+def test_c3_an_unresponsive_process_keeps_topics_that_no_process_needs(
     path: str, worker: Callable[..., Worker], topic: xl.Topic
 ) -> None:
     """It is silent for longer than its keepalive, while another process waits for a topic of

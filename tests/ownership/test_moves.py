@@ -210,7 +210,7 @@ def test_e1_no_other_waiter_is_woken(path: str, waiting: bool) -> None:
 
 
 @pytest.mark.parametrize("asks", ["source", "destination", "third", "command"])
-def test_e1_anybody_may_ask_for_it(
+def test_e1_any_engine_may_ask_for_it(
     path: str, topic: xl.Topic, quick: Callable[..., Quick], asks: str
 ) -> None:
     workers = {name: quick(name) for name in ("source", "destination", "third")}
@@ -643,7 +643,7 @@ def test_e2_what_a_dropped_producer_has_accepted_is_in_the_log_before_the_move(
     assert other.call(send, b"behind it") == 1
 
 
-def test_e2_a_move_waits_for_nobody_s_linger_and_fences_nobody_else(
+def test_e2_a_move_waits_for_no_linger_and_fences_no_other(
     engine: xl.Engine, quick: Callable[..., Quick]
 ) -> None:
     """The topics that stay are not touched: their producers send on, and what they have queued
@@ -665,7 +665,7 @@ def test_e2_a_move_waits_for_nobody_s_linger_and_fences_nobody_else(
     assert (going.state, staying.state) == ("moved", "open")
 
 
-def test_e2_a_move_waits_for_nobody_s_callback(engine: xl.Engine, topic: xl.Topic) -> None:
+def test_e2_a_move_waits_for_no_callback(engine: xl.Engine, topic: xl.Topic) -> None:
     """What is drained has its outcome, and somebody wants to be told, who takes his time: the
     engine goes on handing over, and beating, meanwhile."""
     over = threading.Event()
@@ -702,7 +702,7 @@ def test_c6_the_state_is_moved_as_soon_as_that_is_committed(
     assert (move.state, owner.state) == ("assigned", "moved")
 
 
-def test_e2_whoever_looks_meanwhile_is_told_that_it_was_moved(
+def test_e2_a_caller_is_told_meanwhile_that_it_was_moved(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], told_late: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -903,7 +903,7 @@ def test_e3_a_better_waiter_that_comes_during_the_reservation_is_promoted_at_its
     assert until(lambda: topic.owner).engine_id == high.id
 
 
-def test_e3_queueing_for_what_is_reserved_wakes_nobody(path: str) -> None:
+def test_e3_queueing_for_what_is_reserved_wakes_no_engine(path: str) -> None:
     """The first one in the queue has been told when the reservation ends, and sleeps until
     then, however many others come and go behind it."""
     with contextlib.ExitStack() as stack:

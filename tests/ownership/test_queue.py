@@ -193,7 +193,7 @@ def test_d4_the_dead_cancelled_timed_out_and_stale_are_passed_over(
         owner.close()
 
 
-def test_d4_nobody_left_means_a_free_topic_and_no_epoch(
+def test_d4_an_empty_queue_means_a_free_topic_and_no_epoch(
     engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
     owner = topic.producer(EXCLUSIVE)
@@ -548,7 +548,7 @@ def test_d6_only_the_promoted_waiter_is_woken(path: str, topic: xl.Topic) -> Non
         assert not any(engine.closed for engine in engines)
 
 
-def test_d6_refusals_cancels_and_sends_wake_nobody(path: str, topic: xl.Topic) -> None:
+def test_d6_refusals_cancels_and_sends_wakes_no_engine(path: str, topic: xl.Topic) -> None:
     with contextlib.ExitStack() as stack:
         engines = [stack.enter_context(xl.open(path)) for _ in range(3)]
         waiters = [engine.topic("orders").producer_async(WAIT) for engine in engines[1:]]

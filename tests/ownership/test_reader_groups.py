@@ -121,7 +121,7 @@ def test_f6_it_may_be_fenced_by_its_own_engine_or_in_its_own_thread(orders: xl.T
     assert read(readers[-1], 2) == [0, 1]
 
 
-def test_f6_closing_a_fenced_reader_disturbs_nobody(orders: xl.Topic) -> None:
+def test_f6_closing_a_fenced_reader_affects_no_other(orders: xl.Topic) -> None:
     first = orders.reader(group="g")
     second = orders.reader(group="g")
     first.close()
@@ -131,7 +131,7 @@ def test_f6_closing_a_fenced_reader_disturbs_nobody(orders: xl.Topic) -> None:
     assert cursor(orders, "g") == 3
 
 
-def test_f6_readers_of_no_group_disturb_nobody(orders: xl.Topic) -> None:
+def test_f6_readers_of_no_group_affect_no_other(orders: xl.Topic) -> None:
     grouped, plain = orders.reader(group="g"), orders.reader()
     assert (grouped.group, plain.group) == ("g", None)
     orders.reader()
@@ -224,7 +224,7 @@ def commit_kept(state: State) -> None:
     state.kept["reader"].commit()
 
 
-def test_f6_a_reader_that_hung_and_was_missed_by_nobody_goes_on(
+def test_f6_a_reader_that_hung_and_was_not_missed_goes_on(
     orders: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
     process = worker(keepalive=0.3)
@@ -482,7 +482,7 @@ def test_f6_wrong_groups_say_what_is_taken(
 @pytest.mark.parametrize(
     "options", [{"start": "the beginning"}, {"start": 1.5}, {"deserializer": "pickle"}], ids=repr
 )
-def test_f6_a_request_that_is_refused_fences_nobody(
+def test_f6_a_request_that_is_refused_fences_no_other(
     orders: xl.Topic, options: dict[str, Any]
 ) -> None:
     """A slip of the pen in a program that is just being started must not end the one that runs
@@ -493,7 +493,7 @@ def test_f6_a_request_that_is_refused_fences_nobody(
     assert read(reader, 1) == [0]
 
 
-def test_f6_a_request_for_a_deleted_topic_fences_nobody(engine: xl.Engine) -> None:
+def test_f6_a_request_for_a_deleted_topic_fences_no_other(engine: xl.Engine) -> None:
     former = engine.topic("orders")
     engine.delete_topic("orders")
     topic = engine.topic("orders")

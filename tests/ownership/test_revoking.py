@@ -617,7 +617,7 @@ def test_f5_on_lost_needs_no_reference_to_the_claim(engine: xl.Engine) -> None:
     assert done.wait(PATIENCE)
 
 
-def test_f5_an_on_lost_that_fails_or_blocks_holds_nobody_up(engine: xl.Engine) -> None:
+def test_f5_an_on_lost_that_fails_or_blocks_blocks_no_other(engine: xl.Engine) -> None:
     go, done = threading.Event(), threading.Event()
 
     def fail(*_: object) -> None:

@@ -142,9 +142,7 @@ def test_a2_all_of_a_role_is_granted_and_given_back_in_one_transaction_each(
 
 
 @pytest.mark.parametrize("mode", [WAIT, EXCLUSIVE, FENCING])
-def test_a1_a_holder_can_do_all_and_nobody_else_any(
-    engine: xl.Engine, path: str, mode: str
-) -> None:
+def test_a1_a_holder_can_do_all_and_no_other_any(engine: xl.Engine, path: str, mode: str) -> None:
     holder = role(engine, mode)
     reader = holder.reader(READ)
     assert {n: outcome(a) for n, a in acts(holder, reader, "x").items()} == DONE
@@ -241,7 +239,7 @@ def test_g2_sequence_ids_go_on_from_one_holder_to_the_next(engine: xl.Engine, pa
             producer.send(b"d", sequence_id=3)
 
 
-def test_a6_a_plain_producer_that_waits_under_the_name_of_the_role_is_in_nobodys_way(
+def test_a6_a_plain_producer_that_waits_under_the_name_of_the_role_is_in_no_ones_way(
     engine: xl.Engine,
 ) -> None:
     holder = role(engine)
@@ -958,7 +956,7 @@ def test_e3_a_role_for_which_the_destination_does_not_wait_yet_is_kept_for_it(
 
 
 @pytest.mark.parametrize("how", ["deadline", "dead"])
-def test_e4_a_role_that_is_kept_for_nobody_goes_to_those_who_wait(
+def test_e4_a_role_that_is_not_taken_goes_to_those_who_wait(
     engine: xl.Engine, quick: Callable[..., Quick], how: str
 ) -> None:
     destination = quick("destination")
@@ -1021,7 +1019,7 @@ def test_e4_a_holder_that_closes_while_its_role_is_moved_leaves_it_to_the_destin
         assert best.result(PATIENCE).epoch == 3
 
 
-def test_e4_a_destination_whose_request_binds_more_than_is_free_holds_nobody_up_for_ever(
+def test_e4_a_destination_whose_request_binds_more_than_is_free_blocks_no_other_for_ever(
     engine: xl.Engine, path: str
 ) -> None:
     with xl.open(path, name="b") as b, engine.topic("refunds").producer(EXCLUSIVE):
@@ -1232,7 +1230,7 @@ def test_e5_the_grants_of_a_roles_parts_are_told_in_the_same_transaction(
     assert len(list(engine.history(role=ROLE))) == 2
 
 
-def test_e5_roles_are_listed_also_when_nobody_holds_them(engine: xl.Engine, path: str) -> None:
+def test_e5_roles_are_listed_also_without_a_holder(engine: xl.Engine, path: str) -> None:
     with role(engine) as holder:
         with xl.open(path, name="other") as other:
             waiting = other.role_async(ROLE, **BINDS, priority=3)
@@ -1389,7 +1387,9 @@ def test_e4_whatever_happens_one_process_acts_in_a_role(
     assert [engine.topic(name).holders for name in TOPICS] == [[], []]
 
 
-def test_b4_a_producer_of_a_role_that_is_fenced_is_told_the_same_by_its_mail(path: str) -> None:
+def test_b4_a_producer_of_a_role_that_is_fenced_is_told_the_same_by_its_notification(
+    path: str,
+) -> None:
     """As by its next send, which finds that the role is gone."""
     with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
         producer = a.role("billing", topics=["invoices"]).producer("invoices")

@@ -225,7 +225,7 @@ def test_d7_a_higher_priority_that_arrives_meanwhile_wins(
     assert [waiter.engine_name for waiter in topic.waiters] == ["worse"]
 
 
-def test_d7_the_lower_one_is_promoted_if_nobody_better_comes(
+def test_d7_the_lower_one_is_promoted_if_no_better_one_comes(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
     """The owner and everybody else are gone: the waiter's own engine must come back to it."""
@@ -311,7 +311,7 @@ def test_d7_the_delay_is_0_for_the_best_and_grows_downward(priority: int, second
 
 
 @pytest.mark.parametrize("known", [None, (0, 0), (7, 7)])
-def test_d7_where_nobody_can_tell_who_is_the_best_all_wait(known: records.Known | None) -> None:
+def test_d7_if_the_best_is_unknown_all_wait(known: records.Known | None) -> None:
     for priority in (-1, 0, 7, 8):
         assert _core.delay(priority, 900, known) == 900
 
@@ -681,7 +681,7 @@ def test_d7_one_that_comes_back_too_early_comes_back_again(topic: xl.Topic) -> N
     assert granted(waiter).topic_epoch == 2
 
 
-def test_d7_newcomers_wake_nobody_while_it_settles(path: str, topic: xl.Topic) -> None:
+def test_d7_newcomers_wakes_no_engine_while_it_settles(path: str, topic: xl.Topic) -> None:
     """The best waiter knows when to come back. It need not be told again for each of the many
     that queue up behind it and leave, and what it is told must not pile up (rule D6)."""
     topic.producer(EXCLUSIVE).close()
@@ -940,7 +940,7 @@ def engines_with_rows(engine: xl.Engine) -> set[str]:
         return {name for name, _ in tables.sessions.engines()}
 
 
-def test_d6_settling_wakes_nobody_but_who_settles(
+def test_d6_settling_wakes_only_the_engine_that_settles(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
     """It is told when to come back, and again that it has the topic; the others sleep on."""

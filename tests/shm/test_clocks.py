@@ -44,7 +44,7 @@ JUMPS = {"a day ahead": DAY, "a day back": -DAY}
 
 
 @pytest.mark.parametrize("seconds", JUMPS.values(), ids=JUMPS)
-def test_c4_a_jump_of_the_wall_clock_evicts_nobody(
+def test_c4_a_jump_of_the_wall_clock_evicts_no_engine(
     path: str, clock: WallClock, worker: Callable[..., Worker], seconds: int
 ) -> None:
     """Owner and waiter live by a clock that jumps, a third process by one that does not. None

@@ -43,7 +43,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 # ---- H3: who is alone --------------------------------------------------------------------
 
 
-def test_h3_only_one_of_two_is_alone_and_only_while_nobody_else_lives(path) -> None:
+def test_h3_only_one_of_two_is_alone_and_only_while_no_other_lives(path) -> None:
     """Two sets of open files, as two processes have them."""
     with xl.open(path):
         pass
@@ -543,7 +543,7 @@ def test_h2_a_file_guard_knows_mappings_of_others(tmp_path) -> None:
 
 @pytest.mark.parametrize("name", ["owners.lock", "journal", "lock.mdb", "data.mdb"])
 @pytest.mark.parametrize("durability", ["power", "process"])
-def test_h2_a_file_that_is_cut_off_under_an_engine_kills_nobody(path, name, durability) -> None:
+def test_h2_a_file_that_is_cut_off_under_an_engine_kills_no_process(path, name, durability) -> None:
     source = """
         import faulthandler, os, sys
         faulthandler.disable()

@@ -294,7 +294,7 @@ def test_c3_one_that_has_gone_on_is_not_evicted_any_more(
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_c3_those_who_wait_say_for_whom(
+def test_c3_those_who_wait_name_the_holder(
     engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker], place: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -655,7 +655,7 @@ WAITS_FOR_ITSELF = """
 """
 
 
-def test_c3_nobody_kills_himself(path: str) -> None:
+def test_c3_no_process_kills_itself(path: str) -> None:
     """One thread waits for another one of its own process, whose heart has stopped."""
     assert finish(WAITS_FOR_ITSELF, path) == "1\n"
 
@@ -797,7 +797,7 @@ def opening(path: str, where: Path, **options: Any) -> Iterator[None]:
         yield
 
 
-def test_c3_one_can_look_while_somebody_waits_in_open(
+def test_c3_one_can_look_while_a_producer_waits_in_open(
     path: str, worker: Callable[..., Worker], tmp_path: Path
 ) -> None:
     """A process is stopped inside, a supervisor has started another one, and somebody wants to

@@ -68,7 +68,7 @@ def test_a_batch_is_appended_once_by_number(engine) -> None:
     assert engine.verify().ok
 
 
-def test_a_run_keeps_its_epoch_until_somebody_else_has_had_the_topic(engine) -> None:
+def test_a_run_keeps_its_epoch_until_another_has_had_the_topic(engine) -> None:
     run = Run("job", "run-1", "spark")
     assert append_once(engine, run, 0, {"a": [part(b"1")]})["a"].epoch == 1
     assert append_once(engine, run, 1, {"a": [part(b"2")]})["a"].epoch == 1
@@ -158,7 +158,7 @@ def test_the_numbers_of_an_older_version_are_read(engine) -> None:
     assert recorded(engine, "a") == {"job": 8}
 
 
-def test_a_new_run_fences_whoever_holds_the_topic(engine) -> None:
+def test_a_new_run_fences_the_topics_holder(engine) -> None:
     topic = engine.topic("a")
     owner = topic.producer("exclusive", name="owner")
     with pytest.raises(xl.ProducerFencedError, match="held by producer 'owner'"):
@@ -441,7 +441,7 @@ def test_a_job_that_fails_leaves_nothing_behind(spark, path, tmp_path) -> None:
 # ---- staging -----------------------------------------------------------------------------
 
 
-def test_a_run_with_nothing_to_append_disturbs_nobody(path, tmp_path) -> None:
+def test_a_run_with_nothing_to_append_affects_no_other(path, tmp_path) -> None:
     """It may have been superseded, and nothing has told it (rule B3): what another run of the
     query has staged is not its own to remove."""
     options = stream_write_options({"path": path, "topic": "out"})
@@ -507,7 +507,7 @@ def test_a_micro_batch_after_a_lost_commit_file_is_not_written_again(spark, path
     assert left_in(tmp_path / STAGING) == []
 
 
-def test_a_query_goes_on_after_somebody_else_had_the_topic(spark, path, tmp_path) -> None:
+def test_a_query_goes_on_after_another_had_the_topic(spark, path, tmp_path) -> None:
     fill(path, count=10)
     finish(stream(spark, path, tmp_path / "ckpt"))
     with xl.open(path) as engine, engine.topic("out").producer("exclusive") as other:

@@ -275,7 +275,7 @@ def test_h2_a_read_only_engine_reads_and_does_not_write(shared: Map, path: str) 
         assert looking.get("a") == 2
 
 
-def test_g8_a_sealed_topic_s_map_can_be_read(shared: Map, topic: xl.Topic) -> None:
+def test_g8_a_terminated_topic_s_map_can_be_read(shared: Map, topic: xl.Topic) -> None:
     shared.put("a", 1)
     topic.terminate()
     for _ in range(2):
@@ -499,7 +499,7 @@ def test_i1_no_call_is_submitted_to_a_state_that_closes(topic: xl.Topic) -> None
     assert threads_since(threads) == []
 
 
-def test_i1_whoever_writes_next_is_not_seen_by_read_fn(path: str, topic: xl.Topic) -> None:
+def test_i1_the_next_writer_is_not_seen_by_read_fn(path: str, topic: xl.Topic) -> None:
     """The same, with another's write right behind ours."""
 
     def plus(state: dict[str, int], op: int) -> None:
@@ -536,7 +536,7 @@ def own_two(state: State) -> None:
     state.kept["another"] = state.engine.topic("another").producer("exclusive")
 
 
-def test_i1_one_who_is_just_made_owner_learns_that_somebody_waits(
+def test_i1_one_who_is_just_made_owner_learns_that_a_producer_waits(
     path: str, worker: Callable[..., Worker]
 ) -> None:
     """A process's map becomes owner, and is notified at the same time that another process waits.
@@ -573,7 +573,7 @@ def test_i1_one_who_is_just_made_owner_learns_that_somebody_waits(
         shared.close()
 
 
-def test_i1_one_to_whom_a_topic_was_handed_over_learns_that_somebody_waits(
+def test_i1_one_to_whom_a_topic_was_handed_over_learns_that_a_producer_waits(
     path: str, worker: Callable[..., Worker]
 ) -> None:
     """A topic is reserved for a process that does not wait for it yet, and another process does.

@@ -90,7 +90,7 @@ def test_i1_who_reads_only_never_owns(shared: Map, topic: xl.Topic) -> None:
     assert (topic.owner, topic.epoch) == (None, 0)
 
 
-def test_i1_ownership_is_kept_while_nobody_else_asks(
+def test_i1_ownership_is_kept_while_no_other_asks(
     shared: Map, topic: xl.Topic, other: xl.Topic
 ) -> None:
     """Writes, reads of one's own, and others' reads: all within one epoch."""
@@ -253,7 +253,7 @@ def test_c3_one_stopped_in_its_function_begins_anew(
     assert shared.get("n", latest=True) == 11
 
 
-def test_c3_a_short_stop_costs_nobody_his_ownership(
+def test_c3_a_short_stop_costs_no_call_its_ownership(
     shared: Map, topic: xl.Topic, mapper: Callable[..., Worker]
 ) -> None:
     process = mapper(keepalive=60)

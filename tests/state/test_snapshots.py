@@ -173,7 +173,7 @@ def test_i4_old_messages_can_be_trimmed(
     assert (topic.first_offset, topic.next_offset) == (152, 153)
 
 
-def test_i4_whoever_opens_it_may_be_overtaken_by_other_snapshots_again_and_again(
+def test_i4_an_opener_may_be_overtaken_by_other_snapshots_again_and_again(
     shared: Map, topic: xl.Topic, other: xl.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it reads a large snapshot, the next one is there, and the file of the old one gone."""

@@ -231,7 +231,7 @@ def test_i2_reads_without_latest_come_along_and_never_go_back(
     until(lambda: shared.get("n") == 29)
 
 
-def test_i2_what_nobody_has_flushed_is_seen_by_latest_reads_of_the_careful(path: str) -> None:
+def test_i2_what_was_not_flushed_is_seen_by_latest_reads_of_the_careful(path: str) -> None:
     """One engine acknowledges before the flush, another one shows only what is flushed. Reads
     that ask for the latest have it flushed; the others see it a moment later."""
     with (
@@ -422,9 +422,7 @@ def test_i3_a_compare_that_was_fenced_is_made_again(shared: Map, other: xl.Topic
         assert everything(rival) == {"a": 4}
 
 
-def test_i3_whoever_lost_the_topic_reads_what_the_successor_wrote(
-    shared: Map, other: xl.Topic
-) -> None:
+def test_i3_a_former_owner_reads_what_the_successor_wrote(shared: Map, other: xl.Topic) -> None:
     with xl.SharedMap(other) as rival:
         for number in range(20):
             shared.put("n", -number)
@@ -481,7 +479,7 @@ def test_i3_closing_inside_a_function_appends_nothing(shared: Map, topic: xl.Top
 
 @pytest.mark.parametrize("inside", ["read", "write"])
 @pytest.mark.parametrize("waits", ["submitted", "thread"])
-def test_i3_closing_inside_a_function_waits_for_nobody_who_waits_for_it(
+def test_i3_closing_inside_a_function_waits_for_no_call_that_waits_for_it(
     topic: xl.Topic, inside: str, waits: str
 ) -> None:
     """Others write meanwhile, and wait until the function has returned: to wait for them in the

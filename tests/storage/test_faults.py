@@ -306,7 +306,7 @@ def be_struck(state: State, error: OSError) -> None:
     ids=lambda error: type(error).__name__,
 )  # fmt: skip
 @pytest.mark.parametrize("where", [fail_in_the_middle, be_struck])
-def test_h2_an_error_that_is_not_the_ledgers_stops_nobody(path, worker, where, error) -> None:
+def test_h2_an_error_that_is_not_the_ledgers_stops_no_process(path, worker, where, error) -> None:
     """It strikes inside a transaction, which is undone. Whoever called is told what it was; it was
     taken for a disk that fails, and every process had to open the ledger again."""
     process = worker()
@@ -320,7 +320,7 @@ def test_h2_an_error_that_is_not_the_ledgers_stops_nobody(path, worker, where, e
         assert values(engine.topic("new")) == []
 
 
-def test_h2_a_source_whose_own_disk_fails_stops_nobody(path, worker) -> None:
+def test_h2_a_source_whose_own_disk_fails_stops_no_process(path, worker) -> None:
     process = worker()
     with xl.open(path) as engine, engine.topic("orders").producer() as producer:
         with pytest.raises(Failed, match="the staged file"):
@@ -355,7 +355,7 @@ def close_beside_a_long_look(state: State) -> str:
     return told[0]
 
 
-def test_h2_closing_beside_a_long_look_stops_nobody_else(path, worker) -> None:
+def test_h2_closing_beside_a_long_look_stops_no_other(path, worker) -> None:
     """LMDB is closed under the look then, which is told so. It was taken for a disk that fails,
     and every process had to open the ledger again."""
     process = worker()

@@ -148,7 +148,7 @@ AS_NOBODY = """
         (0o755, 0o644, ["LedgerError False", "[b'x']"]),
     ],
 )
-def test_h2_a_ledger_of_somebody_else(tmp_path, directory, files, said) -> None:
+def test_h2_a_ledger_of_another_user(tmp_path, directory, files, said) -> None:
     """Who may not write is told about readonly=True, unless that was tried. (To be able to read
     while others write, a reader needs to leave its mark in lock.mdb.)"""
     with tempfile.TemporaryDirectory() as top:
@@ -355,7 +355,7 @@ def test_h2_a_strange_lock_mdb_is_made_anew_or_refused(path, content) -> None:
     assert said == "x\n"
 
 
-def test_h2_somebody_is_stopped_while_opening(path, monkeypatch) -> None:
+def test_h2_a_process_is_stopped_while_opening(path, monkeypatch) -> None:
     """A process that holds the file lock for ever is named as the cause; no call waits for ever."""
     import fcntl
 

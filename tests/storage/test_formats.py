@@ -431,7 +431,7 @@ def test_h2_this_version_is_refused_by_a_newer_one_that_lives(tmp_path) -> None:
         assert "Open it with exclusivelog 9.8 or newer" in said
 
 
-def test_h2_the_lock_file_of_another_version_is_replaced_once_nobody_uses_it(tmp_path) -> None:
+def test_h2_the_lock_file_of_another_version_is_replaced_once_no_engine_uses_it(tmp_path) -> None:
     path = str(tmp_path / "log")
     source = f"""
         import sys

@@ -134,7 +134,7 @@ def test_g6_a_reader_sees_no_message_before_its_flush(path) -> None:
             assert values(careful.topic("t")) == [b"x"]
 
 
-def test_g6_what_nobody_flushes_is_there_after_a_checkpoint(path, worker) -> None:
+def test_g6_what_is_not_flushed_is_there_after_a_checkpoint(path, worker) -> None:
     """A reader in another process, opened with `power`, waits for what is sent in `process`."""
     quick = worker(durability="process", topic="t")
     with xl.open(path, durability="power") as engine:
@@ -145,7 +145,7 @@ def test_g6_what_nobody_flushes_is_there_after_a_checkpoint(path, worker) -> Non
 
 
 @needs_strace
-def test_h1_nobody_waits_for_a_flush_whose_leader_is_stopped(path, worker) -> None:
+def test_h1_no_thread_waits_for_a_flush_whose_leader_is_stopped(path, worker) -> None:
     """A process is held up in its flush, for 15 s: those who would have shared it make one of
     their own."""
     slow = worker(durability="power", topic="slow")
@@ -284,7 +284,7 @@ def fill_ring(producer: xl.Producer, journal: _core.Journal, up_to: int) -> None
         producer.send(b"x")
 
 
-def test_h2_a_refused_append_costs_nobody_what_he_has_not_seen_yet(path, worker) -> None:
+def test_h2_a_refused_append_costs_no_process_what_he_has_not_seen_yet(path, worker) -> None:
     """There is no room for the second half of a batch. Its first half has been written over frames
     that are in the tables by now, and that another process has yet to catch up with."""
     other = worker(durability="process", topic="t")
@@ -341,7 +341,7 @@ def test_a_large_batch_is_not_kept_waiting_by_small_ones(path) -> None:
         assert engine.verify().ok
 
 
-def test_h1_somebody_makes_the_checkpoint_of_a_dead_process(path, worker) -> None:
+def test_h1_another_process_makes_the_checkpoint_of_a_dead_process(path, worker) -> None:
     """It found the journal empty, and so it was its turn. It dies; another one goes on sending,
     and what it sends is in the tables, safe from a power cut, a second or two later."""
     first, second = (worker(durability="process", topic="t") for _ in range(2))
