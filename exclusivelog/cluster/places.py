@@ -28,7 +28,11 @@ __all__ = ["SCHEMES", "PulsarPlace", "find"]
 
 TIMEOUT = 30.0  # seconds, for the broker to answer
 ENGINES = "__engines__"
-REMEMBER_SECONDS = 0.02  # for which results of `lives` are cached
+# For which results of `lives` are cached: deaths are noticed soon, and one take-over asks once.
+REMEMBER_LIVING_SECONDS, REMEMBER_GONE_SECONDS = 0.02, 0.2
+# If the admin API fails to return the end of a topic, it is not asked again for so many seconds and
+# so many times the duration of the failed call.
+ASK_AGAIN_SECONDS, ASK_AGAIN_TIMES = 1.0, 100
 
 
 class PulsarPlace:
@@ -42,6 +46,7 @@ class PulsarPlace:
         self._present: Native | None = None
         self._known: dict[str, tuple[float, bool]] = {}
         self._lock = threading.Lock()
+        self._checks = check_policies
         if check_policies:
             self._cluster.check_policies()
 
@@ -61,7 +66,11 @@ class PulsarPlace:
         return not self._cluster.missing([topic])
 
     def open(self, topic: str) -> OrderedLog:
-        """The log of a topic, which is made if there is none."""
+        """The log of a topic, which is made if there is none.
+
+        Raises ClusterError if the topic has policies of its own that could lose messages."""
+        if self._checks:
+            self._cluster.check_topic(topic)
         return _AskedLog(self._access, topic, self._cluster)
 
     # ---- engines -------------------------------------------------------------------------
@@ -87,10 +96,12 @@ class PulsarPlace:
     def lives(self, engine: str) -> bool:
         """Does the engine of that id live?"""
         with self._lock:
-            known = self._known.get(engine)
-            if known is None or time.monotonic() - known[0] > REMEMBER_SECONDS:
-                known = self._known[engine] = time.monotonic(), self._is_taken(engine)
-            return known[1]
+            until, found = self._known.get(engine, (0.0, False))
+            if time.monotonic() >= until:
+                found = self._is_taken(engine)
+                seconds = REMEMBER_LIVING_SECONDS if found else REMEMBER_GONE_SECONDS
+                self._known[engine] = time.monotonic() + seconds, found
+            return found
 
     def _is_taken(self, name: str) -> bool:
         try:
@@ -139,17 +150,19 @@ class _AskedLog(PulsarLog):
         super().__init__(access, topic, timeout=TIMEOUT, check_policies=False)
         self._admin = cluster
         self._path = f"persistent/{access.path}/{topic_name(topic)}/lastMessageId"
-        self._asks = True
+        self._ask_at = 0.0  # by the monotonic clock
 
     def end(self) -> Position | None:
         """The position of the last record at this moment; None for an empty log."""
         self.check_open()
         last = None
-        if self._asks:
+        began = time.monotonic()
+        if began >= self._ask_at:
             try:
                 last = self._admin.admin("GET", self._path)
             except ClusterError:
-                self._asks = False
+                now = time.monotonic()
+                self._ask_at = now + ASK_AGAIN_SECONDS + ASK_AGAIN_TIMES * (now - began)
         # No entry: the topic is empty, or has just begun a new ledger.
         if last is None or last["entryId"] < 0 or last["ledgerId"] < 0:
             return super().end()

@@ -200,17 +200,20 @@ MEANINGS = {
     "ServiceUnitNotReady": "it is starting up; try again",
     "LookupError": "it is not reachable, or starting up",
     "RetryableError": "it did not answer in time; it may be down, unreachable or full",
+    "UnknownError": "it could not load the topic, or does not say what is wrong; look into its log",
     "AlreadyClosed": "the connection was closed",
 }  # fmt: skip
 FENCED = ("ProducerFenced", "ProducerBusy")
-# Answers of a broker that has just started, while it loads a topic.
+# Answers of a broker that has just started, while it loads a topic; UnknownError if it has not
+# loaded the topic within its own time limit.
 PASSING = (
     "Timeout", "ServiceUnitNotReady", "LookupError", "Disconnected", "RetryableError",
-    "BrokerMetadataError",
+    "BrokerMetadataError", "UnknownError",
 )  # fmt: skip
 AWAY = (*PASSING, "ConnectError", "NotConnected")
-# Answers of a broker that has just started, until it has read its metadata, even without tokens.
-NOT_ADMITTED = "AuthorizationError"
+# Answers of a broker that has just started. Pulsar 4.0 accepts requests before all of its services
+# run, and returns AuthorizationError for each that fails, even without tokens.
+NOT_READY = ("AuthorizationError", "UnknownError", "ServiceUnitNotReady", "BrokerMetadataError")
 ADMITTED_WITHIN = 10.0  # seconds; after that, the refusal is final
 
 
@@ -228,8 +231,8 @@ Made = TypeVar("Made")
 
 
 def admitted(call: Callable[[], Made], seconds: float = ADMITTED_WITHIN) -> Made:
-    """Call `call()`, and again for so many seconds while the broker answers that the client is not
-    authorised; return its result.
+    """Call `call()`, and again for so many seconds while the broker answers as one that has just
+    started; return its result.
 
     >>> admitted(lambda: "a producer")
     'a producer'
@@ -239,7 +242,7 @@ def admitted(call: Callable[[], Made], seconds: float = ADMITTED_WITHIN) -> Made
         try:
             return call()
         except Exception as error:
-            if type(error).__name__ != NOT_ADMITTED or time.monotonic() > deadline:
+            if type(error).__name__ not in NOT_READY or time.monotonic() > deadline:
                 raise
         time.sleep(0.1)
 
@@ -368,12 +371,26 @@ class Cluster(Closing):
                 "there twice. Enable it: pulsar-admin namespaces set-deduplication "
                 f"{self.access.path} --enable"
             )
-        kept = self.admin("GET", f"{path}/retention") or {}
-        if (kept.get("retentionTimeInMinutes"), kept.get("retentionSizeInMB")) != (-1, -1):
+        if not _is_for_ever(self.admin("GET", f"{path}/retention")):
             raise ClusterError(
                 f"{self.access.url}: the namespace does not keep its messages for ever, so that "
                 "they could be lost. Change that: pulsar-admin namespaces set-retention "
                 f"{self.access.path} --time -1 --size -1"
+            )
+
+    def check_topic(self, topic: str) -> None:
+        """ClusterError if the topic has a policy of its own by which it does not keep all messages;
+        where the admin API cannot be asked, the namespace was checked, and that is all."""
+        full = f"{self.access.path}/{topic_name(topic)}"
+        try:
+            kept = self.admin("GET", f"persistent/{full}/retention?applied=true")
+        except ClusterError:  # it is not there yet, for example
+            return
+        if not _is_for_ever(kept):
+            raise ClusterError(
+                f"{self.access.url}: topic {topic!r} has a policy of its own by which it does not "
+                "keep its messages for ever. Remove it: pulsar-admin "
+                f"topicPolicies remove-retention persistent://{full}"
             )
 
     def topics(self) -> list[str]:
@@ -499,6 +516,11 @@ class Cluster(Closing):
                 if type(error).__name__ not in PASSING or time.monotonic() > deadline:
                     self.failed(f"topic {topic!r} cannot be read", error)
             time.sleep(0.1)
+
+
+def _is_for_ever(retention: Any) -> bool:
+    kept = retention or {}
+    return (kept.get("retentionTimeInMinutes"), kept.get("retentionSizeInMB")) == (-1, -1)
 
 
 def _close(client: Any) -> None:

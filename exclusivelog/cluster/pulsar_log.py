@@ -29,7 +29,7 @@ from exclusivelog.backend import Closing
 from exclusivelog.cluster.frames import MAX_BYTES
 from exclusivelog.cluster.native import Native, stay
 from exclusivelog.cluster.ordered import Answer, Answered, Position, Record, Tail, ignore
-from exclusivelog.cluster.pulsar import FENCED, Access, Cluster, admitted, meaning_of
+from exclusivelog.cluster.pulsar import AWAY, FENCED, PASSING, Access, Cluster, admitted, meaning_of
 from exclusivelog.errors import (
     ClusterError,
     EngineClosedError,
@@ -44,6 +44,7 @@ PLACE = struct.Struct(">QQI")  # ledger, entry, index in the batch + 1 (0: no ba
 PENDING_APPENDS = 256  # appends without an answer, more than the 64 unread frames of a writer
 AHEAD_RECORDS = 64  # records that a tail's client prefetches
 CLOSE_SECONDS = 2.0  # for the broker to answer, before the connection is cut off
+OPEN_SECONDS = 0.1  # between attempts to open a reader again
 BUSY_SECONDS = 0.05  # between attempts to open a producer that another one excludes
 WAKE_SECONDS = 1.0  # interval at which a waiting tail checks whether it was closed
 # After so long without a message, ask the reader whether there is one. If there is, but it does not
@@ -272,8 +273,9 @@ class _Sender:
                 producer = admitted(lambda: self._create(options))
             except Exception as error:
                 self._client.use()
-                # Another log excludes all others for a moment (`alone`).
-                if type(error).__name__ not in FENCED or time.monotonic() > deadline:
+                # Another log excludes all others for a moment (`alone`), or the broker is busy.
+                name = type(error).__name__
+                if name not in (*FENCED, *PASSING) or time.monotonic() > deadline:
                     self._cluster.failed(f"{self._address} {what}", error)
                 time.sleep(BUSY_SECONDS)
             else:
@@ -407,6 +409,7 @@ class _PulsarTail:
         self._last = after
         self._more = False  # the reader has announced a message
         self._closed = False
+        self._reader: Native | None = None  # while none can be opened
         self._open()
 
     def _open(self) -> None:
@@ -422,10 +425,17 @@ class _PulsarTail:
         self._ask_at = time.monotonic() + PATIENCE_SECONDS
 
     def _open_again(self) -> None:
-        close_reader(self._reader)
-        self._more = False
-        self._open()
-        if self._closed:  # closed meanwhile, with the former reader
+        """Go on with another reader."""
+        if self._reader is not None:
+            close_reader(self._reader)
+        self._reader, self._more = None, False
+        try:
+            self._open()
+        except ClusterError as error:
+            # A restarted broker begins a new ledger, and may still be loading the topic.
+            if type(error.__cause__).__name__ not in AWAY:
+                raise
+        if self._closed and self._reader is not None:  # closed meanwhile, with the former reader
             close_reader(self._reader)
 
     def next(self, timeout: float | None = None) -> Record | None:
@@ -447,6 +457,11 @@ class _PulsarTail:
                 return None
 
     def _receive(self, milliseconds: int) -> Any:
+        if self._reader is None:
+            self._open_again()
+        if self._reader is None:
+            time.sleep(min(OPEN_SECONDS, milliseconds / 1000))
+            return None
         try:
             return self._reader.use().read_next(milliseconds)
         except Exception as error:
@@ -462,7 +477,7 @@ class _PulsarTail:
             return
         said, self._more = self._more, False
         with contextlib.suppress(Exception):  # the broker may be down
-            self._more = self._reader.use().has_message_available()
+            self._more = self._reader is not None and self._reader.use().has_message_available()
         if said and self._more:
             self._open_again()
         self._ask_at = time.monotonic() + PATIENCE_SECONDS
@@ -497,6 +512,8 @@ class _PulsarTail:
         """Stop reading; a `next` that waits ends within a second."""
         if not self._closed:
             self._closed = True
+            reader = self._reader
             with contextlib.suppress(Exception):
-                # Does not wait for an unresponsive broker.
-                self._reader.use().close_async(_ignore_result)
+                if reader is not None:
+                    # Does not wait for an unresponsive broker.
+                    reader.use().close_async(_ignore_result)

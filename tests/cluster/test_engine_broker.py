@@ -250,6 +250,21 @@ def test_a_namespace_that_loses_messages_is_refused(
         xl.open(careless.url, **options(careless))
 
 
+def test_a_topic_that_loses_messages_is_refused(namespace: Namespace) -> None:
+    """A policy of the topic goes before that of its namespace."""
+    with xl.open(namespace.url, **options(namespace)) as engine:
+        engine.topic("orders").producer(EXCLUSIVE).send(b"a")
+    policy = f"persistent/{namespace.path}/orders/retention"
+    namespace.call("POST", policy, {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0})
+    until(lambda: namespace.call("GET", f"{policy}?applied=true")["retentionSizeInMB"] == 0)
+    with xl.open(namespace.url, **options(namespace)) as engine:
+        with pytest.raises(xl.ClusterError, match="topicPolicies remove-retention persistent://"):
+            values(engine.topic("orders"))
+        namespace.call("DELETE", policy)
+        until(lambda: namespace.call("GET", f"{policy}?applied=true")["retentionSizeInMB"] == -1)
+        assert values(engine.topic("orders")) == [b"a"]
+
+
 def test_no_error_and_no_repr_has_the_token(namespace: Namespace) -> None:
     with pytest.raises(xl.ClusterError) as error:
         xl.open("pulsar://127.0.0.1:1/public/default", token="very.secret.token")

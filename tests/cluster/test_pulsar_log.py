@@ -19,7 +19,7 @@ from exclusivelog.cluster.follower import Follower
 from exclusivelog.cluster.native import Native
 from exclusivelog.cluster.ordered import Answer, OrderedLog, Position, Record
 from exclusivelog.cluster.places import PulsarPlace
-from exclusivelog.cluster.pulsar import Access
+from exclusivelog.cluster.pulsar import Access, Cluster, admitted
 from exclusivelog.cluster.pulsar_log import PulsarLog, _answer
 from exclusivelog.cluster.rule import State
 from exclusivelog.errors import (
@@ -76,6 +76,78 @@ def following(log: OrderedLog, count: int, after: Position | None = None) -> lis
         return [tail.next(PATIENCE) for _ in range(count)] + [tail.next(0.2)]
     finally:
         tail.close()
+
+
+# ---- a broker that has just started -----------------------------------------------------
+
+
+def of_client(name: str) -> type[Exception]:
+    """An error as the client has it under this name."""
+    return type(name, (Exception,), {})
+
+
+def failing_at_first(*errors: type[Exception]) -> Callable[[], str]:
+    """A call that raises these first."""
+    left = list(errors)
+
+    def call() -> str:
+        if left:
+            raise left.pop(0)
+        return "done"
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "name", ["AuthorizationError", "UnknownError", "ServiceUnitNotReady", "BrokerMetadataError"]
+)
+def test_a_broker_that_is_not_ready_is_asked_again_for_a_while(name: str) -> None:
+    passing, final = of_client(name), of_client("TopicNotFound")
+    assert admitted(failing_at_first(passing, passing)) == "done"
+    with pytest.raises(passing):
+        admitted(failing_at_first(passing), 0.0)
+    with pytest.raises(final):
+        admitted(failing_at_first(final))
+
+
+def test_a_producer_that_gets_no_answer_is_opened_again(
+    namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, late = pulsar_log._Sender._create, failing_at_first(of_client("Timeout"))
+    monkeypatch.setattr(pulsar_log._Sender, "_create", lambda *given: late() and create(*given))
+    with open_log(namespace) as log:
+        assert append(log, b"a").stored
+
+
+# ---- who lives ---------------------------------------------------------------------------
+
+
+@pytest.mark.rule("C2", "D4")
+def test_an_engine_that_is_gone_is_asked_about_once_while_it_is_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, asked, found = [1000.0], list[str](), [True]
+    place = PulsarPlace(Access.parse("pulsar://127.0.0.1:1/public/default"), check_policies=False)
+    monkeypatch.setattr("exclusivelog.cluster.places.time.monotonic", lambda: now[0])
+
+    def is_taken(name: str) -> bool:
+        asked.append(name)
+        now[0] += 0.05  # a busy broker takes longer than what it says is remembered for
+        return found[0]
+
+    monkeypatch.setattr(place, "_is_taken", is_taken)
+    assert place.lives("e")
+    assert place.lives("e")
+    assert len(asked) == 1
+    now[0] += 0.03
+    found[0] = False
+    assert not place.lives("e")
+    now[0] += 0.1  # the time in which the topic is read to its end
+    assert not place.lives("e")
+    assert len(asked) == 2
+    now[0] += 0.2
+    found[0] = True
+    assert place.lives("e")
 
 
 # ---- the five calls ----------------------------------------------------------------------
@@ -156,6 +228,29 @@ def test_the_last_record_is_found_without_a_reader_at_the_end(
         assert log.last() == Record(position, b"2")
 
 
+def test_the_admin_api_is_asked_again_after_it_was_away(
+    namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = PulsarPlace(Access.parse(namespace.url, admin=namespace.admin))
+    with contextlib.closing(place), contextlib.closing(place.open("orders")) as log:
+        position = append(log, b"a").position
+        ask, asked = Cluster.admin, list[str]()
+
+        def fail_once(cluster: Cluster, method: str, path: str) -> Any:
+            asked.append(path)
+            if len(asked) == 1:
+                raise ClusterError("it is away")
+            return ask(cluster, method, path)
+
+        monkeypatch.setattr(Cluster, "admin", fail_once)
+        assert log.end() == position  # as a reader finds it
+        assert log.end() == position
+        assert len(asked) == 1
+        monkeypatch.setattr(log, "_ask_at", time.monotonic())
+        assert log.end() == position
+        assert len(asked) == 2
+
+
 @pytest.mark.rule("J2")
 def test_a_duplicate_is_stored_at_an_unknown_position(namespace: Namespace, log: PulsarLog) -> None:
     import _pulsar
@@ -225,6 +320,50 @@ def test_a_tail_goes_on_where_pulsar_begins_another_ledger(
     assert data == [b"%d" % number for number in range(6)]
     assert len(ledgers) == 3
     assert tail.next(0.2) is None
+
+
+@pytest.mark.rule("J2")
+@pytest.mark.parametrize("name", ["UnknownError", "ServiceUnitNotReady", "Timeout"])
+def test_a_tail_waits_for_a_broker_that_loads_the_topic_still(
+    namespace: Namespace, log: PulsarLog, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    # A broker that has come back begins another ledger, and its first answers are such errors.
+    assert append(log, b"a").stored
+    tail = log.tail()
+    within(tail.next)
+    namespace.call("PUT", f"persistent/{namespace.path}/orders/unload")
+    assert append(log, b"b").stored
+    open_reader, refused = PulsarLog.reader, list[Any]()
+
+    def refuse_at_first(log: PulsarLog, start: Any, ahead: int) -> Native:
+        if len(refused) < 3:
+            refused.append(start)
+            raise ClusterError("it cannot be read") from of_client(name)()
+        return open_reader(log, start, ahead)
+
+    monkeypatch.setattr(PulsarLog, "reader", refuse_at_first)
+    assert tail.next(0) is None
+    record = within(tail.next)
+    assert record is not None
+    assert record.data == b"b"
+    assert len(refused) == 3
+
+
+def test_a_tail_ends_where_its_topic_may_not_be_read_any_more(
+    namespace: Namespace, log: PulsarLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert append(log, b"a").stored
+    tail = log.tail()
+    within(tail.next)
+    namespace.call("PUT", f"persistent/{namespace.path}/orders/unload")
+    assert append(log, b"b").stored
+
+    def refuse(log: PulsarLog, start: Any, ahead: int) -> Native:
+        raise ClusterError("it cannot be read") from of_client("AuthorizationError")()
+
+    monkeypatch.setattr(PulsarLog, "reader", refuse)
+    with pytest.raises(ClusterError, match="cannot be read"):
+        within(tail.next)
 
 
 def test_a_reader_that_never_sends_what_it_has_is_opened_again(
