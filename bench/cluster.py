@@ -53,7 +53,7 @@ def p25(settings: Settings) -> Figure:
     """Needs Java 17 and Maven, for a broker of its own."""
     if reason := missing():
         raise RuntimeError(reason)
-    with own_broker() as broker:
+    with own_broker(options="") as broker:
         return measure(settings, Namespace.make(broker.url, broker.admin))
 
 

@@ -66,7 +66,7 @@ def main() -> None:
         raise SystemExit(reason)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         began = time.perf_counter()
-        broker = Broker(Path(folder) / "broker")
+        broker = Broker(Path(folder) / "broker", options="")
         broker.start()
         print(f"broker ready after {time.perf_counter() - began:.1f} s")
         try:

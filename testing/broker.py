@@ -48,6 +48,7 @@ ARTIFACT = f"org.apache.pulsar:pulsar-server-distribution:{VERSION}:tar.gz:bin"
 OLDEST_JAVA = 17
 FETCH_SECONDS, READY_SECONDS, STOP_SECONDS = 600.0, 180.0, 20.0
 MEMORY = "-Xms64m -Xmx768m -XX:MaxDirectMemorySize=512m -XX:+ExitOnOutOfMemoryError"
+QUICK = "-XX:TieredStopAtLevel=1"  # half the time to start, and slower when it has run for long
 SETTINGS = {
     "bindAddress": "127.0.0.1",
     "advertisedAddress": "127.0.0.1",
@@ -122,15 +123,15 @@ class Broker:
     """A Pulsar standalone: broker, bookie and metadata in one JVM, all below `directory`.
 
     `start()` after `kill()` or `stop()` runs it again on the same ports and the same data.
-    `settings` go into its standalone.conf; `memory` holds options for the JVM.
+    `settings` go into its standalone.conf; `options` are more options for the JVM.
     """
 
     def __init__(
-        self, directory: Path, settings: Mapping[str, str] | None = None, memory: str = MEMORY
+        self, directory: Path, settings: Mapping[str, str] | None = None, options: str = QUICK
     ) -> None:
         self._directory = directory.absolute()
         self._settings = dict(settings or {})
-        self._memory = memory
+        self._options = options
         self._process: subprocess.Popen[bytes] | None = None
         port, web, tls, tls_web = _free_ports(4)
         self.url, self.admin = f"pulsar://127.0.0.1:{port}", f"http://127.0.0.1:{web}"
@@ -153,8 +154,9 @@ class Broker:
         configuration = self._configure(home)
         environment = {
             **os.environ, "PULSAR_STANDALONE_USE_ZOOKEEPER": "0",
-            "PULSAR_STANDALONE_CONF": str(configuration), "PULSAR_MEM": self._memory,
-            "PULSAR_GC": "-XX:+UseSerialGC", "PULSAR_GC_LOG": " ", "PULSAR_LOG_LEVEL": "warn",
+            "PULSAR_STANDALONE_CONF": str(configuration), "PULSAR_MEM": MEMORY,
+            "PULSAR_GC": f"-XX:+UseSerialGC {self._options}", "PULSAR_GC_LOG": " ",
+            "PULSAR_LOG_LEVEL": "warn",
             "PULSAR_LOG_DIR": str(self._directory / "logs"), "PULSAR_LOG_APPENDER": "Console",
         }  # fmt: skip
         with (self._directory / "output").open("ab") as output:
@@ -221,10 +223,10 @@ def _free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def own_broker(settings: Mapping[str, str] | None = None) -> Iterator[Broker]:
+def own_broker(settings: Mapping[str, str] | None = None, options: str = QUICK) -> Iterator[Broker]:
     """A broker for one test alone, which may kill it; its data is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="broker-", ignore_cleanup_errors=True) as folder:
-        broker = Broker(Path(folder), settings)
+        broker = Broker(Path(folder), settings, options)
         try:
             broker.start()
             yield broker
@@ -408,7 +410,7 @@ def _supervise(directory: Path) -> None:
 def _run_until_interrupted() -> None:
     if reason := missing():
         raise SystemExit(reason)
-    with own_broker() as broker, contextlib.suppress(KeyboardInterrupt):
+    with own_broker(options="") as broker, contextlib.suppress(KeyboardInterrupt):
         print(f"{broker.url}  (admin: {broker.admin})", flush=True)
         signal.pause()
 
@@ -425,7 +427,7 @@ def _run(command: Sequence[str]) -> int:
     if reason := missing():
         raise SystemExit(reason)
     print("starting a Pulsar broker", flush=True)
-    with own_broker() as broker:
+    with own_broker(options="") as broker:
         return run_in(Namespace.make(broker.url, broker.admin), command)
 
 
