@@ -23,9 +23,9 @@ from exclusivelog.local.ownership.claims import Claims
 from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.ownership.role_rows import list_roles
 from exclusivelog.local.ownership.sessions import Sessions, clear
+from exclusivelog.local.records import describe, owner_info
 from exclusivelog.local.storage.figures import counted
 from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.tables import describe, owner_info
 from exclusivelog.types import (
     ClaimInfo,
     EngineInfo,

@@ -1,27 +1,7 @@
-"""Records in the tables: sessions, transfers and claims; rows of LMDB; time marks.
-
-**Time marks** are the real times of messages whose publish times are ahead of the clock. Publish
-times never decrease within a topic (rule G4). So one message sent under a clock that is ten years
-ahead gives its time to all later messages of the topic, for ten years. The ledger therefore keeps a
-few *time marks* for such a topic. A mark (offset, time) means: every message before this offset had
-been published by that time.
-
-The effective time of a message is its publish time, unless that is ahead of the reading process's
-clock: then it is the time of the first mark after the message, or now if there is none. Retention
-by age, trimming and seeking by time use the effective time.
-
-A mark may have been made under a wrong clock, too. Every rule below prefers the later time, so that
-a wrong clock makes retention keep more, never less:
-
-- A mark counts only for publish times ahead of the reader's clock: a process with a clock *behind*
-  takes right publish times for wrong ones, and the others ignore its marks.
-- A mark ahead of the reader's clock is ignored; the next one, or now, counts instead.
-- So is a mark earlier than a mark, or a trusted publish time, before it.
-"""
+"""Records in the tables: sessions, transfers and claims; rows of LMDB; and a session for people."""
 
 from __future__ import annotations
 
-import itertools
 import operator
 import struct
 import time
@@ -31,9 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgpack
 
-from exclusivelog._core import crc32c
-from exclusivelog.errors import ExclusiveLogError, LedgerCorruptedError
-from exclusivelog.types import PREFIX, AccessMode
+from exclusivelog import _core
+from exclusivelog.errors import (
+    ExclusiveLogError,
+    LedgerCorruptedError,
+    ProducerFencedError,
+    ProducerRevokedError,
+)
+from exclusivelog.types import PREFIX, AccessMode, OwnerInfo, WaiterInfo
 
 if TYPE_CHECKING:
     import lmdb
@@ -157,95 +142,6 @@ TIMES, OVERDUE = b"times", b"overdue"
 KIND, PRIORITIES, ANNOUNCED = b"kind", b"priorities", b"announced"
 COMPRESSION = b"compression"
 ITEMS = b"items"
-
-
-# ---- time marks ------------------------------------------------------------------------
-
-
-SLACK_MS = 5000  # a publish time may be this far ahead of the clock
-MOST_MARKS = 64
-# The start of 2025. An earlier time is that of a clock that was never set.
-EARLIEST_MS = 1_735_689_600_000
-
-MARK, CHECKSUM = struct.Struct(">QQ"), struct.Struct(">I")
-
-Mark = tuple[int, int]  # an offset; ms since 1970
-
-
-def wall_ms() -> int:
-    """This process's wall clock, in ms since 1970."""
-    return time.time_ns() // 1_000_000
-
-
-def is_ahead(published: int, now: int) -> bool:
-    """Is this publish time too far ahead of the clock to be trusted?"""
-    return published > now + SLACK_MS
-
-
-def pack_marks(marks: list[Mark]) -> bytes:
-    """The row in which a topic's marks are stored."""
-    data = b"".join(itertools.starmap(MARK.pack, marks))
-    return data + CHECKSUM.pack(crc32c(data))
-
-
-def unpack_marks(row: bytes | None) -> list[Mark]:
-    """A row's marks; none if it is damaged: then messages are only kept longer, while an error
-    would fail checkpoints."""
-    if row is None or len(row) % MARK.size != CHECKSUM.size:
-        return []
-    data = row[: -CHECKSUM.size]
-    sound = CHECKSUM.unpack(row[-CHECKSUM.size :])[0] == crc32c(data)
-    return list(MARK.iter_unpack(data)) if sound else []
-
-
-def with_mark(marks: list[Mark], offset: int, now: int) -> list[Mark]:
-    """The marks with one added; unchanged if there is no message since the last mark, or the clock
-    was never set.
-
-    >>> with_mark([(10, 1_800_000_000_000)], 20, 1_800_000_060_000)
-    [(10, 1800000000000), (20, 1800000060000)]
-    """
-    if now < EARLIEST_MS or is_marked(marks, offset, now):
-        return marks
-    return _thinned([*marks, (offset, now)], now)
-
-
-def is_marked(marks: list[Mark], offset: int, now: int) -> bool:
-    """Is there a mark at or after the offset that is not ahead of this clock?"""
-    return any(at >= offset and not is_ahead(when, now) for at, when in marks)
-
-
-def _thinned(marks: list[Mark], now: int) -> list[Mark]:
-    # Messages between two marks get the time of the later one. Drop the mark whose loss makes them
-    # appear younger by the smallest share of their age, so that newer marks are closer together.
-    while len(marks) > MOST_MARKS:
-        costs = [
-            max(0, later - earlier) / (abs(now - earlier) + 1000)
-            for (_, earlier), (_, later) in zip(marks, marks[2:], strict=False)
-        ]
-        del marks[1 + costs.index(min(costs))]
-    return marks
-
-
-def without_trimmed(marks: list[Mark], first: int) -> list[Mark]:
-    """The marks that concern messages from the offset `first` on."""
-    return [mark for mark in marks if mark[0] > first]
-
-
-def first_marked_since(marks: list[Mark], since: int, floor: int, now: int) -> int:
-    """The first offset whose messages may have been published at `since` or later, according to
-    the marks; 0 if unknown. `floor`: a trusted publish time before them.
-
-    >>> first_marked_since([(10, 1000), (20, 3000)], 2000, 0, 5000)
-    10
-    """
-    first, latest = 0, floor - SLACK_MS
-    for offset, when in marks:
-        if latest <= when <= now + SLACK_MS:
-            latest = when
-            if when < since:
-                first = offset
-    return first
 
 
 # ---- records ---------------------------------------------------------------------------
@@ -412,3 +308,59 @@ class View:
 
 
 CLAIMANT_FIELDS = [field.name for field in fields(Claimant)]
+
+
+# ---- for people, and errors ----------------------------------------------------------------
+
+
+def owner_info(session: Session) -> OwnerInfo:
+    """The public facts of a session that holds a topic (rule A5)."""
+    return OwnerInfo(
+        engine_id=session.engine, engine_name=session.engine_name, pid=session.pid,
+        producer_name=session.name, access_mode=AccessMode(session.mode),
+        priority=session.priority, epoch=session.epoch, since=session.since,
+        session=session.id, properties=session.properties,
+    )  # fmt: skip
+
+
+def waiter_info(session: Session) -> WaiterInfo:
+    """The public facts of a session in the queue."""
+    return WaiterInfo(
+        engine_id=session.engine, engine_name=session.engine_name, pid=session.pid,
+        producer_name=session.name, priority=session.priority, since=session.since,
+        session=session.id, properties=session.properties,
+    )  # fmt: skip
+
+
+def topic_label(topic: str) -> str:
+    """The name of a topic, or of the role that it stands for, for a message."""
+    return f"role {topic.removeprefix(PREFIX)!r}" if is_role(topic) else f"topic {topic!r}"
+
+
+def describe(session: Session) -> str:
+    """A session's producer and engine, for a message."""
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(session.since / 1000))
+    epoch = f"epoch {session.epoch}, " if session.exclusive else ""
+    return (
+        f"producer {session.name!r} of engine {session.engine_name!r} (id {session.engine}, "
+        f"pid {session.pid}, {epoch}since {since} UTC)"
+    )
+
+
+def fenced_by(row: _core.TopicRow, session: Session, owner: Session | None) -> ProducerFencedError:
+    """The error for a fenced session, which names the owner."""
+    now = f"held by {describe(owner)}" if owner is not None else f"at epoch {row.epoch}"
+    return ProducerFencedError(
+        f"{topic_label(row.name)}: producer {session.name!r} with epoch {session.epoch} was "
+        f"fenced; the topic is {now}. Close this producer and open a new one",
+        holder=None if owner is None else owner_info(owner),
+    )
+
+
+def revoked(row: _core.TopicRow, session: Session) -> ProducerRevokedError:
+    """The error of a producer whose claim is lost."""
+    return ProducerRevokedError(
+        f"{topic_label(row.name)}: producer {session.name!r} was fenced: the claim or role that it "
+        "was bound to was revoked or released. Make a new one with engine.own or engine.role, and "
+        "open a new producer"
+    )

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.local import records
+from exclusivelog.local import records, time_marks
 from exclusivelog.local.log import appending, reading
 from exclusivelog.local.log.reading import offset_at_time
 from exclusivelog.local.maintenance import retention
@@ -54,7 +54,7 @@ def fill(topic: xl.Topic, count: int) -> None:
     topic.engine.ledger.checkpoint()
 
 
-def marks(topic: xl.Topic) -> list[records.Mark]:
+def marks(topic: xl.Topic) -> list[time_marks.Mark]:
     with topic.engine.ledger.read() as found:
         return found.topics.marks(topic.id)
 
@@ -214,7 +214,7 @@ def test_g8_a_clock_that_is_behind_lets_no_process_remove_young_messages(
     assert topic.trim(before=moment(now_ms() - 60_000)) == 0
     found = marks(topic)
     if behind == 300 * DAY:  # the control: believing them would remove young messages
-        assert records.first_marked_since(found, now_ms() - 60_000, 0, now_ms()) > 0
+        assert time_marks.first_marked_since(found, now_ms() - 60_000, 0, now_ms()) > 0
     else:
         assert found == []  # a clock that was never set
 
@@ -423,7 +423,7 @@ def test_g8_whatever_clocks_showed_nothing_younger_goes(
         row = found.topics.get(topic.id)
         for since in [real, real - 1, *(moment + d for moment in sent for d in (-1, 0, 1))]:
             answer = offset_at_time(found, row, min(since, real))
-            assert all(at < since + records.SLACK_MS for at in sent[:answer]), (seed, since)
+            assert all(at < since + time_marks.SLACK_MS for at in sent[:answer]), (seed, since)
             if wrong == AHEAD:
                 due = max((offset for offset, at in right_marks if at < since), default=0)
                 assert answer >= due, (seed, since)
@@ -437,9 +437,9 @@ def test_g8_marks_are_few_and_the_denser_the_younger() -> None:
     now, kept, truth = 1_800_000_000_000, [], []
     for number in range(1, YEAR // 60 // 4):
         now += 60_000
-        kept = records.with_mark(kept, number, now)
+        kept = time_marks.with_mark(kept, number, now)
         truth.append(now)
-    assert len(kept) == records.MOST_MARKS
+    assert len(kept) == time_marks.MOST_MARKS
     assert kept == sorted(kept)
     for offset, at in enumerate(truth[:: len(truth) // 1000]):
         offset *= len(truth) // 1000
@@ -502,8 +502,8 @@ def test_g8_marks_are_in_a_backup(engine: xl.Engine, topic: xl.Topic, tmp_path: 
 
 
 def test_g8_marks_of_equal_times_are_no_riddle() -> None:
-    found: list[records.Mark] = []
+    found: list[time_marks.Mark] = []
     for offset in range(5):
-        found = records.with_mark(found, offset, 2 * 10**12)
-    assert records.first_marked_since(found, 2 * 10**12, 0, 2 * 10**12) == 0
-    assert records.first_marked_since(found, 2 * 10**12 + 1, 0, 2 * 10**12 + 1) == 4
+        found = time_marks.with_mark(found, offset, 2 * 10**12)
+    assert time_marks.first_marked_since(found, 2 * 10**12, 0, 2 * 10**12) == 0
+    assert time_marks.first_marked_since(found, 2 * 10**12 + 1, 0, 2 * 10**12 + 1) == 4

@@ -32,8 +32,9 @@ from exclusivelog.errors import (
     WaitTimeoutError,
     called_reentrantly,
 )
-from exclusivelog.local.records import Session, wall_ms
+from exclusivelog.local.records import Session
 from exclusivelog.local.storage.tables import Store, Tables, check_may_write
+from exclusivelog.local.time_marks import wall_ms
 from exclusivelog.messages import Columns, Encoded, Raw
 from exclusivelog.waits import in_slices
 

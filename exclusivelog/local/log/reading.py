@@ -24,10 +24,11 @@ from exclusivelog.errors import (
     TopicNotFoundError,
 )
 from exclusivelog.local.faults import retry_damaged
-from exclusivelog.local.records import SLACK_MS, View, first_marked_since, is_ahead, wall_ms
+from exclusivelog.local.records import View
 from exclusivelog.local.storage.compression import naming
 from exclusivelog.local.storage.segments import OpenEntries, is_reference
 from exclusivelog.local.storage.tables import Store, Tables
+from exclusivelog.local.time_marks import SLACK_MS, first_marked_since, is_ahead, wall_ms
 from exclusivelog.messages import to_ms
 from exclusivelog.types import Report
 from exclusivelog.waits import READER_LOOK_UP_SECONDS
@@ -214,8 +215,8 @@ def _missing(topic: _core.TopicRow, start: int, stop: int) -> LedgerCorruptedErr
 def offset_at_time(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int:
     """The first offset published at or after `time_ms`; the end if there is none.
 
-    Uses effective times (see records.py). A `time_ms` ahead of the clock is compared with publish
-    times alone, because it must be one.
+    Uses effective times (see time_marks.py). A `time_ms` ahead of the clock is compared with
+    publish times alone, because it must be one.
     """
     now = wall_ms()
     found = _first_published(tables, topic, time_ms)

@@ -20,7 +20,6 @@ from exclusivelog.errors import (
     TopicNotFoundError,
     describe_engine,
 )
-from exclusivelog.local.records import wall_ms
 from exclusivelog.local.storage.compression import (
     LOADERS,
     OLD,
@@ -29,6 +28,7 @@ from exclusivelog.local.storage.compression import (
     needed,
 )
 from exclusivelog.local.storage.tables import Store, Tables
+from exclusivelog.local.time_marks import wall_ms
 from exclusivelog.types import TopicStats
 
 log = logging.getLogger(__name__)

@@ -41,9 +41,19 @@ from exclusivelog.local.ownership.steps import (
     record,
     record_claim,
 )
-from exclusivelog.local.records import FENCING, Claimant, Session, Transfer, is_role, unpack_session
+from exclusivelog.local.records import (
+    FENCING,
+    Claimant,
+    Session,
+    Transfer,
+    describe,
+    is_role,
+    owner_info,
+    revoked,
+    unpack_session,
+)
 from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.tables import Tables, describe, owner_info, owner_of, revoked
+from exclusivelog.local.storage.tables import Tables, owner_of
 from exclusivelog.types import PREFIX, EngineInfo, OwnerInfo
 
 ROLE = "role"  # the reason of events about a role's parts

@@ -22,8 +22,8 @@ import msgpack
 
 from exclusivelog import _core
 from exclusivelog.backend import RoleDefinition
-from exclusivelog.local.records import PAIR, U64, Claimant, Session, u64
-from exclusivelog.local.storage.tables import Store, Tables, owner_info, owner_of, waiter_info
+from exclusivelog.local.records import PAIR, U64, Claimant, Session, owner_info, u64, waiter_info
+from exclusivelog.local.storage.tables import Store, Tables, owner_of
 from exclusivelog.types import PREFIX, RoleInfo
 
 ANCHORS = "__role__"  # the group of the claim sessions that bind the parts

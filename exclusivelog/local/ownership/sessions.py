@@ -58,18 +58,15 @@ from exclusivelog.local.records import (
     StillReleasing,
     Transfer,
     changed,
-    is_role,
-)
-from exclusivelog.local.storage.tables import (
-    Tables,
     describe,
     fenced_by,
+    is_role,
     owner_info,
-    owner_of,
     revoked,
     topic_label,
     waiter_info,
 )
+from exclusivelog.local.storage.tables import Tables, owner_of
 from exclusivelog.types import EngineInfo, OwnerInfo, WaiterInfo
 
 # ---- succession ------------------------------------------------------------------------

@@ -43,17 +43,9 @@ from exclusivelog import _core
 from exclusivelog.backend import RoleDefinition
 from exclusivelog.errors import OwnershipLostError, ProducerMovedError, describe_engine
 from exclusivelog.events import EVENTS, Event
-from exclusivelog.local.records import (
-    ANNOUNCED,
-    SHARED,
-    U64,
-    Claimant,
-    Session,
-    Transfer,
-    is_role,
-    wall_ms,
-)
+from exclusivelog.local.records import ANNOUNCED, SHARED, U64, Claimant, Session, Transfer, is_role
 from exclusivelog.local.storage.tables import Tables, owner_of
+from exclusivelog.local.time_marks import wall_ms
 from exclusivelog.types import Announcement, EngineInfo
 
 # ---- events and notifications ----------------------------------------------------------

@@ -28,8 +28,8 @@ from exclusivelog import _core
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.local.ownership import role_rows, steps
 from exclusivelog.local.ownership.steps import MOVES, RELEASE, record
-from exclusivelog.local.records import Session, Transfer, is_role
-from exclusivelog.local.storage.tables import Store, Tables, describe, fenced, owner_info, owner_of
+from exclusivelog.local.records import Session, Transfer, describe, is_role, owner_info
+from exclusivelog.local.storage.tables import Store, Tables, fenced, owner_of
 from exclusivelog.types import EngineInfo, Move, TransferInfo
 
 POLL_SECONDS = 0.25  # a death sends no wake-up

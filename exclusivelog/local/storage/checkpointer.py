@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from exclusivelog import _core, logs, threads
 from exclusivelog._core import TopicRow
 from exclusivelog.errors import LedgerCorruptedError, LedgerError, MissingLibraryError
-from exclusivelog.local.records import PAIR, SLACK_MS, wall_ms
+from exclusivelog.local.records import PAIR
 from exclusivelog.local.storage.segments import LARGE_ENTRY, is_reference
 from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.time_marks import SLACK_MS, wall_ms
 
 if TYPE_CHECKING:
     import lmdb

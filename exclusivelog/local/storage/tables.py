@@ -7,7 +7,7 @@ table      key                                              value
 meta       b"format" | b"topic", b"session", b"mail", ...   msgpack | last id given (u64)
            b"journal"                                       generation, position applied, a mark and
                                                             the oldest version behind it (u64)
-           b"times", topic id                               time marks (see records.py)
+           b"times", topic id                               time marks (see time_marks.py)
            b"overdue", topic id                             boot id, ns of the machine's monotonic
                                                             clock (see retention.py)
            b"kind", topic id                                msgpack: what state the topic holds
@@ -58,7 +58,6 @@ import functools
 import logging
 import os
 import struct
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
@@ -74,7 +73,6 @@ from exclusivelog.errors import (
     LedgerCorruptedError,
     LedgerFullError,
     ProducerFencedError,
-    ProducerRevokedError,
     TopicNotFoundError,
     TopicTerminatedError,
 )
@@ -91,23 +89,16 @@ from exclusivelog.local.records import (
     U64,
     Claimant,
     Known,
-    Mark,
     Rows,
     Session,
     Transfer,
     View,
-    is_ahead,
-    is_marked,
-    is_role,
-    pack_marks,
+    fenced_by,
     pack_session,
+    revoked,
     u64,
-    unpack_marks,
     unpack_session,
-    wall_ms,
     widened,
-    with_mark,
-    without_trimmed,
 )
 from exclusivelog.local.storage import compression
 from exclusivelog.local.storage.segments import (
@@ -119,7 +110,16 @@ from exclusivelog.local.storage.segments import (
     is_reference,
     space,
 )
-from exclusivelog.types import PREFIX, AccessMode, OwnerInfo, WaiterInfo
+from exclusivelog.local.time_marks import (
+    Mark,
+    is_ahead,
+    is_marked,
+    pack_marks,
+    unpack_marks,
+    wall_ms,
+    with_mark,
+    without_trimmed,
+)
 
 log = logging.getLogger(__name__)
 
@@ -1412,64 +1412,11 @@ class Store(Protocol):
 # ---- who may write ---------------------------------------------------------------------
 
 
-def owner_info(session: Session) -> OwnerInfo:
-    """The public facts of a session that holds a topic (rule A5)."""
-    return OwnerInfo(
-        engine_id=session.engine, engine_name=session.engine_name, pid=session.pid,
-        producer_name=session.name, access_mode=AccessMode(session.mode),
-        priority=session.priority, epoch=session.epoch, since=session.since,
-        session=session.id, properties=session.properties,
-    )  # fmt: skip
-
-
-def waiter_info(session: Session) -> WaiterInfo:
-    """The public facts of a session in the queue."""
-    return WaiterInfo(
-        engine_id=session.engine, engine_name=session.engine_name, pid=session.pid,
-        producer_name=session.name, priority=session.priority, since=session.since,
-        session=session.id, properties=session.properties,
-    )  # fmt: skip
-
-
-def topic_label(topic: str) -> str:
-    """The name of a topic, or of the role that it stands for, for a message."""
-    return f"role {topic.removeprefix(PREFIX)!r}" if is_role(topic) else f"topic {topic!r}"
-
-
-def describe(session: Session) -> str:
-    """A session's producer and engine, for a message."""
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(session.since / 1000))
-    epoch = f"epoch {session.epoch}, " if session.exclusive else ""
-    return (
-        f"producer {session.name!r} of engine {session.engine_name!r} (id {session.engine}, "
-        f"pid {session.pid}, {epoch}since {since} UTC)"
-    )
-
-
 def fenced(tables: Tables, row: _core.TopicRow, session: Session) -> ProducerFencedError:
     """The error of a session that may no longer write."""
     if session.bound_to and tables.claims.claimant(session.bound_to) is None:
         return revoked(row, session)
     return fenced_by(row, session, owner_of(tables, row))
-
-
-def fenced_by(row: _core.TopicRow, session: Session, owner: Session | None) -> ProducerFencedError:
-    """The error for a fenced session, which names the owner."""
-    now = f"held by {describe(owner)}" if owner is not None else f"at epoch {row.epoch}"
-    return ProducerFencedError(
-        f"{topic_label(row.name)}: producer {session.name!r} with epoch {session.epoch} was "
-        f"fenced; the topic is {now}. Close this producer and open a new one",
-        holder=None if owner is None else owner_info(owner),
-    )
-
-
-def revoked(row: _core.TopicRow, session: Session) -> ProducerRevokedError:
-    """The error of a producer whose claim is lost."""
-    return ProducerRevokedError(
-        f"{topic_label(row.name)}: producer {session.name!r} was fenced: the claim or role that it "
-        "was bound to was revoked or released. Make a new one with engine.own or engine.role, and "
-        "open a new producer"
-    )
 
 
 def owner_of(tables: Tables, row: _core.TopicRow) -> Session | None:
