@@ -179,8 +179,8 @@ MUTANTS = (
            ("tests/ownership/test_roles.py::"
             "test_d4_one_that_goes_on_amid_a_selection_is_granted_no_part_of_a_role",)),
     Mutant("a role waits for who died just now", ROLES,
-           "                tables.to_promote.add(row.id)  # a role may have waited for it",
-           "                pass  # a role may have waited for it",
+           "                tables.to_promote.add(row.id)  # a role may have waited for this one",
+           "                pass  # a role may have waited for this one",
            ("tests/ownership/test_roles.py::"
             "test_d4_a_producer_that_hangs_amid_a_selection_leaves_no_role_waiting",)),
     Mutant("a grant is not told", "ownership/sessions.py",
