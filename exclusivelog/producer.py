@@ -259,8 +259,8 @@ class ProducerSender:
             try:
                 if not self._await_change(session, refused, left):
                     raise WaitTimeoutError(
-                        f"topic {self.topic!r} was paused by a hand-over or the commit of a "
-                        f"transaction for longer than timeout={timeout} s; nothing was sent"
+                        f"topic {self.topic!r} was paused for longer than timeout={timeout} s, by "
+                        "a hand-over or a transaction; nothing was sent"
                     )
             finally:
                 del refused  # an error and a frame that refer to each other keep this sender

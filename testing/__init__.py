@@ -1,4 +1,4 @@
-"""What tests, proof and benchmarks share.
+"""Shared parts of tests, proof and benchmarks.
 
 `pytest --durability=process` lets every engine, doctest, worker and script promise that much unless
 it says otherwise (rule H1).

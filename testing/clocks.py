@@ -66,7 +66,7 @@ class WallClock:
         self.jump(0)
 
     def jump(self, seconds: int) -> None:
-        """Let it be so many seconds ahead of ours."""
+        """Set it so many seconds ahead of this process's clock."""
         fd = os.open(self._shift, os.O_WRONLY | os.O_CREAT)
         os.pwrite(fd, struct.pack("q", seconds), 0)
         os.close(fd)

@@ -1,4 +1,4 @@
-"""What compaction must leave of a topic, worked out from all that was sent (rule G7).
+"""The expected result of a compaction, computed from all sent messages (rule G7).
 
 >>> kept([(0, b"a", b"1"), (1, b"a", b"2"), (2, b"b", b"3"), (3, b"b", None), (4, None, b"4")])
 [(1, b'a', b'2'), (4, None, b'4')]

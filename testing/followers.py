@@ -1,6 +1,6 @@
 """Processes that each follow one topic of Pulsar and send to it, and a judge of what is there.
 
-A peer is told what to do by calls; while it streams, it says what was acknowledged:
+A test controls a peer by calls; while it streams, it reports acknowledged messages:
 
 ```python
 peer.call("acquire")                    # its epoch
@@ -63,7 +63,7 @@ def one(value: bytes) -> list[Encoded]:
 
 
 class Served:
-    """What a peer's process does."""
+    """The calls that a peer's process serves."""
 
     def __init__(self, says: Connection, namespace: Namespace, name: str, **options: Any) -> None:
         self._says, self._name, self._lock = says, name, threading.Lock()

@@ -1,5 +1,5 @@
-"""What the tests of hand-overs share: processes that start at once, points at which one of them
-is killed or stopped, and a chronicle that judges the result.
+"""Shared parts of the tests of hand-overs: fast processes, points at which one is killed or
+stopped, and `Chronicle`, which checks the result.
 
 A round of `Stage` has a source that owns the topic and sends, a destination, and a process that
 asks for the move. One of them is killed or stopped, at a point that `POINTS` names. Then the
@@ -48,7 +48,7 @@ preload("testing.handovers")
 
 
 class Quick(Worker):
-    """A worker that can be struck at a point of its code."""
+    """A worker that can be killed or stopped at a point of its code."""
 
     def await_strike(self) -> None:
         """Wait until it has stopped, by `strike`, and not inside the ledger. Another of its
@@ -83,8 +83,8 @@ def quick_workers(path: str) -> Iterator[Callable[..., Quick]]:
 
 
 def begin(function: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
-    """`function(*args)` in a thread of its own; what becomes of it. If it does not
-    return, only the test that asks for its result fails."""
+    """Run `function(*args)` in a thread of its own; returns its future. If it does not return, only
+    the test that needs its result fails."""
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     def run() -> None:
@@ -98,7 +98,7 @@ def begin(function: Callable[..., Any], *args: Any) -> concurrent.futures.Future
 
 
 def at_once(*functions: Callable[[], Any]) -> list[Any]:
-    """What functions that begin at the same moment return."""
+    """Run functions at the same time, and return their results."""
     barrier = threading.Barrier(len(functions))
 
     def run(function: Callable[[], Any]) -> Any:
@@ -150,7 +150,7 @@ def wake_ups(engines: Iterable[xl.Engine]) -> list[int]:
 
 
 def quiet_wake_ups(engines: list[xl.Engine]) -> list[int]:
-    """The same, once nothing is going on any more."""
+    """The same, once the counts do not change any more."""
     counts: list[int] = []
     while counts != (counts := wake_ups(engines)):
         time.sleep(0.1)
@@ -186,7 +186,7 @@ def catch_up(producer: xl.Producer) -> list[bytes]:
 
 
 def moved(moves: list[xl.Move] | list[Any]) -> list[tuple[str, str]]:
-    """What became of each topic."""
+    """The outcome for each topic."""
     return [(move.topic, move.state) for move in moves]
 
 
@@ -242,7 +242,7 @@ def short_of_patience(engine: xl.Engine, keepalive: float | None) -> Iterator[No
 
 
 def thaw(worker: Quick) -> None:
-    """Let a frozen worker go on."""
+    """Resume a stopped worker."""
     worker.signal(signal.SIGCONT)
     worker.answer()
 
@@ -290,7 +290,7 @@ def _send_on(producer: Producer, notes: Notes, tag: str, stop: threading.Event) 
 
 
 def reign_and_queue(state: State, notes: str, tag: str) -> None:
-    """Own the topic, send a message, and leave three in the queue: nothing runs then."""
+    """Own the topic, send a message, and leave three in the queue: then no call is in progress."""
     state.producer = state.topic.producer(EXCLUSIVE, linger=60)
     taken = Notes(notes)
     first = f"{tag}-first".encode()
@@ -384,7 +384,7 @@ def strike(engine: xl.Engine, number: int) -> None:
 
 
 def fall_at(state: State, name: str, number: int) -> None:
-    """Let this process fall, by that signal, once it comes to that point."""
+    """Send this process that signal once it comes to that point."""
     point = POINTS[name]
     inside = threading.local()
     original = getattr(point.where, point.method)
@@ -446,7 +446,7 @@ def _watch_the_commit(moment: str, inside: threading.local, fall: Callable[[], N
 
 
 class Chronicle:
-    """Reads along in `__events__` and in the log of one topic, and objects to what must not be:
+    """Follows `__events__` and the log of one topic, and fails on:
 
     - two owners, or a step of a hand-over that does not follow from the one before (E1, E5);
     - an epoch that was left out or used twice (B1), or written by another than its owner (B2);
@@ -551,7 +551,7 @@ OUTCOMES = ("owner", "nobody", "ProducerMovedError", "ProducerFencedError")
 
 
 class Stage:
-    """A ledger on which one round after the other is played, by processes that come and fall.
+    """A ledger for rounds of hand-overs, by processes that are killed or stopped.
 
     The bystander is an engine of this process, which is never harmed.
     """
@@ -574,7 +574,7 @@ class Stage:
         self.engine.close()
 
     def cast(self, role: str) -> Quick:
-        """The process that plays this role; a new one, if the last one has fallen."""
+        """The process in this role; a new one, if the last one was killed."""
         if role not in self._cast:
             self._cast[role] = self._make(role)
         return self._cast[role]
@@ -586,7 +586,8 @@ class Stage:
         self._cast.clear()
 
     def play(self, name: str, asks: str, waiting: bool, number: int) -> None:
-        """A round in which `asks` asks for the move, and whose `POINTS` it is falls there."""
+        """A round in which `asks` requests the move, and one process is killed or stopped at its
+        point."""
         self.rounds += 1
         point, stops = POINTS[name], number == signal.SIGSTOP
         role = {"coordinator": asks, "heir": "destination", "arrival": "destination"}.get(
@@ -613,7 +614,8 @@ class Stage:
         self.chronicle.read()
 
     def _ask(self, asks: str, heir: bool) -> Quick:
-        """Begin what leads to the fall; who has still to answer."""
+        """Begin the operations that reach the point; returns the processes that have still to
+        answer."""
         destination, asking = self.cast("destination"), self.cast(asks)
         asking.start(unload, "orders", destination.id)
         if not heir:
@@ -639,7 +641,7 @@ class Stage:
             producer.send(b"round-%d-bystander" % self.rounds)
 
     def _go_on(self, falling: Quick, busy: Quick) -> None:
-        """What was stopped finds out what has become of its topic."""
+        """The stopped process finds out the outcome of its topic."""
         falling.signal(signal.SIGCONT)
         if busy is falling:
             with contextlib.suppress(Failed):

@@ -1,9 +1,9 @@
-"""The judge: it reads a topic and the recorded calls, and says which rule is broken, where.
+"""The judge: compares a topic with the recorded calls, and names each broken rule and its offset.
 
-A `Call` is one append as its sender recorded it: what it was about to send, written down
-before, and what came of it, written down afterwards. A `Read` is what a reader got. Times are
-nanoseconds of one clock that all processes of the machine share. Who died in between has told
-nothing of the outcome: such a call may be in the log, whole and once, or not.
+A `Call` is one append as its sender recorded it: the messages, before the append, and the outcome,
+after it. A `Read` has what a reader got. Times are nanoseconds of one clock that all processes of
+the machine share. A sender that died in between has recorded no outcome: its call may be in the
+log, whole and once, or not.
 
 >>> a = Call("a", (b"1", b"2"), begun=0).acknowledged(offset=0, epoch=1, ended=5)
 >>> judge([Row(0, 1, 7, b"1"), Row(1, 1, 7, b"2")], [a])
@@ -28,7 +28,7 @@ ACKNOWLEDGED, REFUSED, UNKNOWN = "acknowledged", "refused", "unknown"
 
 
 class Row(NamedTuple):
-    """What the judge uses of a message of the log."""
+    """A message of the log, as the judge needs it."""
 
     offset: int
     epoch: int
@@ -130,7 +130,7 @@ class Case:
                 yield Broken("B9", place, f"{row.value!r} was never sent")
 
     def calls_kept(self) -> Iterator[Broken]:
-        """Each call's outcome is true."""
+        """Check that each call's outcome is true."""
         for call in self.calls:
             there = [self.places[value] for value in call.values if value in self.places]
             if call.stale and call.outcome == ACKNOWLEDGED:
@@ -155,7 +155,7 @@ class Case:
             yield Broken("B8", place, what)
 
     def senders_order(self) -> Iterator[Broken]:
-        """Each one's calls stand in order, and none is missing before one that is there."""
+        """Check that each sender's calls are in order, without gaps."""
         last: dict[str, int] = collections.defaultdict(lambda: -1)
         missing: dict[str, Call] = {}
         for call in self.calls:
@@ -174,7 +174,8 @@ class Case:
     # ---- epochs --------------------------------------------------------------------------
 
     def epochs(self) -> Iterator[Broken]:
-        """They never go back, an owner's messages are one run, an epoch has one owner."""
+        """Check that epochs never decrease, an owner's messages are one run, and an epoch has one
+        owner."""
         behind: dict[int, set[int]] = collections.defaultdict(set)  # epoch: owners that are over
         previous: Row | None = None
         for place, row in enumerate(self.rows):
@@ -200,7 +201,7 @@ class Case:
     # ---- time ----------------------------------------------------------------------------
 
     def real_time(self) -> Iterator[Broken]:
-        """What was acknowledged before another call began stands before it."""
+        """Check that a call that was acknowledged before another began precedes it."""
         ends = sorted(
             (call.ended, self.places[call.values[-1]])
             for call in self.calls
@@ -253,7 +254,7 @@ class _highest:  # noqa: N801 - it is used as a function
 def judge_damage(
     sent: Mapping[int, bytes | None], seen: Mapping[int, bytes | None], named: set[int]
 ) -> list[Broken]:
-    """After damage: what was read is what was sent, and what was not read was named."""
+    """After damage: check that messages are as sent, and that missing ones were named."""
     broken = [
         Broken("G9", offset, f"{value!r} is read, which was never sent here")
         for offset, value in seen.items()

@@ -1,4 +1,4 @@
-"""Event loops for tests: each is run to its end, and nothing may be left then."""
+"""Event loops for tests: each is run to its end, and must leave no threads or tasks."""
 
 from __future__ import annotations
 

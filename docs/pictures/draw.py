@@ -178,7 +178,7 @@ def hand_over() -> Drawing:
     d.arrow(440, 78, 440, 112)
     d.text(288, 34, 'unload("jobs-", to=worker-2)')
     d.text(450, 64, "ProducerMovedError names worker-2", ink=GREY)
-    d.text(450, 100, "one transaction: no gap, nobody else gets it", ink=GREY)
+    d.text(450, 100, "one transaction: no gap, no other engine gets it", ink=GREY)
     d.arrow(86, 180, 748, 180, ink=GREY)
     d.text(748, 174, "time", ink=GREY, anchor="end")
     d.text(86, 212, "If the deadline passes or worker-2 dies, worker-1 keeps the topic.", ink=GREY)

@@ -76,7 +76,7 @@ function traces(chart, rows, view, width) {
       marker: crashed
         ? { symbol: "x-thin", size: 9, line: { width: 2.5, color: colour("--bad") } }
         : { symbol: "diamond-open", size: 9, color: colour("--text"), line: { width: 1.5 } },
-      hovertemplate: `${crashed ? "crashed or hung" : "fenced or moved"}<extra></extra>`,
+      hovertemplate: `${crashed ? "crashed or unresponsive" : "fenced or moved"}<extra></extra>`,
     });
   }
   if (chart.load) found.push(...load(chart));

@@ -156,7 +156,7 @@ class PlainCopies:
             if size > frames.MAX_BYTES:
                 raise UnsupportedError(
                     f"the message at offset {message.offset} does not fit into one message of the "
-                    f"cluster, which has {frames.MAX_BYTES} bytes"
+                    f"cluster; it takes {frames.MAX_BYTES} bytes"
                 )
             yield Copied(topic, frame, outgoing, size)
             gap = 0

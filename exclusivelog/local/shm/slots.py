@@ -291,9 +291,9 @@ class Slots:
             if self.atomics.wake(at + PRESENCE) or is_stopped(thread):
                 raise LedgerError(
                     f"{self.path} is in use by engine {self._info(index, engine).name!r} (pid "
-                    f"{self.atomics.load(at + PID)}) through another path (an overlay, "
-                    "for example), which shares no locks; open the ledger by one path "
-                    "only. If this is a copy, remove its owners.lock"
+                    f"{self.atomics.load(at + PID)}) through another path; open the "
+                    "ledger by one path only, as others (an overlay, for example) share no "
+                    "locks. If this is a copy, remove its owners.lock"
                 )
 
 

@@ -26,9 +26,10 @@ producers  topic id, producer name                          last sequence id, li
 holders    topic id, session                                msgpack of records.Session
 queue      topic id, order of rule D1, session              msgpack of records.Session
 engines    engine id, 0 holder | 1 waiter, session          slot (u16), key in holders or queue
-mail       engine id, number                                msgpack [kind, session, ...]
-trash      topic id                                         empty: it was deleted, its rows are
-                                                            still to go; or an offset: those of
+mail       engine id, number                                notification: msgpack [kind, session,
+                                                            ...]
+trash      topic id                                         pending deletion. Empty: all rows of
+                                                            a deleted topic; or an offset: those of
                                                             the entries before it; or (slot,
                                                             engine): a view that is being made
 views      topic id                                         id and horizon of its compacted view
