@@ -519,7 +519,7 @@ class RoleGrants:
                 yield key, data, waiter
             else:
                 self._sessions.remove_dead(tables, row, waiter)
-                tables.to_promote.add(row.id)  # a role may have waited for it
+                tables.to_promote.add(row.id)  # a role may have waited for this one
 
 
 def _queue(tables: Tables, row: _core.TopicRow) -> Iterator[tuple[bytes, bytes, Session]]:
