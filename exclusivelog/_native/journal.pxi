@@ -70,6 +70,7 @@ cdef class Journal:
     cdef uint64_t tails_generation           # tails of another tails_generation are invalid
     cdef uint64_t generation    # of `tails`
     cdef Tails tails            # under the mutex, as the three above
+    cdef End ended              # of the topic whose end was asked for last; under the GIL
     cdef public object on_stall # called with a thread's id while another one waits for it
     cdef Py_ssize_t busy        # threads that use the mapping; counted under the GIL
     cdef uint32_t due           # changes when a checkpoint is requested: futex
@@ -512,16 +513,17 @@ cdef class Journal:
     def end_of(self, uint64_t topic, uint64_t start, uint64_t stop, uint64_t generation):
         """(next offset, publish time) after a topic's last frame between two positions; None if it
         has none there. Raises JournalOverwritten."""
-        cdef Tail tail
-        cdef uint64_t position = start
-        cdef Found found
-        memset(&tail, 0, sizeof(Tail))
-        tail.topic = topic
+        cdef End end
+        memset(&end, 0, sizeof(End))
+        end.topic, end.generation, end.reached = topic, generation, start
+        # Each new reader asks twice, and what was walked does not change until it is overwritten.
+        if _is_known(&self.ended, topic, start, stop, generation):
+            end = self.ended
         self._enter()
         with nogil:
-            while _next_of(&self.ring, topic, 0, position, stop, generation, &found):
-                _follow(&tail, &found)
-                position = found.next
+            _find_end(&self.ring, stop, &end)
         self.busy -= 1
         self._check_not_overwritten(start, generation)
-        return (tail.next_offset, tail.publish_time) if tail.next_offset else None
+        if end.next_offset:
+            self.ended = end
+        return (end.next_offset, end.publish_time) if end.next_offset else None

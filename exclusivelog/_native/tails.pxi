@@ -67,3 +67,46 @@ cdef Tail* _make_tail(Tails* tails, uint64_t topic) noexcept nogil:
     tails.used += 1
     tails.items[at].topic = topic
     return &tails.items[at]
+
+
+# ---- the end of a topic in the journal ---------------------------------------------------
+
+# What the frames before the position `reached` say of the topic's end.
+cdef struct End:
+    uint64_t topic          # 0: nothing
+    uint64_t generation
+    uint64_t last           # the position of its last frame
+    uint64_t reached
+    uint64_t next_offset    # 0: it has no frame
+    int64_t publish_time
+
+
+cdef bint _is_known(const End* end, uint64_t topic, uint64_t start, uint64_t stop,
+                    uint64_t generation) noexcept nogil:
+    """Does it hold for the frames from `start` on, and may go on to `stop`?"""
+    return (end.topic == topic and end.generation == generation and end.next_offset != 0
+            and start <= end.last and end.reached <= stop)
+
+
+cdef void _find_end(const Ring* ring, uint64_t stop, End* end) noexcept nogil:
+    """Go on to `stop`. Publish times never go backwards (rule G4): the last entry has the newest one.
+    If that is damaged, those before it count."""
+    cdef uint64_t start = end.reached
+    cdef uint64_t position = start
+    cdef int64_t published = 0
+    cdef Found found, last
+    last.next = 0
+    while _next_of(ring, end.topic, 0, position, stop, end.generation, &found):
+        last = found
+        position = found.next
+    end.reached = stop
+    if last.next == 0:
+        return
+    end.last, end.next_offset = last.position, last.base_offset + last.count
+    published = _published(&last)
+    position = start
+    while published == 0 and _next_of(
+            ring, end.topic, 0, position, last.position, end.generation, &found):
+        end.publish_time = max(end.publish_time, _published(&found))
+        position = found.next
+    end.publish_time = max(end.publish_time, published)

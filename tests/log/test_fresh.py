@@ -3,6 +3,7 @@ gets lost or changes."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from collections.abc import Iterator
@@ -142,3 +143,60 @@ def test_no_more_is_collected_than_was_asked_for(engine, topic) -> None:
         assert _core.Entry(packed[1]).count == 7
         with pytest.raises(_core.JournalOverwritten):
             journal.collect(topic.id, 3, start, journal.tail, generation + 1, 1 << 20, packed=True)
+
+
+@contextlib.contextmanager
+def sent(engine: xl.Engine, *topics: xl.Topic) -> Iterator[tuple[int, int, list[int]]]:
+    """Ten messages to each, in turn: the journal's position before, its generation, and its tail
+    behind each message."""
+    journal, tails = engine.ledger.journal, []
+    with no_checkpoints(engine), contextlib.ExitStack() as stack:
+        producers = [stack.enter_context(topic.producer()) for topic in topics]
+        with engine.ledger.read() as tables:
+            start, generation = tables.journal.applied, tables.journal.generation
+        for number in range(10):
+            for producer in producers:
+                producer.send(b"%d" % number)
+                tails.append(journal.tail)
+        yield start, generation, tails
+
+
+def test_the_end_of_a_topic_is_found_however_far_the_journal_was_walked(engine) -> None:
+    one, two = engine.topic("one"), engine.topic("two")
+    with sent(engine, one, two) as (start, generation, tails):
+        starts = [start, *tails]
+        asked = [
+            (which, since, until)
+            for which in (0, 1)
+            for since in range(len(starts)) for until in range(since, len(starts))
+        ]  # fmt: skip
+        random.Random(1).shuffle(asked)
+        for which, since, until in asked:
+            found = engine.ledger.journal.end_of(
+                (one, two)[which].id, starts[since], starts[until], generation
+            )
+            mine = [at for at in range(since, until) if at % 2 == which]
+            assert (found and found[0]) == (mine[-1] // 2 + 1 if mine else None)
+        with pytest.raises(_core.JournalOverwritten):
+            engine.ledger.journal.end_of(one.id, start, tails[-1], generation + 1)
+
+
+def test_a_damaged_entry_at_the_end_counts_with_the_time_of_those_before_it(engine, topic) -> None:
+    with sent(engine, topic) as (start, generation, tails):
+        found = frames(engine)
+        flip(engine.path, found[-1].entry_at + 8)
+        before = _core.Entry(found[-2].entry).publish_time
+        end = engine.ledger.journal.end_of(topic.id, start, tails[-1], generation)
+        assert end == (10, before)
+
+
+def test_what_was_walked_of_the_journal_is_not_walked_again(engine, topic) -> None:
+    with sent(engine, topic) as (start, generation, tails):
+        arguments = topic.id, start, tails[-1], generation
+        end = engine.ledger.journal.end_of(*arguments)
+        last = frames(engine)[-1]
+        flip(engine.path, last.at + 30)
+        flip(engine.path, last.entry_at + 8)
+        assert engine.ledger.journal.end_of(*arguments) == end
+        engine.ledger.journal.end_of(topic.id, start, tails[-2], generation)  # forgets the last one
+        assert engine.ledger.journal.end_of(*arguments)[0] == 9
