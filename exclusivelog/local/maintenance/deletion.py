@@ -7,7 +7,7 @@ completes deletions after a crash; if there are very many, the retention worker 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from exclusivelog.local.records import View
 from exclusivelog.local.storage.tables import Store
@@ -21,9 +21,11 @@ def delete_pending(
 ) -> None:
     """Delete the rows of deleted and trimmed topics, in at most `most` transactions with a bounded
     number of rows each, or until `ended()`."""
-    _give_up_views(ledger)
     with ledger.read() as tables:
-        discarded = tables.deletions.all()
+        unfinished, discarded = list(tables.views.unfinished()), tables.deletions.all()
+    if unfinished and _give_up_views(ledger, unfinished):
+        with ledger.read() as tables:
+            discarded = tables.deletions.all()
     for topic, before in discarded.items():
         while most > 0 and not ended():
             most -= 1
@@ -42,16 +44,13 @@ def give_up_view(ledger: Store, topic: int, view: View | None) -> None:
                 tables.deletions.add(view.id)
 
 
-def _give_up_views(ledger: Store) -> None:
-    # Delete the unfinished views of dead processes.
-    with ledger.read() as tables:
-        dead = [
-            view
-            for view, slot, engine in tables.views.unfinished()
-            if not ledger.lockfile.slots.exists(slot, engine)
-        ]
+def _give_up_views(ledger: Store, unfinished: Iterable[tuple[int, int, str]]) -> bool:
+    """Delete those of processes that died while they compacted. Returns whether there were any."""
+    exists = ledger.lockfile.slots.exists
+    dead = [view for view, slot, engine in unfinished if not exists(slot, engine)]
     if dead:
         with ledger.write_concurrent() as tables:
-            unfinished = {view for view, _, _ in tables.views.unfinished()}
-            for view in unfinished.intersection(dead):  # the others have become a topic's meanwhile
+            left = {view for view, _, _ in tables.views.unfinished()}
+            for view in left.intersection(dead):  # the others have become a topic's meanwhile
                 tables.deletions.add(view)
+    return bool(dead)

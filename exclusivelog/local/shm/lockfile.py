@@ -36,6 +36,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import mmap
 import os
 import random
@@ -106,6 +107,7 @@ def _offset_for_children(process: str, namespace: int) -> int | None:
         return None
 
 
+@functools.cache
 def boot_id() -> bytes:
     """16 bytes that identify a boot of the machine, and so a start of its monotonic clock."""
     text = read_whole("/proc/sys/kernel/random/boot_id").decode()
@@ -253,7 +255,6 @@ class LockFile:
         with self._opening:  # threads, too: the file's lock belongs to the process
             self._lock_for_opening()
             try:
-                self._remove_leftovers()
                 yield
             finally:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -330,8 +331,9 @@ class LockFile:
             return False
         return self._map[DEVICE : BOOT + 16] == self._identity()
 
-    def _remove_leftovers(self) -> None:
-        # Remove the temporary file of a process that was killed while it created the lock file.
+    def remove_leftovers(self) -> None:
+        """Remove the temporary files of processes that were killed while they created this one.
+        Call it while `opening`."""
         for name in self._directory.names():
             if name.startswith(NAME + "."):
                 with contextlib.suppress(OSError):

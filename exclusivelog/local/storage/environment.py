@@ -156,7 +156,10 @@ def refuse_incomplete(directory: Directory) -> None:
     directory."""
     refuse_unfinished_backup(directory)
     for name in (DATA, JOURNAL):
-        with contextlib.suppress(FileNotFoundError, PermissionError):  # opening it reports that
+        facts = directory.facts(name)
+        if facts is None or facts.st_nlink <= 1:
+            continue
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # reported when it is opened
             fd = directory.open(name, os.O_RDONLY)
             try:
                 why = why_shared(fd)

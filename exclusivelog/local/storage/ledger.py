@@ -72,17 +72,20 @@ _open_ledgers: dict[tuple[int, int], Ledger] = {}
 _opening = threading.RLock()
 
 
-def _refuse_no_directory(path: str) -> None:
+def _identity_of_directory(path: str) -> tuple[int, int]:
+    """What `identity` returns; LedgerError if the path leads to no directory."""
+    facts: os.stat_result | None = None
     try:
-        found = stat.S_ISDIR(os.stat(path).st_mode)
+        facts = os.stat(path)
     except PermissionError:
         raise LedgerError(
             f"{path} cannot be reached by this user; check owner and mode of the directories above"
         ) from None
     except OSError:
-        found = False
-    if not found:
+        pass
+    if facts is None or not stat.S_ISDIR(facts.st_mode):
         raise LedgerError(f"{path} does not exist or is not a directory; a ledger is a directory")
+    return facts.st_dev, facts.st_ino
 
 
 class Ledger:
@@ -137,10 +140,8 @@ class Ledger:
             refuse_file_system(path, power and not options.readonly)
             if options.create:
                 make_directory(path, options.mode)
-            _refuse_no_directory(path)
-            # An open ledger keeps its directory open, so that no other directory can get its
-            # identity.
-            ledger = _open_ledgers.get(identity(path))
+            # An open ledger keeps its directory open, so no other directory has its identity.
+            ledger = _open_ledgers.get(_identity_of_directory(path))
             if ledger is None:
                 ledger = cls(path, options)
                 _open_ledgers[ledger.directory.identity] = ledger

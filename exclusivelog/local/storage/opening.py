@@ -86,6 +86,7 @@ class OpenFiles:
         at_once = self.readonly and self.lockfile.in_use
         with contextlib.nullcontext() if at_once else self.lockfile.opening():
             if not self.readonly:
+                self.lockfile.remove_leftovers()
                 self.lockfile.check_in_place()
             if directory.facts(DATA) is None:
                 create_environment(directory, self.options.mode)
@@ -114,13 +115,14 @@ class OpenFiles:
     def _check_directory(self) -> None:
         directory = self.directory
         refuse_incomplete(directory)
-        if not self.options.create and directory.facts(DATA) is None:
-            raise LedgerError(
-                f"{self.path} holds no ledger, and "
-                f"{'readonly=True' if self.readonly else 'create=False'}"
-            )
-        refuse_other_files(directory)
-        refuse_missing_data(directory)
+        if directory.facts(DATA) is None:
+            if not self.options.create:
+                raise LedgerError(
+                    f"{self.path} holds no ledger, and "
+                    f"{'readonly=True' if self.readonly else 'create=False'}"
+                )
+            refuse_other_files(directory)
+            refuse_missing_data(directory)
         if directory.facts(DATA) is not None and not inode(directory):
             self._check_tables_alone()
         else:
