@@ -13,6 +13,7 @@ cdef class Appender:
     Every method runs under the GIL from start to end, which makes it atomic among threads.
     """
 
+    # A process may have a hundred thousand: the small fields come last, so that none is padded.
     cdef readonly bytes name
     cdef readonly int64_t last_sequence
     cdef int64_t durable_sequence
@@ -24,15 +25,10 @@ cdef class Appender:
     # Earlier ones, in order; None: there are none. A commit takes the oldest ones.
     cdef list older
     cdef readonly object error
-    cdef bint paused        # `error` is temporary
     cdef readonly object session
     cdef CommitQueue commit_queue
     cdef Finalizer finalizer        # keeps the session while messages wait
     cdef int64_t linger
-    cdef int generation
-    cdef bint listed        # on the commit queue
-    cdef bint timed         # ... with a time limit
-    cdef bint offered       # taken by a commit that has not called `take` yet
     cdef Journal journal
     cdef SharedWords words
     cdef Py_ssize_t topic_word
@@ -40,11 +36,16 @@ cdef class Appender:
     cdef uint64_t epoch
     cdef uint64_t session_id
     cdef uint64_t version   # of the journal's header when the session was last checked
-    cdef bint alone
-    cdef bint durable
-    cdef int sending        # threads that are appending past the queue
     cdef readonly uint64_t sent             # messages that were appended, by this object
+    cdef int generation
+    cdef int sending        # threads that are appending past the queue
     cdef int queueing       # threads that wait for those, and that no other thread may overtake
+    cdef uint8_t paused     # `error` is temporary
+    cdef uint8_t listed     # on the commit queue
+    cdef uint8_t timed      # ... with a time limit
+    cdef uint8_t offered    # taken by a commit that has not called `take` yet
+    cdef uint8_t alone
+    cdef uint8_t durable
 
     def __cinit__(self, bytes name not None, int64_t last_sequence, Py_ssize_t max_messages,
                   size_t max_bytes, object session=None, CommitQueue commit_queue=None, double linger=0.0,

@@ -122,38 +122,48 @@ class Host(Protocol):
         """The engine of that id, if this process has it open."""
 
 
+Reference = Callable[[], SessionListener | None]  # a weak one
+
+
 class Listeners:
     """The producers of one session, which are notified of its changes, and the one that owns it. It
     refers to them weakly."""
 
-    __slots__ = ("_lock", "_owner", "_references")
+    __slots__ = ("_lock", "_others", "_owner")
 
     def __init__(self, lock: _core.Lock) -> None:
         self._lock = lock  # the session's
-        # A list, as there are few; a WeakSet would take a kilobyte for each session.
-        self._references: tuple[weakref.ref[SessionListener], ...] = ()
-        self._owner: Callable[[], SessionListener | None] = _no_owner
+        self._owner: Reference = _no_owner
+        # Most sessions have the owner alone; a WeakSet would take a kilobyte for each.
+        self._others: tuple[Reference, ...] = ()
 
     def add(self, listener: SessionListener, owner: bool) -> None:
         """Add a producer; `owner`: it closes the session."""
         with self._lock:
-            self._references = (*self._without(listener), weakref.ref(listener))
+            former = self._owner
+            others = self._without(listener)
             if owner:
                 self._owner = weakref.ref(listener)
+                self._others = others if former() in (None, listener) else (former, *others)
+            elif former() is not listener:
+                self._others = (*others, weakref.ref(listener))
 
     def remove(self, listener: SessionListener) -> bool:
         """Remove a producer. True if the session stays, because its owner or another producer
         closes it."""
         with self._lock:
-            self._references = self._without(listener)
-            return bool(self.all()) and not self.is_owner(listener)
+            self._others = self._without(listener)
+            if self.is_owner(listener):
+                self._owner = _no_owner
+                return False
+            return bool(self.all())
 
-    def _without(self, listener: SessionListener) -> tuple[weakref.ref[SessionListener], ...]:
-        return tuple(r for r in self._references if r() is not None and r() is not listener)
+    def _without(self, listener: SessionListener) -> tuple[Reference, ...]:
+        return tuple(r for r in self._others if r() is not None and r() is not listener)
 
     def all(self) -> list[SessionListener]:
-        """The producers that still exist, in the order in which they were added."""
-        found = (reference() for reference in self._references)
+        """Those that still exist, the owner first."""
+        found = (reference() for reference in (self._owner, *self._others))
         return [listener for listener in found if listener is not None]
 
     def is_owner(self, listener: SessionListener) -> bool:
@@ -166,20 +176,21 @@ class Listeners:
         return self.all() if owner is None else [owner]
 
 
-class LocalSession:
+class LocalSession(LocalSending):
     """The life of one registration of a producer: open, then lost, handed over or closed.
 
-    Threads, and several producers, may share it. `keeper`: the object that releases the session
-    instead, such as a role. Its parts: `sending` appends, `pauses` pauses appends, `listeners` has
-    its producers, and `Following` gives these another session after a hand-over.
+    Threads, and several producers, may share it. `keeper`: what releases the session instead, such
+    as a role. Its parts have the rest: `pauses` lets appends wait, `listeners` are its producers,
+    and `Following` gives these another session after a hand-over.
     """
 
     # A process may have a hundred thousand.
     __slots__ = (
-        "__dict__", "__weakref__", "_finalizer", "_following", "_is_closed", "_keeper", "_lock",
-        "_lost", "announced", "engine", "listeners", "moved", "options", "pauses", "sending",
-        "session", "topic",
+        "__weakref__", "_finalizer", "_following", "_is_closed", "_keeper", "_lost", "_pauses",
+        "announced", "listeners", "moved", "session",
     )  # fmt: skip
+
+    engine: Host
 
     def __init__(
         self, engine: Host, topic: str, session: Session, last_sequence: int,
@@ -192,17 +203,23 @@ class LocalSession:
         self._lost: ExclusiveLogError | None = None
         self._is_closed = False
         self._following: Following | None = None  # once the topic was handed over
-        self._lock = _core.Lock()  # its parts share it
-        self.listeners = Listeners(self._lock)
+        self._pauses: Pauses | None = None
+        self.listeners = Listeners(self.engine.registry.lock)
         self._finalizer = engine.worker.finalizer(session)
         if keeper is not None:
             self._finalizer.detach()
-        appender = _connect(engine, session, last_sequence, options, self._finalizer)
-        self.sending = LocalSending(engine.ledger, engine.committer, appender, topic, options)
-        self.pauses = Pauses(appender, topic, self._lock)
+        self.appender = _connect(engine, session, last_sequence, options, self._finalizer)
         engine.ledger.checkpointer.start()
         engine.committer.start()
         engine.registry.register(self)
+
+    @property
+    def pauses(self) -> Pauses:
+        """What lets its appends wait. The first use makes it: most sessions are never paused."""
+        with self.engine.registry.lock:
+            if self._pauses is None:
+                self._pauses = Pauses(self.appender, self.topic, self.engine.registry.lock)
+            return self._pauses
 
     # ---- state -----------------------------------------------------------------------------
 
@@ -252,10 +269,10 @@ class LocalSession:
 
     def flush(self, timeout: float | None) -> None:
         """Wait until everything that was accepted has its outcome."""
-        error = self.sending.appender.error
+        error = self.appender.error
         if isinstance(error, ProducerMovedError):
             raise error
-        if not self.sending.flush(timeout):
+        if not self.await_accepted(timeout):
             self.verify()
 
     def has_announced(self, info: dict[str, str]) -> None:
@@ -265,9 +282,8 @@ class LocalSession:
     # ---- producers -------------------------------------------------------------------------
 
     def subscribe(self, listener: SessionListener, owner: bool) -> None:
-        """Add a producer, to be notified of the session's changes; `owner`: it closes the
-        session."""
-        with self._lock:
+        """Notify this producer of what happens to the session; the `owner` closes it."""
+        with self.engine.registry.lock:
             self.listeners.add(listener, owner)
             lost, closed = self._lost, self.closed
         if lost is not None:
@@ -288,16 +304,16 @@ class LocalSession:
         return self._lost
 
     def lose(self, error: ExclusiveLogError) -> None:
-        """End the session for good: fail what waits, and notify the producers."""
-        with self._lock:
+        """The topic is lost for good: fail what waits, and notify the producers."""
+        with self.engine.registry.lock:
             if self.over:
                 return
             _name_fencing_engine(error, self.session, self.engine)
             # The same error in every call, whichever thread notices it first (rule B4).
-            self._lost = error = self.sending.appender.close_with(error)
+            self._lost = error = self.appender.close_with(error)
             self.pauses.stop()
             listeners = self.listeners.all()
-        self.engine.committer.fail(self.sending.appender, error)
+        self.engine.committer.fail(self.appender, error)
         for listener in listeners:
             listener.lost(error)
         session = self.session
@@ -308,16 +324,15 @@ class LocalSession:
         )  # fmt: skip
 
     def end(self, error: EngineClosedError) -> None:
-        """Accept no more messages, because the engine is closing. What is queued is still
-        committed."""
-        self.sending.appender.close_with(error)
+        """The engine is closing: accept nothing more. What is queued is still committed."""
+        self.appender.close_with(error)
         for listener in self.listeners.all():
             listener.ended()
 
     def refused(self, error: ProducerFencedError) -> ExclusiveLogError:
         """The error for a caller whose append failed with `error`."""
         if self._is_closed:
-            return self._closed_error()  # another thread has closed it
+            return _closed(self)  # by another thread, meanwhile
         if self.pauses:
             return SessionPaused(str(error))  # the append came just after the hand-over
         if self.moved is not None:
@@ -328,12 +343,12 @@ class LocalSession:
     # ---- pause -----------------------------------------------------------------------------
 
     def pause_for_transaction(self) -> bool:
-        """Pause appends; False if they are paused already, or the topic was handed over."""
-        with self._lock:
+        """Let appends wait; False if they wait already, or the topic was handed over."""
+        with self.engine.registry.lock:
             if self._lost is not None:
                 raise self._lost.with_traceback(None)
             if self._is_closed:
-                raise self._closed_error()
+                raise _closed(self)
             if self.pauses.count or self.moved is not None:
                 return False
             self.pauses.begin()
@@ -357,13 +372,13 @@ class LocalSession:
         if not self.options.follow or self.engine.engine_here(to.target) is None:
             self.lose(error)
             return
-        with self._lock:
+        with self.engine.registry.lock:
             if not self.over:
                 self._following = Following(
                     self.engine, self.session.topic, to.lineage, error, self._finalizer
                 )
                 self.moved = error
-                self.sending.appender.close_with(error)
+                self.appender.close_with(error)
                 self.engine.registry.note_hand_over(self)
 
     def end_unless_within_reach(self) -> None:
@@ -397,13 +412,13 @@ class LocalSession:
     def close(self) -> ExclusiveLogError | None:
         """Drain and release the session; returns the error of the last accepted message, if any."""
         failure = None
-        with self._lock:
+        with self.engine.registry.lock:
             if self._is_closed:
                 return None
             self._is_closed = True
             if self.moved is None:
-                error = self._closed_error()
-                self.sending.appender.close_with(error)  # what is queued is still sent
+                error = _closed(self)
+                self.appender.close_with(error)  # what is queued is still sent
                 self.pauses.stop()
         try:
             failure = self._drain()
@@ -417,7 +432,7 @@ class LocalSession:
             self._finalizer.release()
             raise
         try:
-            self.engine.committer.fail(self.sending.appender, self._closed_error())
+            self.engine.committer.fail(self.appender, _closed(self))
         finally:
             self.engine.registry.unregister(self)
             for listener in self.listeners.all():
@@ -428,16 +443,17 @@ class LocalSession:
         """Commit what was accepted; returns the error of the last message, unless it was fenced."""
         if self.moved is not None or self._lost is not None or self.engine.closed:
             return None
-        return self.sending.finish()
+        return self.finish()
 
     def abandon(self) -> None:
         """Have the engine release a session that no caller got, as after an interrupt."""
         self._finalizer.release()
 
-    def _closed_error(self) -> EngineClosedError:
-        return EngineClosedError(
-            f"producer {self.session.name!r} of topic {self.topic!r} is closed; open a new one"
-        )
+
+def _closed(session: LocalSession) -> EngineClosedError:
+    return EngineClosedError(
+        f"producer {session.session.name!r} of topic {session.topic!r} is closed; open a new one"
+    )
 
 
 def _connect(

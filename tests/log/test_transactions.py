@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.local.session import LocalSession
 from exclusivelog.local.storage import ledger
 from testing.children import finish
 from testing.disks import disk, leave
@@ -894,15 +895,16 @@ def test_e2_a_commit_that_is_refused_just_before_a_hand_over_says_why(desk, monk
         row = tables.topics.get(a.session.topic)
         engine.backend.sessions.succession.drop_holder(tables, row, a.session, "evict", "test")
         tables.topics.put(row)
-    resume = session.resume
+    resume = LocalSession.resume
 
-    def resume_and_pause() -> None:
-        monkeypatch.setattr(session, "resume", resume)
-        resume()
-        session.pauses.begin()
-        threading.Timer(0.3, resume).start()
+    def resume_and_pause(each: LocalSession) -> None:
+        resume(each)
+        if each is session:
+            monkeypatch.setattr(LocalSession, "resume", resume)
+            session.pauses.begin()
+            threading.Timer(0.3, session.resume).start()
 
-    monkeypatch.setattr(session, "resume", resume_and_pause)
+    monkeypatch.setattr(LocalSession, "resume", resume_and_pause)
     txn = engine.transaction()
     desk.fill(txn)
     with pytest.raises(xl.ProducerFencedError, match="was fenced") as caught:

@@ -911,12 +911,12 @@ def test_e2_a_producer_that_comes_while_others_are_handed_on_is_not_forgotten(
     """It subscribes in another thread, between the reading of who is there and the writing."""
     here, there = topic.producer(name="here"), topic.producer(name="there")
     session, guest, threads = here.sender.session, Guest(), []
-    without = Listeners._without
+    without, subscribe = Listeners._without, session.subscribe
 
     def subscribed_meanwhile(listeners: Listeners, listener: Any) -> Any:
         left = without(listeners, listener)
         if not threads:
-            threads.append(threading.Thread(target=session.subscribe, args=(guest, False)))
+            threads.append(threading.Thread(target=subscribe, args=(guest, False)))
             threads[0].start()
             threads[0].join(0.3)  # it waits until what is read here is written
         return left
@@ -925,7 +925,7 @@ def test_e2_a_producer_that_comes_while_others_are_handed_on_is_not_forgotten(
     following = Following(engine.backend, session.session.topic, 1, moved, session._finalizer)
     with monkeypatch.context() as patch:
         patch.setattr(Listeners, "_without", subscribed_meanwhile)
-        patch.setattr(there.sender.session, "subscribe", lambda *_, **__: None)
+        patch.setattr(LocalSession, "subscribe", lambda *_, **__: None)
         following._hand_on(session, there.sender.session, False)
     threads[0].join(PATIENCE)
     assert session.listeners.all() == [guest]

@@ -15,6 +15,7 @@ import msgpack
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.local.session import LocalSession
 from testing.processes import (
     PATIENCE,
     Failed,
@@ -516,18 +517,17 @@ def test_b2_a_claim_is_checked_in_the_critical_section_of_the_commit(
     """It is revoked when the commit has begun, and only its writing is still to come."""
     claim = engine.own("g", {"r": None})
     with xl.open(path, name="rival") as rival, topic.producer() as producer:
-        session = producer.sender.session
-        pause = session.pause_for_transaction
+        pause = LocalSession.pause_for_transaction
 
-        def revoke_first() -> bool:
-            paused = pause()
+        def revoke_first(session: LocalSession) -> bool:
+            paused = pause(session)
             rival.own("g", {"r": None})
             return paused
 
         txn = engine.transaction()
         txn.require(claim)
         producer.send(b"stale", transaction=txn)
-        monkeypatch.setattr(session, "pause_for_transaction", revoke_first)
+        monkeypatch.setattr(LocalSession, "pause_for_transaction", revoke_first)
         with pytest.raises(LOST):
             txn.commit()
         assert (txn.state, values(topic)) == ("aborted", [])

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from exclusivelog import _core, logs, threads
 from exclusivelog._core import Outcome
@@ -547,18 +547,35 @@ class Committer:
 # ---- of one session --------------------------------------------------------------------
 
 
+class Appending(Protocol):
+    """The engine of a session."""
+
+    @property
+    def ledger(self) -> Store:
+        """Where it appends."""
+
+    @property
+    def committer(self) -> Committer:
+        """Commits for all of its sessions."""
+
+
 class LocalSending:
-    """Appends the messages of one session to the ledger of its engine."""
+    """Appends the messages of one session to the ledger of its engine.
 
-    __slots__ = ("_committer", "_ledger", "_options", "_topic", "appender")
+    A base class of sessions: a process may have a hundred thousand, and an object of its own for
+    each would repeat what the session knows."""
 
-    def __init__(
-        self, ledger: Store, committer: Committer, appender: _core.Appender, topic: str,
-        options: SessionOptions,
-    ) -> None:  # fmt: skip
-        self.appender = appender
-        self._ledger, self._committer = ledger, committer
-        self._topic, self._options = topic, options
+    __slots__ = ("appender", "engine", "options", "topic")
+
+    appender: _core.Appender
+    engine: Appending
+    options: SessionOptions
+    topic: str
+
+    @property
+    def sending(self) -> LocalSending:
+        """It appends by itself."""
+        return self
 
     # ---- one message -----------------------------------------------------------------------
 
@@ -581,8 +598,8 @@ class LocalSending:
 
     def commit_if_full(self) -> None:
         """Commit what waits if it exceeds `max_pending_bytes`."""
-        if self.appender.holds(self._options.max_pending_bytes):
-            self._committer.commit(self.appender)
+        if self.appender.holds(self.options.max_pending_bytes):
+            self.engine.committer.commit(self.appender)
 
     def offer(self, message: Encoded) -> _core.Receipt | None:
         """The same, but leave the commit to the background thread. None, without queueing the
@@ -592,8 +609,8 @@ class LocalSending:
             return None
         if receipt is None:
             raise self.duplicate(self.appender, message[4])
-        if self.appender.holds(self._options.max_pending_bytes):
-            self._committer.commit_queue.put(self.appender, 0.0)
+        if self.appender.holds(self.options.max_pending_bytes):
+            self.engine.committer.commit_queue.put(self.appender, 0.0)
         return receipt
 
     def _queue(self, message: Encoded) -> _core.Receipt:
@@ -606,26 +623,26 @@ class LocalSending:
         """Append past the queue; None if messages wait that must come first."""
         outcome = append()
         while isinstance(outcome, int) and -outcome in REPAIRABLE:
-            repair(self._ledger, self.appender, -outcome)
+            repair(self.engine.ledger, self.appender, -outcome)
             outcome = append()
         if not isinstance(outcome, int) or outcome >= 0:
             return outcome
         if -outcome == Outcome.QUEUED:
             return None
-        raise refusal(self._ledger, self.appender, -outcome, sequence)
+        raise refusal(self.engine.ledger, self.appender, -outcome, sequence)
 
     def _outcome(self, receipt: _core.Receipt, timeout: float | None) -> int:
         if timeout is None:
-            self._committer.commit(self.appender, receipt)
+            self.engine.committer.commit(self.appender, receipt)
         else:
-            self._committer.commit_within(self.appender, receipt, timeout)
+            self.engine.committer.commit_within(self.appender, receipt, timeout)
         if not receipt.done():
-            raise without_outcome(self._topic, timeout)
+            raise without_outcome(self.topic, timeout)
         return receipt.result()
 
     def duplicate(self, appender: _core.Appender, sequence: int | None) -> DuplicateSequenceError:
         """The error for a sequence id that was used before."""
-        return duplicate(self._ledger, appender, sequence)
+        return duplicate(self.engine.ledger, appender, sequence)
 
     # ---- several, atomically ---------------------------------------------------------------
 
@@ -670,17 +687,17 @@ class LocalSending:
         )  # fmt: skip
 
     def await_flush(self, position: int, generation: int) -> None:
-        """Return once the messages of an `append` are durable."""
-        assert self._ledger.journal is not None
-        outcome = self._ledger.journal.flush_to(position, generation)
+        """Return once what `append` has appended is durable."""
+        assert self.engine.ledger.journal is not None
+        outcome = self.engine.ledger.journal.flush_to(position, generation)
         if outcome != Outcome.PLACED:
-            error = refusal(self._ledger, self.appender, outcome)
+            error = refusal(self.engine.ledger, self.appender, outcome)
             error.maybe_written = True
             raise error
 
     # ---- what was accepted -----------------------------------------------------------------
 
-    def flush(self, timeout: float | None) -> bool:
+    def await_accepted(self, timeout: float | None) -> bool:
         """Wait for the outcome of what was accepted; False if nothing waits."""
         waiting = self.appender.newest()
         if waiting is not None:
@@ -690,14 +707,14 @@ class LocalSending:
     def drain(self) -> None:
         """Commit what was accepted so far."""
         self.appender.await_sends()
-        self._committer.commit(self.appender)
+        self.engine.committer.commit(self.appender)
 
     def finish(self) -> ExclusiveLogError | None:
         """Commit what was accepted; returns the error of the last message, unless it was fenced."""
         waiting = self.appender.newest()
         if waiting is None:
             return None
-        self._committer.commit(self.appender, waiting)
+        self.engine.committer.commit(self.appender, waiting)
         error = waiting.exception()
         if isinstance(error, ProducerFencedError) or not isinstance(error, ExclusiveLogError):
             return None
@@ -706,8 +723,8 @@ class LocalSending:
     def private_appender(self) -> _core.Appender:
         """One for a transaction, which continues the numbering of `appender`."""
         return _core.Appender(
-            self.appender.name, self.appender.last_sequence, self._options.max_batch_messages,
-            self._options.max_batch_bytes, self.appender.session,
+            self.appender.name, self.appender.last_sequence, self.options.max_batch_messages,
+            self.options.max_batch_bytes, self.appender.session,
         )  # fmt: skip
 
 

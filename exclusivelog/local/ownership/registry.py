@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Protocol
 
+from exclusivelog import _core
 from exclusivelog.backend import Owned, Sending
 from exclusivelog.errors import EngineClosedError, ExclusiveLogError, OwnershipLostError
 from exclusivelog.local.records import Session, Transfer, is_role
@@ -63,6 +64,7 @@ class Registry:
     weakly; claims stay until they are released or revoked."""
 
     def __init__(self) -> None:
+        self.lock = _core.Lock()  # of all sessions: held briefly, by each change of one
         self._sessions = weakref.WeakValueDictionary[int, Listener]()
         self._handed_over: weakref.WeakSet[Listener] = weakref.WeakSet()
         self._readers: weakref.WeakSet[Follower] = weakref.WeakSet()
