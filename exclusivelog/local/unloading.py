@@ -23,8 +23,9 @@ from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.types import Move
 from exclusivelog.waits import check_seconds
 
-MOVED_AT_ONCE = 250  # topics in one transaction; other writers wait meanwhile
-LONGEST_SECONDS = 10**8  # the longest timeout of a hand-over: about three years
+MOVED_AT_ONCE = 250  # topics in one transaction: others wait for the ledger meanwhile
+INSPECTED_AFTER = 0.25  # seconds: all topics of a move, where the last one is not released yet
+LONGEST_SECONDS = 10**8  # of a move: about three years
 
 
 class Evicting(Protocol):
@@ -76,15 +77,16 @@ class Chunk:
         ]
 
     def _await(self, end: float, stopped: threading.Event) -> None:
-        # A reserved topic counts as moved, even if its reservation ends before the other hand-overs
-        # do.
-        hand_over, done = self._engine.hand_over, dict[int, Move]()
+        # A topic that was reserved counts as moved, even if that lapses before the others end.
+        moves, done = self.moves, dict[int, Move]()
         while True:
-            seen = hand_over.changes()
-            moves = hand_over.inspect(self._begun)
             done.update({move.topic_id: move for move in moves if move.ok})
             self.moves = [done.get(move.topic_id, move) for move in moves]
-            releasing = [move for move in self.moves if move.state == "releasing"]
+            releasing = [
+                (begun, move)
+                for begun, move in zip(self._begun, self.moves, strict=True)
+                if move.state == "releasing"
+            ]
             left = end - time.monotonic()
             if not releasing or left <= 0 or not self._has_destination():
                 return
@@ -92,8 +94,21 @@ class Chunk:
                 raise MoveCancelled("the call was cancelled")
             self._engine.check_open()
             self._engine.worker.evict_dead_engines(
-                {m.source.engine_id for m in releasing if m.source}
+                {move.source.engine_id for _, move in releasing if move.source}
             )
+            self._await_release(releasing[-1][0], min(left, INSPECTED_AFTER), stopped)
+            moves = self._engine.hand_over.inspect(self._begun)
+
+    def _await_release(self, last: Begun, seconds: float, stopped: threading.Event) -> None:
+        # Topics are released in this order. To inspect all of them after each transaction would
+        # take the interpreter from the thread that releases the next ones.
+        hand_over, until = self._engine.hand_over, time.monotonic() + seconds
+        while not stopped.is_set():
+            seen = hand_over.changes()
+            self._engine.check_open()
+            left = until - time.monotonic()
+            if left <= 0 or hand_over.inspect([last])[0].state != "releasing":
+                return
             hand_over.wait_for_a_change(seen, left)
 
     def _has_destination(self) -> bool:

@@ -19,6 +19,9 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.local.ownership.sessions import Succession
+from exclusivelog.local.ownership.transfers import HandOver
+from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.types import EngineInfo
 from testing.handovers import (
     COUNTS,
@@ -463,6 +466,55 @@ def test_e1_who_may_only_read_cannot_move_anything(
 
 
 # ---- E2: sends, where the destination is another process ---------------------------------
+
+
+def test_e2_producers_send_while_their_moves_are_announced(
+    engine: xl.Engine, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Announcing many topics takes a while, in which none of them has changed its owner yet."""
+    names = ["a", "b"]
+    owners = [engine.topic(name).producer("exclusive") for name in names]
+    announce, offsets = HandOver._begin_releasing, list[int]()
+
+    def send_meanwhile(*about: Any) -> None:
+        announce(*about)
+        offsets.extend(within(lambda owner=owner: owner.send(b"x")) for owner in owners)
+
+    monkeypatch.setattr(HandOver, "_begin_releasing", send_meanwhile)
+    with xl.open(path, name="destination") as destination:
+        moves = within(lambda: engine.unload(names, to=destination.id))
+        assert [move.state for move in moves] == ["assigned", "assigned"]
+        assert offsets == [0, 0, 1, 1]
+
+
+def test_e2_a_move_that_changes_an_owner_is_not_announced_beside_sends(
+    engine: xl.Engine, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No producer owns the second topic, so the transaction that begins both moves assigns it: no
+    process may append beside that one."""
+    owner = engine.topic("a").producer("exclusive")
+    engine.topic("b")
+    last, found = dict[int, str](), list[str]()  # of this thread: the kind of its transaction
+    for kind in ("write_exclusive", "write_concurrent"):
+        call = getattr(Ledger, kind)
+
+        def noted(ledger: Ledger, kind: str = kind, call: Callable[..., Any] = call) -> Any:
+            last[threading.get_ident()] = kind
+            return call(ledger)
+
+        monkeypatch.setattr(Ledger, kind, noted)
+    assign = Succession.assign
+
+    def assigned(*about: Any) -> Any:
+        found.append(last[threading.get_ident()])
+        return assign(*about)
+
+    monkeypatch.setattr(Succession, "assign", assigned)
+    with xl.open(path, name="destination") as destination:
+        moves = within(lambda: engine.unload(["a", "b"], to=destination.id))
+        assert [move.state for move in moves] == ["assigned", "assigned"]
+    assert set(found) == {"write_exclusive"}
+    owner.close()
 
 
 @pytest.mark.parametrize("value", [b"%06d".__mod__, large], ids=["small", "large"])

@@ -1,6 +1,7 @@
 """Handing topics over to an engine that is named in advance (PIP-307, rules E1-E4).
 
-A move is a row in the table `transfers`, and every step one transaction for up to 250 topics:
+A move is a row in the table `transfers`, and every step one transaction for up to 250 topics. Only
+the first step lets producers go on sending, where it changes no owner:
 
 ```text
 Owned(a, e)      nothing under way
@@ -75,6 +76,9 @@ class Succession(steps.Sessions, Protocol):
     def roles(self) -> steps.Roles:
         """The roles among the sessions."""
 
+    def alive(self, party: Session) -> bool:
+        """Does its engine exist, and respond?"""
+
     def evict_dead(self, tables: Tables, row: _core.TopicRow, mode: str) -> None:
         """Evict what dead engines have on the topic."""
 
@@ -107,7 +111,42 @@ class HandOver:
     # ---- Releasing -----------------------------------------------------------------------
 
     def begin(self, names: Sequence[str], wish: Wish) -> list[Begun]:
-        """Begin to hand over these topics, all or none; returns the hand-overs."""
+        """Begin to move these topics, all or none; returns the moves."""
+        return self._announce(names, wish) or self._begin(names, wish)
+
+    def _announce(self, names: Sequence[str], wish: Wish) -> list[Begun]:
+        """Begin to move these topics, while producers go on sending: what may append is not changed
+        here. Empty, and nothing is written, if more is to be done for one of them."""
+        if wish.producer is not None or wish.groups:
+            return []
+        with self._ledger.write_concurrent() as tables:
+            rows = [_existing(tables, name) for name in names]
+            owners = [self._owner_to_announce(tables, row, wish) for row in rows]
+            pairs = [(row, o) for row, o in zip(rows, owners, strict=True) if o is not None]
+            if len(pairs) < len(rows):
+                return []
+            for row, owner in pairs:
+                self._begin_releasing(tables, row, owner, wish)
+            return [Begun(_move(row, owner, wish.to, "releasing")) for row, owner in pairs]
+
+    def _owner_to_announce(self, tables: Tables, row: _core.TopicRow, wish: Wish) -> Session | None:
+        """The topic's owner, if it is alive, elsewhere, no part of a role, and not moving yet."""
+        owner = owner_of(tables, row)
+        if owner is None or owner.engine == wish.to.id or not self._succession.alive(owner):
+            return None
+        if is_role(row.name) or role_rows.owned_by(tables, owner) is not None:
+            return None
+        return owner if tables.transfers.get(row.id) is None else None
+
+    def _begin_releasing(
+        self, tables: Tables, row: _core.TopicRow, owner: Session, wish: Wish
+    ) -> None:
+        transfer = _transfer(row, wish, owner)
+        tables.transfers.put(transfer)
+        record(tables, row, "releasing", "unload", source=owner, target=transfer)
+        tables.notifications.post(owner, RELEASE, row.id)
+
+    def _begin(self, names: Sequence[str], wish: Wish) -> list[Begun]:
         with self._ledger.write_exclusive() as tables:
             topics = [_existing(tables, name).id for name in names]
             begun: dict[tuple[int, int], Begun] = {}  # the topics of one role are one move
@@ -194,14 +233,11 @@ class HandOver:
                 self._succession.promote(tables, row)
                 tables.topics.put(row)
             return self._inspect(tables, row, to)
-        transfer = _transfer(row, wish, owner)
         if owner is None:
-            self._succession.assign(tables, row, transfer)
+            self._succession.assign(tables, row, _transfer(row, wish, owner))
             self._succession.promote(tables, row)
         else:
-            tables.transfers.put(transfer)
-            record(tables, row, "releasing", "unload", source=owner, target=transfer)
-            tables.notifications.post(owner, RELEASE, row.id)
+            self._begin_releasing(tables, row, owner, wish)
         tables.topics.put(row)
         return self._inspect(tables, row, to)
 
