@@ -515,35 +515,12 @@ class Following:
         self._there, self._topic, self._epoch, self._moved = there, topic, epoch, moved
         self._lock = threading.Lock()
         self._running: Future[None] | None = None
-        self._next: Following | None = None  # the topic was handed on from there
-        before = _handed.get((there.path, topic, epoch - 1))
-        if before is not None:
-            before._next = self
-        _handed[there.path, topic, epoch] = self
 
     @property
     def is_within_reach(self) -> bool:
         """Does that engine own the topic, or is the topic assigned to it, as far as the log was
         read?"""
-        last = self._last
-        return not last._there.closed and last._where() is not None
-
-    @property
-    def _last(self) -> Following:
-        """The last one of these hand-overs, of which each began where the one before had ended."""
-        found = self
-        while found._next is not None:
-            found = found._next
-        return found
-
-    def _is_leaving(self) -> bool:
-        """Is the topic on its way from there to another engine of this process?"""
-        log = self._there.topics.named(self._topic)
-        with log.changed:
-            owner, assigned = log.state.owner, log.waiters.assigned_at(now_ms())
-        if owner is not None or assigned is None:
-            return False
-        return self._there.engine_here(assigned.engine_id) is not None
+        return not self._there.closed and self._where() is not None
 
     def _where(self) -> int | None:
         """The session of that engine that has the topic; 0 if there is none yet; None if the topic
@@ -585,24 +562,19 @@ class Following:
             outcome.set_result(None)
 
     def _find_next(self, left: ClusterSession) -> None:
-        end, last = time.monotonic() + FOLLOWED_WITHIN, self._last
-        while time.monotonic() < end and not last._there.closed:
-            last._there.topics.named(self._topic).catch_up()
-            where = last._where()
-            found = None if where is None else last._take(where, left)
+        end = time.monotonic() + FOLLOWED_WITHIN
+        while time.monotonic() < end and not self._there.closed:
+            self._there.topics.named(self._topic).catch_up()
+            where = self._where()
+            if where is None:
+                break
+            # The engine may not have made the session of a grant yet.
+            found = self._there.registry.find(where) if where else self._open(left)
             if found is not None:
                 left.hand_on(found, not where)
                 return
-            if where is None and last is self._last and not last._is_leaving():
-                break
             time.sleep(0.005)
-            last = self._last
-        left.lose(last._moved)
-
-    def _take(self, where: int, left: ClusterSession) -> ClusterSession | None:
-        # The engine may not have made the session of a grant yet.
-        found: ClusterSession | None = self._there.registry.find(where) if where else None
-        return found if where else self._open(left)
+        left.lose(self._moved)
 
     def _open(self, left: ClusterSession) -> ClusterSession | None:
         session = left.session
@@ -621,12 +593,6 @@ class Following:
             return found
         found.close()  # another producer has had the topic in between
         return None
-
-
-# The hand-overs that producers have not followed yet, by the engine's path, topic and epoch.
-_handed: weakref.WeakValueDictionary[tuple[str, str, int], Following] = (
-    weakref.WeakValueDictionary()
-)
 
 
 class SessionFuture(GrantFuture[ClusterSession]):

@@ -252,27 +252,6 @@ def test_e2_no_send_fails_while_a_topic_goes_to_and_fro(
     assert topic.epoch == 7
 
 
-@pytest.mark.on_broker
-@pytest.mark.rule("E2")
-def test_e2_a_producer_follows_moves_between_which_it_has_sent_nothing(
-    path: str, engine: xl.Engine, topic: xl.Topic, there: xl.Topic
-) -> None:
-    with xl.open(path, name="third") as third:
-        owner = topic.producer(EXCLUSIVE, name="p")
-        assert owner.send(b"0") == 0
-        kept = []  # one that is dropped would give the topic back
-        for epoch, place in enumerate((there, third.topic("orders"), topic), 2):
-            waiter = place.producer_async(WAIT, name=f"w{epoch}")
-            [move] = engine.unload("orders", to=place.engine.id, timeout=PATIENCE)
-            assert move.ok
-            kept.append(waiter.result(PATIENCE))
-            assert kept[-1].topic_epoch == epoch
-        assert owner.state == "open"
-        assert owner.send(b"1") == 1
-        assert (owner.topic_epoch, owner.state) == (4, "open")
-        assert values(topic) == [b"0", b"1"]
-
-
 def test_e2_a_producer_does_not_follow_past_another_owner(
     engine: xl.Engine, topic: xl.Topic, there: xl.Topic
 ) -> None:
