@@ -37,8 +37,8 @@ endif
 # what was compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Four at a time, also on two cores: most tests wait, for a deadline or a flush.
-PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable -n 4
+# Five at a time, also on two cores: most tests wait, for a deadline or a flush.
+PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable -n 5
 
 # Lint leaves a core idle, and so does a broker, so something else runs beside each. Of those two,
 # one prints what it has to say when it has ended. After a failure, nothing else begins.

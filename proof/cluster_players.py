@@ -146,7 +146,10 @@ class Player(traffic.Player):
     def hand_over(self, topic: xl.Topic) -> None:
         """Hand the topic over to any engine that lives, perhaps to this one."""
         assert self.actions is not None
-        target = self.rng.choice(self.engine.engines())
+        living = self.engine.engines()
+        if not living:  # not even this one, while the broker is out of reach
+            return
+        target = self.rng.choice(living)
         try:
             [move] = topic.engine.unload(
                 [topic.name], to=target.id, timeout=self.rng.choice(MOVED_WITHIN)

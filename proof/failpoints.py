@@ -65,7 +65,7 @@ CHORES = {
     "put a view in its place": "local.maintenance.views:_finish",
     "trim": "local.maintenance.retention:trim",
     "delete what is pending": "local.maintenance.deletion:delete_pending",
-    "begin a hand-over": "local.ownership.transfers:HandOver._begin_one",
+    "begin a hand-over": "local.ownership.transfers:HandOver._begin_releasing",
     "release to a destination": "local.ownership.transfers:HandOver._release_one",
     "take a claim": "local.ownership.claims:Claims.take",
     "release a claim": "local.ownership.claims:Claims.release",

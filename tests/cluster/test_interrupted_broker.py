@@ -10,7 +10,6 @@ the topic or resource can be had again.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -78,7 +77,8 @@ def interrupt_at(state: State, kind: str, number: int, when: str) -> None:
     def interrupt() -> None:
         if due:
             due.clear()
-            os.kill(os.getpid(), number)
+            # To this thread: it stops before it does anything else.
+            signal.pthread_kill(threading.get_ident(), number)
 
     def interrupted(log: PulsarLog, data: bytes, answered: Answered = ignore) -> None:
         if not due or not is_a(data, kind):

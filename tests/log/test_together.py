@@ -156,7 +156,7 @@ def test_b9_no_batch_overtakes_one_that_was_refused(path) -> None:
 
 def test_b9_a_run_that_was_not_written_leaves_no_gap(path) -> None:
     """The disk has no room for the journal's next frames, and then it has."""
-    with xl.open(path) as engine:
+    with xl.open(path, durability="power") as engine:  # which writes; `process` stores in memory
         producers = open_all(engine, 3)
         for producer in producers:
             producer.send(b"0")

@@ -838,7 +838,9 @@ OPENS_ITS_OWN = """
         if pid == 0:
             signal.alarm(20)
             try:
-                with xl.open(path, name="child") as own, own.topic("orders").producer() as mine:
+                with xl.open(path, name="child") as own:
+                    # The parent may have the topic meanwhile.
+                    mine = own.topic("orders").producer("wait_for_exclusive", timeout=15)
                     mine.send(b"of the child")
                     os._exit(42 if own.verify().ok else 43)
             except BaseException as error:

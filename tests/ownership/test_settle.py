@@ -307,7 +307,7 @@ def session(priority: int, settle: int = 900, created: int = 10_000) -> records.
 def test_d7_the_delay_is_0_for_the_best_and_grows_downward(priority: int, seconds: int) -> None:
     """Of what is known, 3 is the best priority and 0 the lowest."""
     assert _core.delay(priority, 900, (3, 0)) == seconds
-    assert admission.due(session(priority), 10_000, (3, 0)) == 10_000 + seconds
+    assert admission.eligible_at(session(priority), 10_000, (3, 0)) == 10_000 + seconds
 
 
 @pytest.mark.parametrize("known", [None, (0, 0), (7, 7)])
@@ -328,11 +328,12 @@ def test_d7_the_delay_is_in_order_whatever_the_priorities_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("created", "due"), [(9_000, 10_000), (9_100, 10_000), (9_101, 10_900), (12_000, 10_900)]
+    ("created", "eligible_at"),
+    [(9_000, 10_000), (9_100, 10_000), (9_101, 10_900), (12_000, 10_900)],
 )
-def test_d7_who_came_its_delay_before_has_waited_for_it(created: int, due: int) -> None:
+def test_d7_who_came_its_delay_before_has_waited_for_it(created: int, eligible_at: int) -> None:
     """The topic has been free since 10,000, and the delay is 900."""
-    assert admission.due(session(0, created=created), 10_000, None) == due
+    assert admission.eligible_at(session(0, created=created), 10_000, None) == eligible_at
 
 
 def leave_waiters_behind(path: str, worker: Callable[..., Worker], *priorities: int) -> None:

@@ -36,7 +36,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import mmap
 import os
 import random
@@ -107,9 +106,9 @@ def _offset_for_children(process: str, namespace: int) -> int | None:
         return None
 
 
-@functools.cache
 def boot_id() -> bytes:
-    """16 bytes that identify a boot of the machine, and so a start of its monotonic clock."""
+    """16 bytes that identify a boot of the machine, and so a start of its monotonic clock. They are
+    read each time: a process that is saved and restored runs on in another boot."""
     text = read_whole("/proc/sys/kernel/random/boot_id").decode()
     return bytes.fromhex(text.strip().replace("-", ""))
 
