@@ -104,9 +104,8 @@ class Outcomes:
         futures, self._futures = list(self._futures.values()), {}
         for future in futures:
             future._condition = threading.Condition()
-            vars(future)[
-                "_done_callbacks"
-            ] = []  # callbacks may wait for locks of the parent's threads
+            # Callbacks may wait for locks of the parent's threads.
+            vars(future)["_done_callbacks"] = []
             with contextlib.suppress(Exception):  # it is cancelled or set already
                 future.set_exception(error)
 
