@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import stat
 import struct
 from collections.abc import Iterator
@@ -241,6 +242,20 @@ def why_shared(fd: int) -> str:
         f"{name} has {links} names (hard links), so another directory shares it; copy the ledger "
         "into a new directory with cp -a (without -l) and use that, or remove the other names"
     )
+
+
+def temporary_name(name: str) -> str:
+    """The name under which a file is created, before it is renamed to `name`."""
+    return f"{name}.{os.getpid()}.{os.urandom(4).hex()}"
+
+
+def remove_temporary(directory: Directory, name: str) -> None:
+    """Remove what killed processes have left while they created this file. Other names stay, such
+    as the `journal.1` that logrotate makes."""
+    temporary = re.compile(rf"{re.escape(name)}\.\d+\.[0-9a-f]{{8}}")
+    for found in filter(temporary.fullmatch, directory.names()):
+        with contextlib.suppress(OSError):
+            directory.remove(found)
 
 
 def sync_directory(path: str) -> None:

@@ -132,7 +132,7 @@ class Listeners:
     __slots__ = ("_lock", "_others", "_owner")
 
     def __init__(self, lock: _core.Lock) -> None:
-        self._lock = lock  # the session's
+        self._lock = lock  # one for all sessions of the engine
         self._owner: Reference = _no_owner
         # Most sessions have the owner alone; a WeakSet would take a kilobyte for each.
         self._others: tuple[Reference, ...] = ()

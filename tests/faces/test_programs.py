@@ -308,11 +308,16 @@ def test_h2_a_directory_with_other_files_is_not_mixed_into(tmp_path) -> None:
 
 
 def test_h2_what_a_creation_has_left_is_no_stranger(tmp_path) -> None:
-    for name in ("owners.lock.77.abcd", ".creating-ab"):
+    left = ("owners.lock.77.0123abcd", "journal.77.0123abcd", ".creating-ab")
+    others = ("owners.lock.1", "journal.1")  # logrotate makes such names
+    for name in (*left, *others):
         (tmp_path / name).mkdir() if name.startswith(".") else (tmp_path / name).write_bytes(b"")
     (tmp_path / "lost+found").mkdir()
     with xl.open(tmp_path) as engine:
         assert engine.topics() == []
+    names = {each.name for each in tmp_path.iterdir()}
+    assert names.isdisjoint(left)
+    assert names.issuperset(others)
 
 
 # ---- limits on descriptors and on the size of files -------------------------------------

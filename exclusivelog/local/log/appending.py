@@ -738,7 +738,7 @@ class Pauses:
     def __init__(self, appender: _core.Appender, topic: str, lock: _core.Lock) -> None:
         self.count = 0  # of calls of `begin` without their `end`
         self._appender, self._topic = appender, topic
-        self._lock = lock  # the session's
+        self._lock = lock  # one for all sessions of the engine
         self._resumed: threading.Event | None = None  # None: not paused
         self._stopped = False
 

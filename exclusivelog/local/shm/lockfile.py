@@ -45,7 +45,13 @@ from collections.abc import Iterator, Sequence
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerError, LedgerVersionError
-from exclusivelog.local.files import Directory, fill_holes, read_whole
+from exclusivelog.local.files import (
+    Directory,
+    fill_holes,
+    read_whole,
+    remove_temporary,
+    temporary_name,
+)
 from exclusivelog.local.shm.slots import ARRIVALS, SLOT_COUNT, SLOT_SIZE, SLOTS, Slots
 from exclusivelog.local.versions import LOCK_NAME, LOCK_VERSION, refuse_other_lock_file
 from exclusivelog.waits import READER_LOOK_UP_SECONDS
@@ -333,10 +339,7 @@ class LockFile:
     def remove_leftovers(self) -> None:
         """Remove the temporary files of processes that were killed while they created this one.
         Call it while `opening`."""
-        for name in self._directory.names():
-            if name.startswith(NAME + "."):
-                with contextlib.suppress(OSError):
-                    self._directory.remove(name)
+        remove_temporary(self._directory, NAME)
 
 
 def _can_be_shared(directory: Directory) -> bool:
@@ -364,7 +367,7 @@ def make_lock_file(directory: Directory, mode: int = 0o600) -> int:
 def _make_whole(directory: Directory, mode: int) -> None:
     # Create the file under another name, then link it: only one creator succeeds, and a creator
     # that dies leaves no partial lock file.
-    temporary = f"{NAME}.{os.getpid()}.{os.urandom(4).hex()}"
+    temporary = temporary_name(NAME)
     fd = directory.make(temporary, os.O_RDWR | os.O_EXCL, mode)
     try:
         os.posix_fallocate(fd, 0, SIZE)  # a full disk must fail here, not as SIGBUS later

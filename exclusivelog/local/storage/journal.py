@@ -17,15 +17,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import struct
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError
-from exclusivelog.local.files import JOURNAL, Directory
+from exclusivelog.local.files import JOURNAL, Directory, remove_temporary, temporary_name
 
 JOURNAL_GIVEN_UP = "journal-given-up"  # made by hand: open the ledger without its journal
-UNFINISHED = re.compile(rf"{JOURNAL}\.\d+\.[0-9a-f]{{8}}")  # what `_create` makes
 MAGIC = b"XLJFILE\x01"
 CAPACITY = 8 << 20
 HEADER = _core.JOURNAL_HEADER_BYTES
@@ -56,10 +54,8 @@ def inode(directory: Directory) -> int:
 def _create(directory: Directory, mode: int) -> None:
     # Create the whole file under another name, then rename it. Write its blocks, instead of only
     # reserving them, so that no later flush has to write the file's metadata.
-    for name in directory.names():
-        if UNFINISHED.fullmatch(name):  # not `journal.1`, which logrotate has made of a journal
-            directory.remove(name)
-    temporary = f"{JOURNAL}.{os.getpid()}.{os.urandom(4).hex()}"
+    remove_temporary(directory, JOURNAL)
+    temporary = temporary_name(JOURNAL)
     fd = directory.make(temporary, os.O_RDWR | os.O_EXCL, mode)
     try:
         os.posix_fallocate(fd, 0, HEADER + CAPACITY)  # a full disk must fail here
