@@ -77,10 +77,10 @@ cdef class Appender:
         self.version = version
         self.durable_sequence = max(self.durable_sequence, sequence)
 
-    cdef bint _has_waiting(self):
+    cdef bint _has_waiting(self) noexcept:
         return self.queueing or self.current is not None or self._has_older()
 
-    cdef inline bint _has_older(self):
+    cdef inline bint _has_older(self) noexcept:
         return self.older is not None and PyList_GET_SIZE(self.older) > 0
 
     cdef bint _has_taken(self):
@@ -166,7 +166,8 @@ cdef class Appender:
             return -outcome
         return placing.base_offset, placing.end, placing.generation
 
-    cdef void _describe(self, Placing* placing, Piece* pieces, Py_ssize_t n, int64_t sequence):
+    cdef void _describe(self, Placing* placing, Piece* pieces, Py_ssize_t n,
+                        int64_t sequence) noexcept:
         memset(placing, 0, sizeof(Placing))
         placing.topic, placing.epoch, placing.session = self.topic, self.epoch, self.session_id
         placing.version, placing.alone = self.version, self.alone
@@ -271,7 +272,7 @@ cdef class Appender:
             self._put_on_the_commit_queue(later)
         return receipt
 
-    cdef bint _is_full(self, Batch batch):
+    cdef bint _is_full(self, Batch batch) noexcept:
         return batch.count >= self.max_messages or batch.nbytes >= self.max_bytes
 
     cdef _let_them_send(self):
@@ -495,7 +496,7 @@ cdef class Appender:
         settled, rest = [], []
         self._settle(settled, rest, None, None)
 
-    cdef void _give_outcome(self, Batch batch, object error):
+    cdef void _give_outcome(self, Batch batch, object error) noexcept:
         self.pending_bytes -= batch.nbytes
         self.pending_messages -= batch.count
         if batch.ends:

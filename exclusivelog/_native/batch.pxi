@@ -125,7 +125,7 @@ cdef class Batch:
             column.append(None)
         return column
 
-    cdef bint _skips(self, int64_t sequence):
+    cdef bint _skips(self, int64_t sequence) noexcept:
         """Is this message's sequence id not the next one of the batch?"""
         return self.count and self.sequences is None and sequence != self.last_sequence + 1
 
@@ -268,7 +268,7 @@ cdef class Batch:
         return True
 
 
-cdef Py_ssize_t _count_pieces(Batch batch):
+cdef Py_ssize_t _count_pieces(Batch batch) noexcept:
     return PyList_GET_SIZE(batch.sealed) if batch.only is None else 1
 
 

@@ -1,9 +1,11 @@
 # A checkpoint groups the journal's frames by topic, and packs them into large entries.
 
+# Small, because a checkpoint has tens of thousands, and goes through them several times.
 cdef struct Framed:
     Found found
-    Laid laid       # if it is undamaged
     uint64_t index
+    uint64_t session        # if it is undamaged
+    int64_t publish_time    # the same
     bint sound
 
 
@@ -48,6 +50,9 @@ cdef class Frames:
         cdef Framed* grown
         cdef Framed* item
         cdef Found found
+        cdef Laid laid
+        cdef uint64_t topic = 0
+        cdef bint in_order = True
         while _next(&self.journal.ring, position, generation, stop, &found):
             if self.used == self.room:
                 grown = <Framed*>realloc(self.items, (2 * self.room + 256) * sizeof(Framed))
@@ -58,14 +63,14 @@ cdef class Frames:
             item = &self.items[self.used]
             item.index, item.found = self.used, found
             # A damaged entry keeps its place in the log, where reading it reports the damage.
-            item.sound = (_is_sound(found.entry, found.size)
-                          and _lay_out(found.entry, found.size, &item.laid) == WHOLE
-                          and item.laid.topic == found.topic
-                          and item.laid.base_offset == found.base_offset
-                          and item.laid.count == found.count)
+            item.sound = _is_whole(&found, &laid)
+            item.session, item.publish_time = laid.session, laid.publish_time
+            in_order = in_order and topic <= found.topic
+            topic = found.topic
             self.used += 1
             position = found.next
-        qsort(self.items, self.used, sizeof(Framed), _by_topic)
+        if not in_order:
+            qsort(self.items, self.used, sizeof(Framed), _by_topic)
         return True
 
     cdef list bundles(self):
@@ -93,7 +98,7 @@ cdef Bundle _bundle(Frames frames, Py_ssize_t start, Py_ssize_t stop):
     for i in range(start, stop):
         bundle.nbytes += frames.items[i].found.size
         if frames.items[i].sound:
-            bundle.publish_time = frames.items[i].laid.publish_time
+            bundle.publish_time = frames.items[i].publish_time
     return bundle
 
 
@@ -135,8 +140,8 @@ cdef class Bundle:
                 used = 1
             for i in range(self.start, self.stop):
                 item = &self.frames.items[i]
-                if item.sound:
-                    parts[used] = item.laid
+                if item.sound and (
+                        _lay_out(item.found.entry, item.found.size, &parts[used]) == WHOLE):
                     used += 1
                 else:
                     _pack_parts(parts, used, most, packed)
@@ -152,12 +157,14 @@ cdef class Bundle:
         """{producer name: last sequence id} of its messages."""
         cdef dict found = {}
         cdef Framed* item
+        cdef Laid laid
         cdef Py_ssize_t i
         if self.frames.items == NULL:
             raise ValueError("the frames are gone")
         for i in range(self.start, self.stop):
             item = &self.frames.items[i]
             if item.sound and (i + 1 == self.stop or not self.frames.items[i + 1].sound
-                               or item.laid.session != self.frames.items[i + 1].laid.session):
-                found[item.laid.name[:item.laid.name_length]] = _last_sequence(&item.laid)
+                               or item.session != self.frames.items[i + 1].session) and (
+                    _lay_out(item.found.entry, item.found.size, &laid) == WHOLE):
+                found[laid.name[:laid.name_length]] = _last_sequence(&laid)
         return found

@@ -81,7 +81,7 @@ def compress(bytes entry not None, uint8_t method, deflate not None):
     cdef Sizes sizes
     cdef list chunks = []
     cdef bytes chunk, deflated
-    if not _is_sound(start, size) or _lay_out(start, size, &laid) != WHOLE:
+    if not _lay_out_sound(start, size, &laid):
         return entry
     _measure(&laid, &sizes)
     sections = xe_plain_size(laid.flags, laid.count, &sizes) - FOOTER - xe_padded(sizes.name)

@@ -139,6 +139,12 @@ cdef bint _salvage(const Ring* ring, uint64_t position, uint64_t after,
     return False
 
 
+cdef bint _is_whole(const Found* found, Laid* laid) noexcept nogil:
+    """Is the entry undamaged, and the one that its frame announces? Fills in `laid`."""
+    return (_lay_out_sound(found.entry, found.size, laid) and laid.topic == found.topic
+            and laid.base_offset == found.base_offset and laid.count == found.count)
+
+
 cdef bint _next_of(const Ring* ring, uint64_t topic, uint64_t offset, uint64_t position,
                    uint64_t stop, uint64_t generation, Found* found) noexcept nogil:
     """The next entry of the topic from `position` on that ends behind `offset`."""

@@ -55,11 +55,11 @@ cdef bint _copy_frames(const Ring* ring, uint64_t topic, uint64_t offset, uint64
     return True
 
 
-cdef bint _is_whole(const Copies* copies, Py_ssize_t i, uint64_t topic, Laid* laid) noexcept nogil:
+cdef bint _is_whole_copy(const Copies* copies, Py_ssize_t i, uint64_t topic, Laid* laid) noexcept nogil:
     """Does the entry match its frame? Fills in `laid`."""
     cdef const Copied* frame = &copies.frames[i]
     cdef const char* entry = copies.memory + frame.at
-    return (_is_sound(entry, frame.size) and _lay_out(entry, frame.size, laid) == WHOLE
+    return (_lay_out_sound(entry, frame.size, laid)
             and laid.topic == topic and laid.base_offset == frame.base_offset
             and laid.count == frame.count)
 
@@ -73,7 +73,7 @@ cdef list _pack_copies(const Copies* copies, uint64_t topic, Laid* parts):
     cdef const Copied* last
     cdef Sums sums
     for sound in range(copies.count):
-        if not _is_whole(copies, sound, topic, &parts[sound]):
+        if not _is_whole_copy(copies, sound, topic, &parts[sound]):
             parts[sound].count = 0
     while start < copies.count:
         stop = start

@@ -91,9 +91,9 @@ cdef extern from "_native/blocks.h":
     void xb_prefetch_like(const Laid*, const char*, size_t, size_t, size_t) noexcept nogil
     void xb_prefetch_message(const Laid*, uint8_t*, size_t) noexcept nogil
 
-cdef uint32_t MAGIC = 0x00454C58            # b"XLE", and the version
-cdef uint32_t VERSION = <uint32_t>1 << 24
 cdef enum:
+    MAGIC = 0x00454C58          # b"XLE", and the version
+    VERSION = 1 << 24
     PLAIN = 1                   # the versions of an entry
     BLOCKED = 2
     COMPRESSED = 3              # in the tables and segments alone, never in the journal
@@ -156,6 +156,16 @@ cdef bint _is_sound(const char* entry, size_t size) noexcept nogil:
     if laid.version == BLOCKED and xe_find(&laid) != WHOLE:
         return False
     return xb_tail_is_sound(&laid) and xb_sums_hold(&laid)
+
+
+cdef bint _lay_out_sound(const char* entry, size_t size, Laid* laid) noexcept nogil:
+    """Do all checksums of an uncompressed entry hold, and its sections fill it? Fills in `laid`."""
+    if _read_footer(entry, size, laid) != WHOLE or laid.version == COMPRESSED:
+        return False
+    if laid.version == PLAIN:
+        return xb_tail_is_sound(laid) and xe_find(laid) == WHOLE
+    return (xe_find(laid) == WHOLE and xb_tail_is_sound(laid)
+            and xb_sums_hold(laid) and xb_messages_are_sound(laid, NULL, 0, laid.count, False))
 
 
 cdef inline uint64_t _end_of(const Laid* laid) noexcept nogil:
