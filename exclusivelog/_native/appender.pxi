@@ -166,8 +166,8 @@ cdef class Appender:
             return -outcome
         return placing.base_offset, placing.end, placing.generation
 
-    cdef void _describe(self, Placing* placing, Piece* pieces, Py_ssize_t n,
-                        int64_t sequence) noexcept:
+    cdef inline void _describe(self, Placing* placing, Piece* pieces, Py_ssize_t n,
+                               int64_t sequence) noexcept:
         memset(placing, 0, sizeof(Placing))
         placing.topic, placing.epoch, placing.session = self.topic, self.epoch, self.session_id
         placing.version, placing.alone = self.version, self.alone

@@ -25,7 +25,7 @@ cdef class SealedEntry:
         _stamp(&piece, topic, base_offset, epoch, session, base_sequence, publish_time)
         return self.data
 
-    cdef void describe(self, Piece* piece) noexcept:
+    cdef inline void describe(self, Piece* piece) noexcept:
         piece.data = PyBytes_AS_STRING(self.data)
         piece.size = PyBytes_GET_SIZE(self.data)
         piece.count = self.count
