@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, Unpack, overload
 
-from exclusivelog.backend import CAPABILITIES, Closing, EngineBackend
+from exclusivelog.backend import CAPABILITIES, Closing, EngineBackend, check_flag
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.events import EVENTS, Event, select
 from exclusivelog.producer import Producer
@@ -67,6 +67,7 @@ class Engine(Closing):
         """
         backend = self.backend
         backend.check_open()
+        check_flag("create", create)
         return Topic(self, *backend.catalog.topic(name, create and not backend.readonly))
 
     def producers(
@@ -105,7 +106,7 @@ class Engine(Closing):
 
         Raises TopicNotFoundError, and ProducerBusyError while a producer holds or awaits it.
         """
-        self.backend.check_open()
+        self.backend.check_writable()
         self.backend.catalog.delete(name)
 
     # ---- readers -------------------------------------------------------------------------

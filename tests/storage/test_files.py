@@ -124,6 +124,25 @@ def test_h2_reading_what_is_not_there_makes_nothing(tmp_path) -> None:
         (tmp_path / "empty").rmdir()
 
 
+def test_h2_a_read_only_engine_beside_a_writer_deletes_nothing(path) -> None:
+    """Engines of one process share the open files: only the engine itself refuses."""
+    with xl.open(path) as engine, xl.open(path, readonly=True) as reading:
+        engine.topic("t").producer().send(b"x")
+        for change in (
+            lambda: reading.delete_topic("t"),
+            lambda: reading.topic("t").terminate(),
+            lambda: reading.topic("t").trim(before=1),
+            lambda: reading.topic("t").retention(max_bytes=1),
+            lambda: reading.topic("t").compact(),
+            lambda: reading.topic("t").compression(None),
+            lambda: reading.delete_role("r"),
+            lambda: reading.cancel_unload("t"),
+        ):
+            with pytest.raises(xl.LedgerError, match="readonly=True"):
+                change()
+        assert [message.value for message in reading.topic("t").reader()] == [b"x"]
+
+
 AS_NOBODY = """
     import os, sys
     import exclusivelog as xl
