@@ -44,7 +44,7 @@ True
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from exclusivelog._core import use_errors
 
@@ -100,6 +100,23 @@ class ExclusiveLogError(Exception):
         super().__init__(message)
         if holder is not None:
             self.holder = holder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy all attributes: `__init__` may take more than the message."""
+        state = dict(self.__dict__)
+        if isinstance(self, OSError):
+            state["errno"] = self.errno  # not in __dict__
+        return _restored, (type(self), self.args, state)
+
+
+def _restored(
+    kind: type[ExclusiveLogError], args: tuple[Any, ...], state: dict[str, Any]
+) -> ExclusiveLogError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    for name, value in state.items():
+        setattr(error, name, value)
+    return error
 
 
 def describe_engine(engine: EngineInfo) -> str:
