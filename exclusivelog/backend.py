@@ -10,7 +10,7 @@ import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar
+from typing import Any, Generic, Literal, Protocol, Self, TypeGuard, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.errors import (
@@ -48,6 +48,13 @@ Who = TypeVar("Who", bound="TransactionProducer")
 # ---- names ------------------------------------------------------------------------------
 
 NAME_BYTES = 255
+MOST_QUOTED = 300  # characters of an argument in an error
+
+
+def quoted(value: object) -> str:
+    """An argument, for an error's text; a long one is cut off."""
+    text = repr(value)
+    return text if len(text) <= MOST_QUOTED else f"{text[:MOST_QUOTED]}..."
 
 
 def check_name(name: object, argument: str) -> str:
@@ -57,10 +64,10 @@ def check_name(name: object, argument: str) -> str:
     try:
         size = len(name.encode("utf-8"))
     except UnicodeEncodeError:
-        raise ValueError(f"{argument}={name!r} cannot be written as UTF-8") from None
+        raise ValueError(f"{argument}={quoted(name)} cannot be written as UTF-8") from None
     if not 1 <= size <= NAME_BYTES or not name.isprintable():
         raise ValueError(
-            f"{argument}={name!r}: it takes 1 to {NAME_BYTES} bytes of UTF-8 without control "
+            f"{argument}={quoted(name)}: it takes 1 to {NAME_BYTES} bytes of UTF-8 without control "
             "characters"
         )
     return name
@@ -120,7 +127,7 @@ LOWEST, HIGHEST = -(2**63), 2**63 - 1
 
 def check_queue_options(priority: object, timeout: float | None, settle: float) -> None:
     """Raise ValueError or TypeError if one of these is wrong."""
-    if not isinstance(priority, int) or not LOWEST <= priority <= HIGHEST:
+    if not is_whole(priority) or not LOWEST <= priority <= HIGHEST:
         raise ValueError(f"priority={priority!r}: it takes a signed 64-bit whole number")
     check_timeout(timeout)
     check_seconds(settle, "settle", f"seconds from 0 to {LONGEST_SETTLE}")
@@ -152,7 +159,7 @@ class SessionOptions:
     def __post_init__(self) -> None:
         for name, most in MOST.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or not 1 <= value <= most:
+            if not is_whole(value) or not 1 <= value <= most:
                 raise ValueError(f"{name}={value!r}: it takes a whole number, 1 to {most}")
         check_seconds(self.linger, "linger", "seconds from 0 on")
 
@@ -996,6 +1003,23 @@ MAX_NAME_BYTES = 240
 MAX_GENERATION = 2**63 - 1
 
 
+def check_flag(argument: str, value: object) -> None:
+    """Raise TypeError unless this is True or False: "no" would count as True."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{argument}={quoted(value)}: it takes True or False")
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Is this a whole number? True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_engine_id(to: object) -> None:
+    """Raise TypeError unless this may be an engine's id."""
+    if not isinstance(to, str):
+        raise TypeError(f"to={quoted(to)}: it takes an engine's id, a str")
+
+
 def check_group(group: object) -> None:
     """Raise ValueError or TypeError unless this is a group's name."""
     check_resource("group", group)
@@ -1004,13 +1028,15 @@ def check_group(group: object) -> None:
 def check_resource(argument: str, name: object) -> None:
     """Raise ValueError or TypeError unless this is the name of a group or resource."""
     if not isinstance(name, str):
-        raise TypeError(f"{argument}={name!r}: it takes a str")
+        raise TypeError(f"{argument}={quoted(name)}: it takes a str")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise ValueError(f"{argument}={name!r} cannot be written as UTF-8") from None
+        raise ValueError(f"{argument}={quoted(name)} cannot be written as UTF-8") from None
     if not 1 <= size <= MAX_NAME_BYTES:
-        raise ValueError(f"{argument}={name!r}: it takes 1 to {MAX_NAME_BYTES} bytes of UTF-8")
+        raise ValueError(
+            f"{argument}={quoted(name)}: it takes 1 to {MAX_NAME_BYTES} bytes of UTF-8"
+        )
 
 
 def check_generation(resource: str, generation: object) -> None:

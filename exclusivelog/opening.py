@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from exclusivelog import logs, threads
-from exclusivelog.backend import check_name
+from exclusivelog.backend import check_flag, check_name, is_whole
 from exclusivelog.engine import Engine
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError, UnsupportedError
 from exclusivelog.local.faults import translated
@@ -92,10 +92,10 @@ def open(
     - `max_readers`: read transactions at the same time, in all processes together; the
       first opener decides.
     - `kill_stalled`: kill stalled processes. A process that is stopped while it holds the writer
-      lock (microseconds, so this is rare) stops all writers; one that is stopped inside a read
-      makes the tables grow. With True, this process sends it SIGKILL, if permitted, once it has
-      been silent for longer than its own `keepalive`. Default: False; the log, `inside()` and
-      `stats()` then name the process.
+      lock stops all writers (rare, unless it sends at full speed under "process"); one that is
+      stopped inside a read makes the tables grow. With True, this process sends it SIGKILL, if
+      permitted, once it has been silent for longer than its own `keepalive`. Default: False; the
+      log, `inside()` and `stats()` then name the process.
     - `admin`, `token`, `token_file`, `tls_trust_certs`, `check_policies`: of a cluster, as
       `exclusivelog.cluster.Mirror` takes them. No error and no repr has the token.
 
@@ -114,6 +114,9 @@ def open(
     if name is not None:
         check_name(name, "name")
     encode_properties(properties or {})
+    flags = {"readonly": readonly, "create": create, "kill_stalled": kill_stalled}
+    for option, flag in flags.items():
+        check_flag(option, flag)
     cluster = {
         "admin": admin, "token": token, "token_file": token_file,
         "tls_trust_certs": tls_trust_certs, "check_policies": check_policies,
@@ -131,13 +134,13 @@ def open(
     began = time.monotonic()
     ledger = Ledger.open(
         where,
-        Options(create and not readonly, mode, map_size, max_readers, readonly, bool(kill_stalled)),
+        Options(create and not readonly, mode, map_size, max_readers, readonly, kill_stalled),
         power=durability == "power",
     )
     try:
         backend = Runtime(
             ledger, name or f"engine-{os.getpid()}", properties or {}, keepalive, readonly, _map_at,
-            unflushed=durability == "process", kill_stalled=bool(kill_stalled),
+            unflushed=durability == "process", kill_stalled=kill_stalled,
         )  # fmt: skip
     except BaseException:
         ledger.close()
@@ -163,7 +166,7 @@ def _check_cluster_options(
             f"keepalive={keepalive!r}: the cluster's broker decides when a silent engine is gone; "
             "leave it out"
         )
-    sizes = (mode, map_size, max_readers, bool(kill_stalled))
+    sizes = (mode, map_size, max_readers, kill_stalled)
     if sizes != (0o700, DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, False):
         raise ValueError(
             "mode=, map_size=, max_readers= and kill_stalled= are for a local ledger; leave them "
@@ -199,14 +202,14 @@ def _check_options(
                 f"keepalive={keepalive!r}: it takes seconds above 0 and up to "
                 f"{LONGEST_KEEPALIVE:.0f}, or None for never"
             )
-    if not isinstance(mode, int) or mode & ~0o7777 or mode & 0o700 != 0o700:
+    if not is_whole(mode) or mode & ~0o7777 or mode & 0o700 != 0o700:
         raise ValueError(
-            f"mode={oct(mode) if isinstance(mode, int) else repr(mode)}: it takes permissions of a "
+            f"mode={oct(mode) if is_whole(mode) else repr(mode)}: it takes permissions of a "
             "directory that its owner can use, such as 0o700 or 0o770"
         )
-    if not isinstance(map_size, int) or map_size < 1 << 20:
+    if not is_whole(map_size) or map_size < 1 << 20:
         raise ValueError(f"map_size={map_size!r}: it takes bytes, from {1 << 20} on")
-    if not isinstance(max_readers, int) or max_readers < 1:
+    if not is_whole(max_readers) or max_readers < 1:
         raise ValueError(f"max_readers={max_readers!r}: it takes a whole number from 1 on")
 
 

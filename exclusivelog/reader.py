@@ -10,7 +10,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from exclusivelog import _core
-from exclusivelog.backend import Closing, Cursor, CursorStore, GroupCursor, Place
+from exclusivelog.backend import (
+    Closing,
+    Cursor,
+    CursorStore,
+    GroupCursor,
+    Place,
+    check_flag,
+    is_whole,
+)
 from exclusivelog.errors import (
     DeserializationError,
     EngineClosedError,
@@ -127,6 +135,7 @@ class Reader(Closing):
         1
         """
         self.cursor.check()
+        check_flag("inclusive", inclusive)
         if type(start) is int and start < 0:
             self._seek_back(-start, inclusive)
             return
@@ -205,7 +214,7 @@ class Reader(Closing):
         >>> reader.read_batch(100)
         []
         """
-        if not isinstance(max_messages, int) or max_messages < 1:
+        if not is_whole(max_messages) or max_messages < 1:
             raise ValueError(f"max_messages={max_messages!r}: it takes a whole number from 1 on")
         self.cursor.check()
         with self._returned():
@@ -236,7 +245,7 @@ class Reader(Closing):
         for name in chosen:
             if name not in COLUMNS:
                 raise ValueError(f"columns: {name!r} is none of {', '.join(COLUMNS)}")
-        if not isinstance(max_bytes, int) or max_bytes < 1:
+        if not is_whole(max_bytes) or max_bytes < 1:
             raise ValueError(f"max_bytes={max_bytes!r}: it takes a whole number from 1 on")
         import_pyarrow()  # before anything is taken
         max_bytes = min(max_bytes, MAX_ARROW_BYTES)
@@ -528,7 +537,7 @@ class GroupReader(Closing):
     def read_batch(self, max_messages: int) -> list[Found]:
         """Up to `max_messages` next messages, without waiting; an empty list at the end. As
         `Reader.read_batch`, it deserialises nothing."""
-        if not isinstance(max_messages, int) or max_messages < 1:
+        if not is_whole(max_messages) or max_messages < 1:
             raise ValueError(f"max_messages={max_messages!r}: it takes a whole number from 1 on")
         before, first = [reader.position for reader in self.readers], self._next
         found: list[Found] = []

@@ -11,9 +11,11 @@ from exclusivelog.backend import (
     Opened,
     ProducerRequest,
     TopicStore,
+    check_flag,
     check_name,
     check_queue_options,
     is_internal,
+    is_whole,
 )
 from exclusivelog.events import EVENTS
 from exclusivelog.messages import check_info, encode_properties, to_ms
@@ -490,6 +492,7 @@ producer; it is held by producer 'leader' ...
         1
         """
         self._engine.check_open()
+        check_flag("read_compacted", read_compacted)
         if group is None and generation is not None:
             raise ValueError(f"generation={generation!r}: it needs group= as well")
         reader = Reader(
@@ -506,7 +509,7 @@ producer; it is held by producer 'leader' ...
 
 
 def _check_max_bytes(max_bytes: object) -> None:
-    if max_bytes is not None and not (isinstance(max_bytes, int) and 0 <= max_bytes < 1 << 63):
+    if max_bytes is not None and not (is_whole(max_bytes) and 0 <= max_bytes < 1 << 63):
         raise ValueError(f"max_bytes={max_bytes!r}: it takes bytes, 0 to 2**63 - 1, or None")
 
 
@@ -569,7 +572,8 @@ def _request_for(
     priority, timeout = options.get("priority", 0), options.get("timeout")
     settle = options.get("settle", 0.0)
     check_queue_options(priority, timeout, settle)
-    if epoch is not None and (not isinstance(epoch, int) or epoch < 0):
+    check_flag("follow", options.get("follow", True))
+    if epoch is not None and (not is_whole(epoch) or epoch < 0):
         raise ValueError(f"topic_epoch={epoch!r}: it takes an epoch, or None")
     properties = options.get("properties") or {}
     encode_properties(properties)

@@ -50,7 +50,7 @@ from exclusivelog.errors import (
     TransactionAbortedError,
     describe_engine,
 )
-from exclusivelog.waits import in_slices, settled
+from exclusivelog.waits import check_timeout, in_slices, settled
 
 # ---- claims ----------------------------------------------------------------------------
 
@@ -194,6 +194,7 @@ def own(
     if group is not None:
         check_group(group)
     name = group if isinstance(group, str) else ""
+    check_timeout(timeout)
     if on_lost is not None and not callable(on_lost):
         raise TypeError("on_lost takes a function of (claim, error)")
     if not isinstance(resources, Mapping) or not resources:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from exclusivelog.backend import MoveCancelled, is_internal
+from exclusivelog.backend import MoveCancelled, check_engine_id, is_internal
 from exclusivelog.cluster.following import TopicLog, Topics, inspect, now_ms
 from exclusivelog.cluster.frames import Grant
 from exclusivelog.cluster.ordered import Place
@@ -94,6 +94,7 @@ class Moving:
         groups: Iterable[str], producer: str | None,
     ) -> None:  # fmt: skip
         host.check_writable()
+        check_engine_id(to)
         check_seconds(timeout, "timeout", "seconds from 0 on")
         if producer is not None and not isinstance(producer, str):
             raise TypeError(f"producer={producer!r}: it takes the name of a producer, or None")

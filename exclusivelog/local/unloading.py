@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from exclusivelog import _core
-from exclusivelog.backend import MoveCancelled, check_groups
+from exclusivelog.backend import MoveCancelled, check_engine_id, check_groups
 from exclusivelog.errors import LedgerError, TopicNotFoundError
 from exclusivelog.local.ownership.steps import MOVES
 from exclusivelog.local.ownership.transfers import Begun, HandOver, Wish
@@ -143,6 +143,7 @@ class Unloading:
         groups: Iterable[str], producer: str | None, session: Session | None = None,
     ) -> None:  # fmt: skip
         engine.check_writable()
+        check_engine_id(to)
         check_seconds(timeout, "timeout", "seconds from 0 on")
         if producer is not None and not isinstance(producer, str):
             raise TypeError(f"producer={producer!r}: it takes the name of a producer, or None")

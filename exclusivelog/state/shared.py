@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from exclusivelog import _core, logs, threads
-from exclusivelog.backend import Closing, EngineBackend, Kind, Snapshot, TopicStore
+from exclusivelog.backend import Closing, EngineBackend, Kind, Snapshot, TopicStore, is_whole
 from exclusivelog.errors import (
     EngineClosedError,
     LedgerCorruptedError,
@@ -63,7 +63,7 @@ class Snapshots(_core.SnapshotsBase):
     """
 
     def __init__(self, topic: str, every: int | None, take: Callable[[], object]) -> None:
-        if every is not None and (not isinstance(every, int) or every < 1):
+        if every is not None and (not is_whole(every) or every < 1):
             raise ValueError(f"snapshot_every={every!r}: it takes a number of writes")
         # Set by the background thread; the next call raises it.
         self.refused: SnapshotRefused | None = None

@@ -142,6 +142,31 @@ MISTAKES: dict[str, Case] = {
         lambda o: o.topic.producer(serializer=list),
         TypeError, ["serializer=<class 'list'>", "'json' is for dicts"],
     ),
+    "a flag of open as text": (
+        lambda o: xl.open(o.path, readonly="no"), TypeError, ["readonly='no'", "True or False"],
+    ),
+    "a flag of a topic as a number": (
+        lambda o: o.engine.topic("order", create=0), TypeError, ["create=0", "True or False"],
+    ),
+    "a flag of a reader as text": (
+        lambda o: o.topic.reader(read_compacted="no"),
+        TypeError, ["read_compacted='no'", "True or False"],
+    ),
+    "a flag of seek as None": (
+        lambda o: o.topic.reader().seek(1, inclusive=None), TypeError, ["inclusive=None"],
+    ),
+    "True as a number of messages": (
+        lambda o: o.topic.reader().read_batch(True), ValueError, ["max_messages=True"],
+    ),
+    "True as a number of bytes": (
+        lambda o: o.topic.trim(max_bytes=True), ValueError, ["max_bytes=True"],
+    ),
+    "a timeout of a claim that is refused without a wait": (
+        lambda o: o.engine.own({"shard": None}, timeout=-1), ValueError, ["timeout=-1"],
+    ),
+    "an engine in place of its id": (
+        lambda o: o.engine.unload("orders", to=o.engine), TypeError, ["to=<Engine", "id"],
+    ),
     "a terminated topic": (
         lambda o: o.terminated().producer(), xl.TopicTerminatedError, ["'done'", "only be read"],
     ),
@@ -155,6 +180,14 @@ def test_an_error_names_what_is_wrong_and_the_way_out(there: Objects, mistake: s
         call(there)
     assert [word for word in named if word not in str(raised.value)] == [], str(raised.value)
     assert len(there.topic) == 3
+
+
+@pytest.mark.rule("A4")
+def test_an_error_does_not_repeat_a_long_argument(there: Objects) -> None:
+    for call in (there.engine.topic, there.engine.own):
+        with pytest.raises((ValueError, TypeError), match="bytes of UTF-8") as raised:
+            call("x" * 100_000) if call == there.engine.topic else call({"x" * 100_000: None})
+        assert len(str(raised.value)) < 1000
 
 
 def test_nothing_is_made_in_a_directory_named_tilde(tmp_path, monkeypatch) -> None:
