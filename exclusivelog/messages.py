@@ -97,7 +97,7 @@ def _dumped(dumps: Serializer, value: Any) -> bytes:
     """What the serializer returns; its error names the value."""
     try:
         return dumps(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"value={reprlib.repr(value)}: the serializer refuses it: {error}") from error
 

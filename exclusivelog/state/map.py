@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import reprlib
 from collections.abc import (
     Callable,
     ItemsView,
@@ -512,6 +513,10 @@ def _checked(dumps: Callable[[Any], bytes], argument: str) -> Callable[[Any], by
         except (AttributeError, TypeError, UnicodeError) as error:
             raise TypeError(
                 f"{argument}={item!r}: its serialiser does not take it: {error}"
+            ) from error
+        except (OverflowError, RecursionError) as error:  # an int over 64 bits; nested too deep
+            raise ValueError(
+                f"{argument}={reprlib.repr(item)}: its serialiser does not take it: {error}"
             ) from error
         if type(data) is not bytes:
             raise TypeError(

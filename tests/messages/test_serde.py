@@ -329,3 +329,48 @@ def test_a_message_of_a_pydantic_model_can_be_pickled(topic) -> None:
         assert pickle.loads(pickle.dumps(message)).value == model(number=5)
     finally:
         del globals()["Model"]
+
+
+# ---- values that a serialiser refuses ----------------------------------------------------
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("msgpack", 1 << 70), ("json", nested(100_000))], ids=["large", "deep"]
+)
+def test_a_value_that_the_serialiser_cannot_hold_is_named(
+    topic: xl.Topic, option: str, value: Any
+) -> None:
+    """msgpack raises OverflowError, and json RecursionError: neither names the argument."""
+    with topic.producer(serializer=option) as producer:
+        for send in (
+            producer.send,
+            producer.send_async,
+            lambda each: producer.send_many([1, each]),
+        ):
+            with pytest.raises(ValueError, match="value="):
+                send(value)
+    assert topic.next_offset == 0
+
+
+@pytest.mark.parametrize(
+    ("codec", "value"), [("msgpack", 1 << 70), ("json", nested(100_000))], ids=["large", "deep"]
+)
+def test_a_map_names_a_value_that_its_serialiser_cannot_hold(
+    topic: xl.Topic, codec: str, value: Any
+) -> None:
+    with xl.SharedMap(topic, value=codec) as settings:
+        for put in (
+            lambda: settings.put("key", value),
+            lambda: settings.update("key", lambda _: value),
+            lambda: settings.update({"other": 1, "key": value}),
+        ):
+            with pytest.raises(ValueError, match="value="):
+                put()
+        assert dict(settings) == {}
