@@ -65,7 +65,11 @@ def translation(
     if isinstance(error, struct.error):
         return LedgerCorruptedError(f"{path}: a row is damaged: {error}")
     if isinstance(error, lmdb.Error):
-        return _translate(path, error, getattr(error, "code", 0), readonly, way_out)
+        code = getattr(error, "code", 0)
+        translated = _translate(path, error, code, readonly, way_out)
+        if code > 0 and translated.errno is None:  # the system's; LMDB's own are negative
+            translated.errno = code
+        return translated
     if isinstance(error, OSError) and error.errno and not isinstance(error, FOREIGN):
         translated = _translate(path, error, error.errno, readonly, way_out)
         translated.errno = error.errno

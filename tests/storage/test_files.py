@@ -143,6 +143,29 @@ def test_h2_a_read_only_engine_beside_a_writer_deletes_nothing(path) -> None:
         assert [message.value for message in reading.topic("t").reader()] == [b"x"]
 
 
+OPENS_WITH_FEW_DESCRIPTORS = """
+    import errno, os, resource, sys
+    import exclusivelog as xl
+    xl.open(sys.argv[1]).close()    # whatever is imported late is imported now
+    there = max(map(int, os.listdir("/proc/self/fd")))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    codes = []
+    for more in range(1, 100):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (there + more, hard))
+        try:
+            xl.open(sys.argv[1]).close()
+            break
+        except xl.LedgerError as error:
+            codes.append(error.errno)
+    print(len(codes) > 3, set(codes) == {errno.EMFILE})
+"""
+
+
+def test_h2_an_error_for_want_of_descriptors_has_the_system_s_code(path) -> None:
+    """At every call that may lack one: LMDB's errors are no OSErrors, and have a code, too."""
+    assert finish(OPENS_WITH_FEW_DESCRIPTORS, path) == "True True\n"
+
+
 AS_NOBODY = """
     import os, sys
     import exclusivelog as xl
