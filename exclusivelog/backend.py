@@ -78,6 +78,12 @@ def is_internal(name: str) -> bool:
     return name.startswith("__")
 
 
+def check_not_internal(name: str) -> None:
+    """Raise ValueError if this topic is the library's own."""
+    if is_internal(name):
+        raise ValueError(f"topic {name!r} is internal to the library; it can only be read")
+
+
 # ---- requests ----------------------------------------------------------------------------
 
 

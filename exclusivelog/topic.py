@@ -13,6 +13,7 @@ from exclusivelog.backend import (
     TopicStore,
     check_flag,
     check_name,
+    check_not_internal,
     check_queue_options,
     is_internal,
     is_whole,
@@ -408,8 +409,7 @@ producer; it is held by producer 'leader' ...
         self._engine.check_writable()
         if method not in COMPRESSIONS:
             raise ValueError(f"method={method!r}: it takes 'lz4', 'zstd' or None")
-        if is_internal(self.name):
-            raise ValueError(f"topic {self.name!r} is internal to the library")
+        check_not_internal(self.name)
         self._store.compress(method)
 
     def stats(self, storage: bool = True) -> TopicStats:
@@ -439,6 +439,7 @@ producer; it is held by producer 'leader' ...
         0
         """
         self._engine.check_writable()
+        check_not_internal(self.name)
         return self._store.terminate()
 
     # ---- read ----------------------------------------------------------------------------
@@ -564,8 +565,7 @@ def _request_for(
 ) -> ProducerRequest:
     """The request, once all of its options are checked."""
     mode = AccessMode.parse(access_mode)
-    if is_internal(topic.name):
-        raise ValueError(f"topic {topic.name!r} is internal to the library; it can only be read")
+    check_not_internal(topic.name)
     name, epoch = options.get("name"), options.get("topic_epoch")
     if name is not None:
         check_name(name, "name")

@@ -27,7 +27,15 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from exclusivelog import _core, logs, threads
-from exclusivelog.backend import Closing, EngineBackend, Kind, Snapshot, TopicStore, is_whole
+from exclusivelog.backend import (
+    Closing,
+    EngineBackend,
+    Kind,
+    Snapshot,
+    TopicStore,
+    check_not_internal,
+    is_whole,
+)
 from exclusivelog.errors import (
     EngineClosedError,
     LedgerCorruptedError,
@@ -436,6 +444,7 @@ class Shared(_core.SharedBase, Closing):
         check_timeout(timeout)
         if not isinstance(topic, Topic):
             raise _wrong_topic(type(self).__name__, topic)
+        check_not_internal(topic.name)
         self.topic = topic
         self._engine: EngineBackend = topic.engine.backend
         self._kind, self._timeout = kind, timeout

@@ -559,6 +559,26 @@ def test_e5_no_call_deletes_or_creates_what_is_the_library_s(engine: xl.Engine) 
     assert len(list(engine.history())) == 2
 
 
+def test_e5_no_call_ends_it(engine: xl.Engine, topic: xl.Topic) -> None:
+    """Who follows it would take the end for good, while events are still written behind it."""
+    for _ in range(2):  # before there is one, and after
+        events = engine.topic(EVENTS)
+        with pytest.raises(ValueError, match="can only be read"):
+            events.terminate()
+        with topic.producer(EXCLUSIVE):
+            pass
+    with pytest.raises(xl.WaitTimeoutError):
+        events.reader("latest").read_next(timeout=0)
+
+
+def test_e5_no_state_is_kept_in_it(engine: xl.Engine, topic: xl.Topic) -> None:
+    """A snapshot would say what may be trimmed."""
+    with topic.producer(EXCLUSIVE):
+        for make in (xl.SharedMap, lambda events: xl.SharedState(events, dict, lambda s, _: s)):
+            with pytest.raises(ValueError, match="can only be read"):
+                make(engine.topic(EVENTS))
+
+
 def test_e5_no_call_moves_it(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick]
 ) -> None:
