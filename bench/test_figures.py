@@ -12,7 +12,8 @@ from bench import cluster, handover, plots, report, spark, start, state, waiters
 from bench.conftest import RESULTS
 from bench.measure import Figure, Row, Settings, prepare_directory
 from bench.zombies import Tenure, Told, judge, value
-from testing.broker import missing
+from testing.broker import QUICK, missing, own_broker
+from testing.spark_home import spark_home
 
 
 @pytest.fixture
@@ -119,7 +120,12 @@ def test_an_append_after_the_end_counts_as_accepted() -> None:
 def test_p16(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, number in {"COUNT": 20_000, "CHUNK": 10_000, "WRITTEN": 5_000, "BATCHES": 2}.items():
         monkeypatch.setattr(spark, name, number)
-    figure = spark.p16(settings)
+    # A JVM that runs once, for so little, spends most of its time on compiling.
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", f"{QUICK} -XX:+UseSerialGC")
+    home = tmp_path / "home"
+    home.mkdir()
+    with spark_home(home):
+        figure = spark.p16(settings)
     counts(figure, tmp_path)
     assert len(figure.rows) == 7
 
@@ -135,6 +141,7 @@ def test_p25(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     }  # fmt: skip
     for name, number in small.items():
         monkeypatch.setattr(cluster, name, number)
+    monkeypatch.setattr(cluster, "own_broker", lambda options: own_broker(options=QUICK))
     figure = cluster.p25(settings)
     counts(figure, tmp_path)
     assert len(figure.rows) == 8

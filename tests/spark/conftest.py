@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from testing.spark_home import spark_home
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -30,21 +32,9 @@ FAST = {
 }
 
 
-@pytest.fixture(scope="session")
-def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A home for Spark whose Python processes import pyspark from where it is installed. From the
-    zip, where they look first, each of them compiles it anew: half a second, some dozen times.
-    """
-    import pyspark
-
-    home, installed = Path(tmp_path_factory.mktemp("home")), Path(pyspark.__file__).parent
-    for name in ("bin", "jars"):
-        (home / name).symlink_to(installed / name)
-    package = home / "python" / "lib" / "pyspark.zip" / "pyspark"
-    package.parent.mkdir(parents=True)
-    package.symlink_to(installed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARK_HOME", str(home))
+@pytest.fixture(scope="session", name="spark_home")
+def _spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with spark_home(Path(tmp_path_factory.mktemp("home"))) as home:
         yield home
 
 
