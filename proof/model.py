@@ -420,7 +420,8 @@ def way_to(state: State | None, came_from: dict[State, tuple[State | None, str]]
 
 def find_out(rules: Rules, worlds: Iterable[World]) -> Violation | None:
     """What the judge has against these rules."""
-    for world in worlds:
+    soonest = () if rules.world is None else (rules.world,)
+    for world in (*soonest, *worlds):
         try:
             walk(world, rules)
         except Violation as violation:

@@ -23,7 +23,7 @@ from exclusivelog.local.records import (
 )
 from exclusivelog.local.storage.tables import Tables, queue_key
 from proof.memory import DEADLINE, SETTLED
-from proof.world import Client, State
+from proof.world import SMALL_MOVING_WORLDS, SMALL_WORLDS, Client, State, World
 
 
 def may_append(state: State, client: Client) -> bool:
@@ -40,10 +40,12 @@ Patch = tuple[object, str, Any]  # of which module or class, the name, what stan
 
 @dataclass(frozen=True)
 class Rules:
-    """What a walk goes by: the library, with nothing or something broken. The other fields are
-    about producers, which the model has instead of the library's."""
+    """What a walk goes by: the library, with nothing or something broken. `world` is the one that
+    shows it soonest. The other fields are about producers, which the model has instead of the
+    library's."""
 
     patches: tuple[Patch, ...] = ()
+    world: World | None = None
     may_append: Callable[[State, Client], bool] = may_append
     keeps_what_was_refused: bool = False
     writes_later: bool = False
@@ -270,6 +272,7 @@ def nothing(*args: Any, **facts: Any) -> None:
     """Does nothing."""
 
 
+_, THREE, FOUR = SMALL_WORLDS  # requests
 CONTROLS = {
     "a grant does not raise the epoch": without(admission, "admit", does_not_raise(Verdict.GRANT)),
     "a take-over does not raise the epoch": without(
@@ -278,23 +281,35 @@ CONTROLS = {
     "a promotion does not raise the epoch": without(
         admission, "promote", promotes_under_the_same_epoch
     ),
-    "a stale topic_epoch is accepted": without(admission, "admit", believes_stale_claims),
+    "a stale topic_epoch is accepted": without(
+        admission, "admit", believes_stale_claims, world=THREE
+    ),
     "claims ahead of the epoch are believed": without(admission, "admit", believes_claims_ahead),
     "the owner is forgotten": without(admission, "admit", forgets("owner", None)),
     "the shared producers are forgotten": without(admission, "admit", forgets("shared", False)),
-    "the waiters are forgotten": without(admission, "admit", forgets("waiting", False)),
+    "the waiters are forgotten": without(
+        admission, "admit", forgets("waiting", False), world=THREE
+    ),
     "exclusive is granted beside others": without(admission, "admit", fences_without_force),
     "a refused fencer has evicted already": without(
         Succession, "evict_dead", fences_before_it_is_refused, keeps_what_was_refused=True
     ),
     "a dead waiter is promoted": without(admission, "promote", does_not_look_who_lives),
     "promotion stops at the first dead waiter": without(
-        admission, "promote", stops_at_the_first_dead
+        admission, "promote", stops_at_the_first_dead, world=THREE
     ),
-    "promotion stops at the first stale": without(admission, "promote", stops_at_the_first_stale),
-    "stale waiters are promoted": without(admission, "promote", believes_stale_waiters),
-    "the last to come is promoted first": without(admission, "promote", last_come_first_served),
-    "dead waiters use up epochs": without(admission, "promote", the_dead_use_up_epochs),
+    "promotion stops at the first stale": without(
+        admission, "promote", stops_at_the_first_stale, world=FOUR
+    ),
+    "stale waiters are promoted": without(
+        admission, "promote", believes_stale_waiters, world=THREE
+    ),
+    "the last to come is promoted first": without(
+        admission, "promote", last_come_first_served, world=THREE
+    ),
+    "dead waiters use up epochs": without(
+        admission, "promote", the_dead_use_up_epochs, world=THREE
+    ),
     "no waiter is promoted": without(Succession, "promote", nothing),
     "appends are not checked": Rules(may_append=lambda state, client: True),
     "appends compare epochs only": Rules(may_append=compares_epochs_only),
@@ -314,7 +329,7 @@ MOVING_CONTROLS = {
         HandOver, "cancel", cancels_without_those_who_wait
     ),
     "a dead destination keeps its reservation": without(
-        Transfers, "has_destination", lambda self, transfer: True
+        Transfers, "has_destination", lambda self, transfer: True, world=SMALL_MOVING_WORLDS[3]
     ),
     "a reservation has no end": without(Transfers, "current", keeps_no_deadline),
     "a source releases whatever it was asked for": without(
@@ -343,5 +358,7 @@ MOVING_CONTROLS = {
         admission, "awaits_release", lambda session, **facts: True
     ),
     "no engine is reminded to retry": without(Succession, "_retry_at", nothing),
-    "an engine is reminded once only": without(Succession, "_retry_at", tells_only_once),
+    "an engine is reminded once only": without(
+        Succession, "_retry_at", tells_only_once, world=SMALL_MOVING_WORLDS[5]
+    ),
 }
