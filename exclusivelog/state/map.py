@@ -18,6 +18,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 
 from exclusivelog import _core, serde
 from exclusivelog.backend import Kind
+from exclusivelog.errors import DeserializationError
 from exclusivelog.messages import Item
 from exclusivelog.producer import Appended
 from exclusivelog.state.past import At, MapWatch, apply_to, map_at
@@ -95,16 +96,38 @@ class MapContent(_core.MapBase):
 class MapCodec(Generic[K, V]):
     """A map's keys and values to and from bytes."""
 
-    def __init__(self, key: Any, value: Any) -> None:
+    def __init__(self, topic: str, key: Any, value: Any) -> None:
+        self.topic = topic
         self.dump_key = _checked(serde.dumps_of(key, "key"), "key")
-        self.load_key: Callable[[bytes], K] = serde.loads_of(key, "key")
+        self.load_key: Callable[[bytes], K] = self._named(serde.loads_of(key, "key"), "key")
         self.dump = _checked(serde.dumps_of(value, "value"), "value")
-        self.load: Callable[[bytes], V] = serde.loads_of(value, "value")
+        self.load_unnamed: Callable[[bytes], V] = serde.loads_of(value, "value")
+        self.load: Callable[[bytes], V] = self._named(self.load_unnamed, "value")
         self.kind: Kind = {
             "holds": "map", "key": serde.name_of(key), "value": serde.name_of(value),
         }  # fmt: skip
         # An application's own serialisers may block: never run them in an event loop's thread.
         self.never_blocks = None not in self.kind.values()
+
+    def _named(self, loads: Callable[[bytes], Any], part: str) -> Callable[[bytes], Any]:
+        def load(data: bytes) -> Any:
+            try:
+                return loads(data)
+            except Exception as error:
+                raise self.undecodable(data, error, part) from error
+
+        return load
+
+    def undecodable(
+        self, data: bytes | None, cause: Exception, part: str = "value"
+    ) -> DeserializationError:
+        """The error for a key or value at which its deserializer raised `cause`."""
+        return DeserializationError(
+            f"topic {self.topic!r}: a {part} of its map cannot be deserialised: "
+            f"{type(cause).__name__}: {reprlib.repr(str(cause))}. This error has its bytes as "
+            "`raw`; open the map with the serialisers that it was written with",
+            topic=self.topic, part=part, raw=data or b"",
+        )  # fmt: skip
 
     def unpack(self, data: bytes | None) -> V | None:
         """The value; None for none."""
@@ -153,9 +176,9 @@ class SharedMap(Shared, MutableMapping[K, V]):
         self, topic: Topic, key: Any = serde.str, value: Any = serde.msgpack, *,
         snapshot_every: int | None = SNAPSHOT_EVERY, timeout: float | None = None,
     ) -> None:  # fmt: skip
-        self._codec: MapCodec[K, V] = MapCodec(key, value)
+        self._codec: MapCodec[K, V] = MapCodec(getattr(topic, "name", ""), key, value)
         # Bound once, because `get` is called most often.
-        self._dump_key, self._load = self._codec.dump_key, self._codec.load
+        self._dump_key, self._load = self._codec.dump_key, self._codec.load_unnamed
         self._content: MapContent = MapContent()
         super().__init__(topic, self._codec.kind, self._content, snapshot_every, timeout)
 
@@ -167,7 +190,10 @@ class SharedMap(Shared, MutableMapping[K, V]):
         data = self._get_at_once(self._dump_key(key), latest)
         if data is NOT_NOW:
             data = self._find(key, latest)
-        return default if data is None else self._load(data)
+        try:
+            return default if data is None else self._load(data)
+        except Exception as error:
+            raise self._codec.undecodable(data, error) from error
 
     def _find(self, key: K, latest: bool = False) -> bytes | None:
         name = self._dump_key(key)
@@ -236,7 +262,11 @@ class SharedMap(Shared, MutableMapping[K, V]):
         """Set the key's value; None removes the key. Returns the value before, or None."""
         data = None if value is None else self._codec.dump(value)
         old = self._set(self._dump_key(key), data, _core.ANY)[1]
-        return None if old is None else self._load(old)
+        try:
+            return self._codec.unpack(old)
+        except DeserializationError as error:
+            error.maybe_written = True  # the key is set: only the value before cannot be returned
+            raise
 
     def _set(self, name: bytes, data: bytes | None, expected: Any) -> tuple[bool, bytes | None]:
         """Set the value if it is `expected` (None: no value). Returns (matched, value before)."""

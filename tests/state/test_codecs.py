@@ -325,3 +325,42 @@ def test_i3_an_operation_that_is_not_encoded_to_bytes_is_refused(topic: xl.Topic
     ) as state:
         assert state.write(lambda _: [("a", 1)], dict) == {"a": 1}
     assert topic.next_offset == 1
+
+
+# ---- a map that other serialisers wrote --------------------------------------------------
+
+
+@pytest.mark.rule("I3")
+def test_a_value_of_a_map_that_cannot_be_deserialised_is_named(topic: xl.Topic) -> None:
+    with topic.producer() as producer:
+        producer.send(b"\xc1", key="k")
+    with xl.SharedMap(topic) as settings:
+        for read in (
+            lambda: settings["k"],
+            lambda: settings.get("k"),
+            lambda: settings.get_or_default("k", 1),
+            lambda: settings.scan(),
+            lambda: settings.update("k", lambda _: 1),
+            lambda: settings.replace("k", 1, 2),
+            lambda: next(iter(settings.watch(start=0))),
+        ):
+            with pytest.raises(xl.DeserializationError, match="value") as raised:
+                read()
+            assert (raised.value.topic, raised.value.part) == (topic.name, "value")
+            assert raised.value.raw == b"\xc1"
+        assert topic.next_offset == 1
+        with pytest.raises(xl.DeserializationError) as raised:
+            settings.put("k", 5)
+        assert raised.value.maybe_written
+        assert settings["k"] == 5
+
+
+@pytest.mark.rule("I3")
+def test_a_key_of_a_map_that_cannot_be_deserialised_is_named(topic: xl.Topic) -> None:
+    with topic.producer() as producer:
+        producer.send(b"\x05", key=b"\xff")
+    with xl.SharedMap(topic) as settings:
+        for read in (settings.list_keys, settings.scan, lambda: dict(settings)):
+            with pytest.raises(xl.DeserializationError, match="key") as raised:
+                read()
+            assert (raised.value.part, raised.value.raw) == ("key", b"\xff")
