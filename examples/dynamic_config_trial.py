@@ -107,16 +107,16 @@ def main() -> int:
         print(f"two administrators double the limit: {sorted(tries)}, and it is {config['limit']}")
         watched.await_change(names, "limit", 40)
 
-        victim = min(names)
-        running[victim].kill()
-        running[victim].join()
+        killed = min(names)
+        running[killed].kill()
+        running[killed].join()
         config.put("limit", 50)
-        watched.await_change(names - {victim}, "limit", 50)
+        watched.await_change(names - {killed}, "limit", 50)
         trimmed = engine.topic(CONFIG).trim(before=config.snapshot())
-        again = start(victim, take_part, path, victim)
+        again = start(killed, take_part, path, killed)
         watched.await_change(names, "limit", 50)
         first = watched.first[again.pid or 0]
-        print(f"{victim}, restarted after a trim to offset {trimmed}, begins with {first}\n")
+        print(f"{killed}, restarted after a trim to offset {trimmed}, begins with {first}\n")
 
         torn = [seen for seen in watched.all if seen["host"][5:] != str(seen["port"] - 7000)]
         return verdict({

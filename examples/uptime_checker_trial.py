@@ -83,11 +83,11 @@ def play(path: str, priorities: dict[str, dict[str, int]], settle: float) -> Out
         # No waiter is new any more when the first worker dies.
         time.sleep(max(0.0, all_up + settle - time.monotonic()))
         first, *rest, _ = (process for process, _ in fleet.values())
-        for victims in [first], rest:
-            for victim in victims:
+        for group in [first], rest:
+            for process in group:
                 last_death = int(time.time() * 1000)  # events have whole ms
-                victim.kill()
-                victim.join(PATIENCE)  # until the kernel has ended it
+                process.kill()
+                process.join(PATIENCE)  # until the kernel has ended it
             owners.append(look(topics))
         early = sum(
             event.kind == "grant" and event.target is not None

@@ -32,7 +32,9 @@ from proof.linearizability import UNKNOWN, Call
 from proof.map_clients import frozen, made
 from proof.traffic import PATIENCE, TIMEOUTS, TOPICS, Notes
 
-STORED = "stored"  # a sabotage: acknowledged when the broker has stored it, whatever the rule says
+# A deliberate defect: a message is acknowledged when the broker has stored it, whatever the
+# fencing rule says.
+STORED = "stored"
 AGAIN_SECONDS = 0.3  # after an error, before the engine is opened again
 FOR_EVER = 1 << 62
 
@@ -168,7 +170,7 @@ class Player(traffic.Player):
         values = self.values(topic.name, self.rng.choice([1, 1, 1, traffic.MOST_AT_ONCE]))
         number = self._begin(topic, values, exclusive, stale)
         try:
-            if self.sabotage == STORED and exclusive and not stale:
+            if self.defect == STORED and exclusive and not stale:
                 offset = self._ignoring_the_rule(topic, producer, values)
             elif len(values) == 1:
                 offset = producer.send(values[0])
@@ -246,14 +248,14 @@ def _frame(producer: xl.Producer, first: int, values: list[bytes], exclusive: bo
     return Frame(session.epoch, session.id, first, contents)
 
 
-def play(url: str, admin: str, notes: str, seed: int, sabotage: str = "") -> None:
+def play(url: str, admin: str, notes: str, seed: int, defect: str = "") -> None:
     """Be one process until it is killed or no process is left to do so."""
     rng, noted, counted = random.Random(seed), Notes(notes), 0
     parent = os.getppid()
     while os.getppid() == parent:
         try:
             with xl.open(url, f"w{seed}", admin=admin) as engine:
-                player = Player(engine, noted, rng, sabotage, counted, actions=Actions(notes))
+                player = Player(engine, noted, rng, defect, counted, actions=Actions(notes))
                 try:
                     while os.getppid() == parent:
                         player.step()

@@ -75,7 +75,7 @@ class Storm:
     dice: random.Random
     on_topic: Callable[..., Forked]
     on_map: Callable[..., Forked]
-    sabotage: str = ""
+    defect: str = ""
     topics: list[Forked] = field(default_factory=list)
     maps: list[Forked] = field(default_factory=list)
     started: int = 0
@@ -97,7 +97,7 @@ class Storm:
             self.maps.append(self.on_map(stderr, *here, str(notes), self.started, str(self.over)))
         else:
             notes, seed = self.path / f"notes-{self.started}.jsonl", self.dice.randrange(1 << 30)
-            self.topics.append(self.on_topic(stderr, *here, str(notes), seed, self.sabotage))
+            self.topics.append(self.on_topic(stderr, *here, str(notes), seed, self.defect))
 
     def all_began(self) -> bool:
         """Has each process noted something?"""
@@ -124,10 +124,10 @@ class Storm:
         return True
 
     def _stop(self) -> bool:
-        victim = self.dice.choice(self._crew())
-        victim.signal(signal.SIGSTOP)
+        process = self.dice.choice(self._crew())
+        process.signal(signal.SIGSTOP)
         time.sleep(self.dice.choice(STOPS))
-        victim.signal(signal.SIGCONT)
+        process.signal(signal.SIGCONT)
         return True
 
     def _cut(self) -> bool:
@@ -232,7 +232,7 @@ def judge_map(namespace: Namespace, calls: list[Call]) -> Iterator[str]:
 
 
 def torture(
-    where: Path, broker: Broker, proxy: Proxy, faults: int, seed: int, sabotage: str = "",
+    where: Path, broker: Broker, proxy: Proxy, faults: int, seed: int, defect: str = "",
     weights: dict[str, int] = FAULTS, pause: float = 0.5,
 ) -> Figure:  # fmt: skip
     """Let processes do what they like, do so many things to them, and judge what is left."""
@@ -242,7 +242,7 @@ def torture(
         fork_server("proof.cluster_players:play_map") as on_map,
     ):
         storm = Storm(
-            where, broker, proxy, namespace, random.Random(seed), on_topic, on_map, sabotage
+            where, broker, proxy, namespace, random.Random(seed), on_topic, on_map, defect
         )
         try:
             for number in range(ON_TOPICS + ON_MAP):

@@ -26,9 +26,9 @@ from proof.jobs import spread
 from proof.random_kills import forked, killed, wait_for
 from testing.children import PATIENCE
 from testing.compactions import Sent, compacted, kept, read, state_of
-from testing.victims import die_at_commit, garbage
+from testing.kills import die_at_commit, garbage
 
-FORGETS = "forgets"  # a sabotage: trimming does not mind how far the view reaches
+FORGETS = "forgets"  # a deliberate defect: trimming ignores how far the view reaches
 SLICE = 20  # kills on one ledger
 MOST_NOTED = 200_000  # bytes that a writer notes before it is killed: some forty calls
 SIZES = (10, 10, 10, 300, 5000)  # bytes of a message
@@ -67,10 +67,10 @@ def some(dice: random.Random, name: str) -> list[list[str | None]]:
     return found
 
 
-def write(path: Path, where: Path, began: Path, seed: int, sabotage: str) -> None:
+def write(path: Path, where: Path, began: Path, seed: int, defect: str) -> None:
     """Send, compact and trim until it is killed. What came since the watcher has `began` stays."""
     dice, notes = random.Random(seed), Notes(where)
-    if sabotage == FORGETS:
+    if defect == FORGETS:
         vars(retention)["_reaches"] = lambda *_: True
     durability: Any = dice.choice(("power", "process"))
     with xl.open(path, durability=durability, name=f"w{seed}") as engine:
@@ -241,7 +241,7 @@ def judge_topic(topic: xl.Topic, sent: list[Sent], again: bool) -> Iterator[str]
 # ---- slices ------------------------------------------------------------------------------
 
 
-def kill_some(where: str, kills: int, seed: int, sabotage: str) -> dict[str, Any]:
+def kill_some(where: str, kills: int, seed: int, defect: str) -> dict[str, Any]:
     """One slice. Call it in a process that has no engine open."""
     place, dice = Path(where), random.Random(seed)
     place.mkdir(parents=True)
@@ -252,7 +252,7 @@ def kill_some(where: str, kills: int, seed: int, sabotage: str) -> dict[str, Any
     with watcher(path, place / "watches", began, seed):
         for number in range(kills):
             notes = place / f"notes-{number}"
-            write_to_death(path, notes, began, dice, sabotage)
+            write_to_death(path, notes, began, dice, defect)
             begun = done.take(sent, read_notes(notes))
             done.kills += 1
             with _named(done.broken):
@@ -286,12 +286,10 @@ def watcher(path: Path, where: Path, began: Path, seed: int) -> Iterator[None]:
         assert killed(pid), "the watcher has failed"
 
 
-def write_to_death(
-    path: Path, notes: Path, began: Path, dice: random.Random, sabotage: str
-) -> None:
+def write_to_death(path: Path, notes: Path, began: Path, dice: random.Random, defect: str) -> None:
     """Let one write, until it kills itself at a commit or is killed."""
     seed = dice.randrange(1 << 30)
-    pid = forked(lambda: write(path, notes, began, seed, sabotage))
+    pid = forked(lambda: write(path, notes, began, seed, defect))
     enough = dice.randrange(1, MOST_NOTED)
 
     def is_over() -> bool:
@@ -303,10 +301,10 @@ def write_to_death(
     assert killed(pid), "a writer has failed by itself"
 
 
-def kill_beside(where: Path, kills: int, seed: int, sabotage: str = "") -> Iterator[Compacted]:
+def kill_beside(where: Path, kills: int, seed: int, defect: str = "") -> Iterator[Compacted]:
     """So many kills in slices, in processes of their own: what came of each slice."""
     jobs = [
-        (str(where / str(start)), min(SLICE, kills - start), seed + start, sabotage)
+        (str(where / str(start)), min(SLICE, kills - start), seed + start, defect)
         for start in range(0, kills, SLICE)
     ]
     seconds = PATIENCE + SECONDS_OF_A_KILL * SLICE

@@ -127,13 +127,13 @@ def die() -> None:
 
 @dataclass(frozen=True)
 class Death:
-    """Where a victim is to die."""
+    """Where a process is to die."""
 
     durability: Durability
     place: str
     when: int
     behind: bool
-    sabotage: str = ""
+    defect: str = ""
 
     def __str__(self) -> str:
         where = "behind" if self.behind else "before"
@@ -178,7 +178,7 @@ def let_die(path: Path, death: Death) -> tuple[bool, int]:
 def _work(path: Path, death: Death, acknowledge: Callable[[], object]) -> None:
     with armed(death.place, die, death.when, death.behind):
         with xl.open(path, durability=death.durability) as engine:
-            if death.sabotage == EARLY:
+            if death.defect == EARLY:
                 acknowledge()
             if death.place in CHORES:
                 ledger_operations.do(path, engine)
@@ -207,13 +207,13 @@ def judge_all(path: Path, death: Death, count: int) -> list[str]:
 
 
 def sweep(
-    where: Path, calls: Iterable[int], sabotage: str = "", places: Iterable[str] = tuple(PLACES)
+    where: Path, calls: Iterable[int], defect: str = "", places: Iterable[str] = tuple(PLACES)
 ) -> Died:
     """Die before and behind these calls (the first one is 1) of these places."""
     died = Died()
     durabilities: tuple[Durability, ...] = ("power", "process")
     every = itertools.product(durabilities, places, calls, (False, True))
-    jobs = [(str(where / str(number)), [*facts, sabotage]) for number, facts in enumerate(every)]
+    jobs = [(str(where / str(number)), [*facts, defect]) for number, facts in enumerate(every)]
     for facts, ended, broken in spread("proof.failpoints:die_once", jobs, 2 * DEADLINE):
         death = Death(*facts)
         died.tried += 1

@@ -1,4 +1,4 @@
-"""What is done to processes: killed, stopped for longer than their keepalive, continued."""
+"""Faults: kill processes, stop them for longer than their keepalive, and continue them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Crew:
     ledger: Path
     rng: random.Random
     fork: Callable[..., Forked]
-    sabotage: str = ""
+    defect: str = ""
     living: list[Forked] = field(default_factory=list)
     started: int = 0
     kills: int = 0
@@ -35,20 +35,20 @@ class Crew:
         self.started += 1
         notes = self.path / f"notes-{self.started}.jsonl"
         stderr, seed = self.path / f"stderr-{self.started}.txt", self.rng.randrange(1 << 30)
-        self.living.append(self.fork(stderr, str(self.ledger), str(notes), seed, self.sabotage))
+        self.living.append(self.fork(stderr, str(self.ledger), str(notes), seed, self.defect))
 
     def inject(self) -> None:
         """Kill one of them and start another one, or stop one for a moment."""
-        victim = self.rng.choice(self.living)
+        process = self.rng.choice(self.living)
         if self.rng.random() < 0.7:
-            self.living.remove(victim)
-            victim.close()
+            self.living.remove(process)
+            process.close()
             self.kills += 1
             self.start()
         else:
-            victim.signal(signal.SIGSTOP)
+            process.signal(signal.SIGSTOP)
             time.sleep(self.rng.choice(STOPS))
-            victim.signal(signal.SIGCONT)
+            process.signal(signal.SIGCONT)
             self.stops += 1
 
     def go_on(self, seconds: float) -> None:
@@ -70,12 +70,12 @@ class Crew:
 
 @contextmanager
 def crew_of(
-    path: Path, ledger: Path, rng: random.Random, sabotage: str = "",
+    path: Path, ledger: Path, rng: random.Random, defect: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Crew]:  # fmt: skip
     """No process yet; all that are started end with the block."""
     with fork_server("proof.traffic:play", environment) as fork:
-        made = Crew(path, ledger, rng, fork, sabotage)
+        made = Crew(path, ledger, rng, fork, defect)
         try:
             yield made
         finally:
@@ -83,9 +83,9 @@ def crew_of(
 
 
 @contextmanager
-def crew(path: Path, seed: int, sabotage: str = "") -> Iterator[Crew]:
+def crew(path: Path, seed: int, defect: str = "") -> Iterator[Crew]:
     """So many processes on the ledger `path`/log, each with its notes beside it."""
-    with crew_of(path, path / "log", random.Random(seed), sabotage) as made:
+    with crew_of(path, path / "log", random.Random(seed), defect) as made:
         for _ in range(PROCESSES):
             made.start()
         yield made

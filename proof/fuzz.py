@@ -75,7 +75,7 @@ CAPACITY = 8192
 GENERATION = 7
 BOUND = "    if (size > (size_t)(end - here)) return NULL;\n"
 SECONDS, SECONDS_OF_AN_INPUT = 120.0, 0.01  # at most, on a busy machine
-PLANTED = "planted"  # a sabotage: a decoder that stumbles over something it should refuse
+PLANTED = "planted"  # a deliberate defect: a decoder that stumbles over something it should refuse
 
 
 # ---- what is fuzzed ----------------------------------------------------------------------
@@ -256,14 +256,14 @@ def mutated(data: bytes, other: bytes, dice: random.Random) -> bytes:
 
 
 def fuzz(
-    inputs: int, seed: int, last: Path, blind: bool, sabotage: str, seeds: Sequence[Seed] = ()
+    inputs: int, seed: int, last: Path, blind: bool, defect: str, seeds: Sequence[Seed] = ()
 ) -> Fuzzed:
     """So many inputs. Each is written down before it is tried: it may be the last."""
     dice, found = random.Random(seed), Fuzzed()
     fresh_places, all_places = _coverage(blind)
     with last.open("r+b") as file:
         note = mmap.mmap(file.fileno(), LONGEST + 8)
-    targets = _targets(sabotage)
+    targets = _targets(defect)
     for which, text in seeds:
         targets[which].corpus.append(bytes.fromhex(text))
     for number in range(inputs):
@@ -286,8 +286,8 @@ def fuzz(
     return found
 
 
-def _targets(sabotage: str) -> list[Target]:
-    decode = stumbles if sabotage == PLANTED else entry
+def _targets(defect: str) -> list[Target]:
+    decode = stumbles if defect == PLANTED else entry
     samples = entries()
     return [
         Target(decode, samples, sound_entry),
@@ -327,7 +327,7 @@ def run_lanes(
 
 
 def run(
-    tree: Path, inputs: int, seed: int, preload: str, sabotage: str = "", seeds: Sequence[Seed] = ()
+    tree: Path, inputs: int, seed: int, preload: str, defect: str = "", seeds: Sequence[Seed] = ()
 ) -> Fuzzed:
     """Fuzz in a child; if it dies, the result has the input that it died of."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as where:
@@ -339,7 +339,7 @@ def run(
             **os.environ, "PYTHONPATH": str(tree), "LD_PRELOAD": preload, "PYTHONMALLOC": "malloc",
             "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:handle_segv=1",
         }  # fmt: skip
-        words = ["-m", "proof.fuzz", str(inputs), str(seed), str(last), sabotage, str(given)]
+        words = ["-m", "proof.fuzz", str(inputs), str(seed), str(last), defect, str(given)]
         done = subprocess.run(
             [sys.executable, *words, *([] if preload else ["--blind"])], cwd=tree, text=True,
             env=environment, capture_output=True, check=False,
@@ -409,12 +409,12 @@ def main() -> None:
     parser.add_argument("inputs", type=int)
     parser.add_argument("seed", type=int)
     parser.add_argument("last", type=Path)
-    parser.add_argument("sabotage")
+    parser.add_argument("defect")
     parser.add_argument("seeds", type=Path)
     parser.add_argument("--blind", action="store_true")
     options = parser.parse_args()
     seeds = json.loads(options.seeds.read_text())
-    found = fuzz(options.inputs, options.seed, options.last, options.blind, options.sabotage, seeds)
+    found = fuzz(options.inputs, options.seed, options.last, options.blind, options.defect, seeds)
     print(json.dumps(vars(found)))
 
 

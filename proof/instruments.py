@@ -172,10 +172,10 @@ def walk_cluster_model(size: Size, where: Path) -> Figure:
 # ---- torture -----------------------------------------------------------------------------
 
 
-def torture(where: Path, seconds: float, seed: int, sabotage: str = "") -> Figure:
+def torture(where: Path, seconds: float, seed: int, defect: str = "") -> Figure:
     """Random traffic of several processes that are killed and stopped; then judge what is left."""
     figure = Figure("torture")
-    with crew(where, seed, sabotage) as processes:
+    with crew(where, seed, defect) as processes:
         processes.go_on(seconds)
     record = read_notes(where)
     figure.count(
@@ -368,7 +368,7 @@ def kill_sweep(size: Size, where: Path) -> Figure:
             figure.broken += swept.broken
             shutil.rmtree(place)
     if size.controlled:
-        control = sweep(made(where / "control"), "power", False, 8, sabotage=EARLY)
+        control = sweep(made(where / "control"), "power", False, 8, defect=EARLY)
         figure.controls["an append that is acknowledged before it is made"] = bool(
             about(control.broken, "H1")
         )
@@ -412,10 +412,10 @@ def _control_disks(figure: Figure, where: Path, trace: Path) -> None:
     figure.controls["a disk that ignores the journal's flushes"] = any(
         about(texts, "H1") for _, texts in found.broken
     )
-    for sabotage in ("checksum", "batch"):
-        stored = stored_cuts(where / f"log-{sabotage}", 1, 30, random.Random(3))
-        found = judge_all(stored, made(where / sabotage), "process", 1, sabotage)
-        figure.controls[f"a recovery that ignores the {sabotage}"] = bool(found.broken)
+    for defect in ("checksum", "batch"):
+        stored = stored_cuts(where / f"log-{defect}", 1, 30, random.Random(3))
+        found = judge_all(stored, made(where / defect), "process", 1, defect)
+        figure.controls[f"a recovery that ignores the {defect}"] = bool(found.broken)
 
 
 # ---- power cuts --------------------------------------------------------------------------
@@ -536,10 +536,10 @@ def live_in_environments(size: Size, where: Path) -> Figure:
 def _take_controls(figure: Figure, found: running.Controls) -> None:
     figure.count(control_runs=sum(found.tried.values()))
     figure.broken += [f"without its fault, {text}" for text in found.false_alarms]
-    for sabotage in (FORGETS, SAYS_YES):
-        figure.controls[f"a library that {sabotage}"] = not found.missed.get(sabotage)
-    for sabotage, names in found.missed.items():
-        figure.notes += [f"{name} misses that the library {sabotage}" for name in names]
+    for defect in (FORGETS, SAYS_YES):
+        figure.controls[f"a library that {defect}"] = not found.missed.get(defect)
+    for defect, names in found.missed.items():
+        figure.notes += [f"{name} misses that the library {defect}" for name in names]
 
 
 # ---- mutants -----------------------------------------------------------------------------

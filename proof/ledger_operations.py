@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import exclusivelog as xl
+from testing.kills import garbage
 from testing.processes import values
-from testing.victims import garbage
 
 SENT = [b"%d" % number for number in range(6)]
 KEYS = ["a", "b", "a", "b", "a", "b"]

@@ -173,17 +173,17 @@ class Crew:
 
     def torment(self, dice: random.Random) -> None:
         """Kill one, and start another; or stop one for a while."""
-        number, victim = dice.choice(list(self.living.items()))
+        number, process = dice.choice(list(self.living.items()))
         if dice.random() < 0.5:
-            victim.close()
+            process.close()
             self.deaths[number] = time.monotonic_ns()
             del self.living[number]
             self.start()
         else:
-            victim.signal(signal.SIGSTOP)
+            process.signal(signal.SIGSTOP)
             self.stops += 1
             time.sleep(dice.choice([0.01, 0.1, KEEPALIVE + 0.2]))
-            victim.signal(signal.SIGCONT)
+            process.signal(signal.SIGCONT)
 
     def finish(self) -> None:
         """Let those that live come to an end; they must end well."""

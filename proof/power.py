@@ -72,13 +72,13 @@ def lay_out(cut: Image, where: Path, dice: random.Random) -> None:
         (where / "owners.lock").write_bytes(words)
 
 
-def judge_disks(sabotage: str) -> None:
+def judge_disks(defect: str) -> None:
     """A child's work: judge each directory that it is given, and print what is broken."""
     die_with_parent()
     journal.CAPACITY = CAPACITY
     logging.disable(logging.CRITICAL)
-    if sabotage != "none":
-        trust(sabotage)
+    if defect != "none":
+        trust(defect)
     for job in sys.stdin:
         path, durability, rounds, acknowledged = json.loads(job)
         print(json.dumps(judge(path, durability, acknowledged, rounds)), flush=True)
@@ -96,7 +96,7 @@ class Verdicts:
 
 
 def judge_all(
-    found: Iterator[Cut], where: Path, durability: str, rounds: int, sabotage: str = "none"
+    found: Iterator[Cut], where: Path, durability: str, rounds: int, defect: str = "none"
 ) -> Verdicts:
     """Start each of the disks up, in a process that may crash of it."""
     verdicts, numbers = Verdicts(), itertools.count()
@@ -117,7 +117,7 @@ def judge_all(
                 shutil.rmtree(path)
 
     with contextlib.ExitStack() as stack:
-        judges = [stack.enter_context(child(JUDGES, sabotage)) for _ in range(2)]
+        judges = [stack.enter_context(child(JUDGES, defect)) for _ in range(2)]
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(work, judges))
     return verdicts
@@ -129,7 +129,7 @@ class Trusting:
 
     journal: _core.Journal
     path: str
-    sabotage: str  # "checksum": frames are not; "batch": its entries are not held together
+    defect: str  # "checksum": frames are not; "batch": its entries are not held together
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.journal, name)
@@ -147,10 +147,10 @@ class Trusting:
                 position += left
                 continue
             flags, size, start = size & MORE, size & (MORE - 1), at + FRAME.size
-            if self.sabotage != "checksum" and not is_sound(data[start : start + size]):
+            if self.defect != "checksum" and not is_sound(data[start : start + size]):
                 break
             position += (FRAME.size + size + 15) // 16 * 16
-            if self.sabotage == "batch" or not flags:
+            if self.defect == "batch" or not flags:
                 whole = position
         return whole
 
@@ -162,12 +162,12 @@ def is_sound(entry: bytes) -> bool:
     return False
 
 
-def trust(sabotage: str) -> None:
+def trust(defect: str) -> None:
     """Recover in this process without checking."""
     recover = ledger.recover_journal
 
     def without_checks(files: OpenFiles, found: _core.Journal, alone: bool) -> None:
-        trusting: Any = Trusting(found, files.path, sabotage)
+        trusting: Any = Trusting(found, files.path, defect)
         files.journal = trusting
         try:
             recover(files, trusting, alone)

@@ -210,7 +210,7 @@ def judge(path: Path, acknowledged: dict[str, int]) -> list[str]:
 # ---- slices ------------------------------------------------------------------------------
 
 
-def kill_some(where: str, kills: int, seed: int, sabotage: str) -> dict[str, object]:
+def kill_some(where: str, kills: int, seed: int, defect: str) -> dict[str, object]:
     """One slice. Call it in a process that has no engine open."""
     place, dice, sprinted = Path(where), random.Random(seed), Sprinted(kills)
     place.mkdir(parents=True)
@@ -218,7 +218,7 @@ def kill_some(where: str, kills: int, seed: int, sabotage: str) -> dict[str, obj
     notes = note(place / "notes")
     with pacer(place / "log", notes):
         for number in range(kills):
-            pause = sprint_to_death(place / "log", notes, number, dice, sabotage == EARLY)
+            pause = sprint_to_death(place / "log", notes, number, dice, defect == EARLY)
             sprinted.longest = max(sprinted.longest, pause)
             sprinted.slow += pause > SLOW
     acknowledged = {f"s{n}": notes[SPRINTERS + n] for n in range(kills)}
@@ -230,11 +230,11 @@ def kill_some(where: str, kills: int, seed: int, sabotage: str) -> dict[str, obj
     return vars(sprinted)
 
 
-def kill_beside(where: Path, kills: int, seed: int, sabotage: str = "") -> Iterator[Sprinted]:
+def kill_beside(where: Path, kills: int, seed: int, defect: str = "") -> Iterator[Sprinted]:
     """So many kills in slices, in processes of their own: what came of each slice."""
     starts = range(0, kills, SLICE)
     jobs = [
-        (str(where / str(start)), min(SLICE, kills - start), seed + start, sabotage)
+        (str(where / str(start)), min(SLICE, kills - start), seed + start, defect)
         for start in starts
     ]
     seconds = PATIENCE + SECONDS_OF_A_KILL * SLICE

@@ -109,12 +109,12 @@ def missing(kind: str) -> str:
 
 
 def cut_again_and_again(
-    where: Path, kind: str, count: int, sabotage: str = "", reboots: bool = True
+    where: Path, kind: str, count: int, defect: str = "", reboots: bool = True
 ) -> Found:
-    """So many cuts. A ledger lives through some of them. `sabotage` is the source of a library
-    that is loaded into the writers."""
+    """Cut the power `count` times, several times on each ledger. `defect` is the source of a
+    C library with a deliberate defect, which is loaded into the writers."""
     found, dice = Found(), random.Random()
-    environment = {"LD_PRELOAD": str(_compiled(where, sabotage))} if sabotage else {}
+    environment = {"LD_PRELOAD": str(_compiled(where, defect))} if defect else {}
     for number in range(-(-count // CUTS_OF_A_LEDGER)):
         place = where / str(number)
         place.mkdir(parents=True)
@@ -253,7 +253,7 @@ def another_boot(ledger: Path) -> None:
 
 def _compiled(where: Path, text: str) -> Path:
     where.mkdir(parents=True, exist_ok=True)
-    source, library = where / "sabotage.c", where / "sabotage.so"
+    source, library = where / "defect.c", where / "defect.so"
     source.write_text(text)
     do("gcc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl")
     return library

@@ -1,7 +1,7 @@
-"""Death at a system call: before it, or right behind it, in every call that there is.
+"""Kill a process at a system call, before or right after it, for each call that it makes.
 
-A breeder forks a victim for each point, strace strikes it there, and the judge looks at what is
-left: alone, or beside a process that has the ledger open all the while and goes on.
+A fork server starts a child process for each point, strace kills it there, and the judge checks
+what it leaves: alone, or beside a process that has the ledger open all the time and continues.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from proof.work import Durability, act, judge, judge_topic, steps, whole_steps
 from testing.children import PATIENCE
 from testing.journals import CAPACITY, small_journal
 from testing.processes import values, within
-from testing.strace import Breeder, Point, breeder, points
+from testing.strace import ForkServer, Point, fork_server, points
 
 AT_ONCE = 2.0  # seconds, on a busy machine; nothing in the library takes half of that
-EARLY = "early"  # a sabotage: a step is acknowledged before it is made
+EARLY = "early"  # a deliberate defect: a step is acknowledged before it is made
 
 
 def play(
-    sabotage: str,
+    defect: str,
     path: str,
     durability: Durability,
     begin: Callable[[], None],
     say: Callable[[str], object],
 ) -> None:
-    """What a victim does; it says a byte for each step that was acknowledged."""
+    """The work of a child process; it writes a byte for each step that was acknowledged."""
     journal.CAPACITY = CAPACITY
     begin()
-    with xl.open(path, durability=durability, name="victim") as engine:
-        if sabotage == EARLY:
+    with xl.open(path, durability=durability, name="killed") as engine:
+        if defect == EARLY:
             say(".")
         act(engine, "t", lambda: say("."))
 
 
-def run_victim(
-    victims: Breeder, path: Path, durability: Durability, *options: str
+def run_child(
+    server: ForkServer, path: Path, durability: Durability, *options: str
 ) -> tuple[bool, int]:
-    """Has it come to its end, and how many steps were acknowledged?"""
-    status, said = victims.run(path, durability, strace=options)
-    assert status in (0, -signal.SIGKILL), f"the victim failed: {path}: {said}"
+    """Whether the child process finished, and how many steps were acknowledged."""
+    status, said = server.run(path, durability, strace=options)
+    assert status in (0, -signal.SIGKILL), f"the child process failed: {path}: {said}"
     return status == 0, len(said)
 
 
@@ -72,8 +72,8 @@ def chosen(found: list[Point], most: int, part: tuple[int, int]) -> list[Point]:
 
 @dataclass
 class Bystander:
-    """An engine in this process that has the ledger open while the victim dies, and sends to
-    another topic."""
+    """An engine in this process that has the ledger open while the child process dies, and sends
+    to another topic."""
 
     engine: xl.Engine
     sent: int = 0
@@ -103,7 +103,7 @@ def bystander(path: Path, durability: Durability) -> Iterator[Bystander]:
 
 
 def judge_beside(other: Bystander, path: Path, count: int) -> list[str]:
-    """What those that live see, and what a power cut leaves of that."""
+    """What a live engine reads, and the problems that it finds."""
     broken = judge_topic(other.engine, "t", count) + list(other.engine.verify().problems)
     if other.longest > AT_ONCE:
         broken.append(f"a survivor's message took {other.longest:.1f} s")
@@ -111,19 +111,20 @@ def judge_beside(other: Bystander, path: Path, count: int) -> list[str]:
 
 
 def die_alone(
-    victims: Breeder, path: Path, durability: Durability, *options: str
+    server: ForkServer, path: Path, durability: Durability, *options: str
 ) -> tuple[bool, list[str]]:
-    """The victim makes the ledger, and is the only one to have it open."""
-    ended, count = run_victim(victims, path, durability, *options)
+    """The child process creates the ledger, and no other process has it open."""
+    ended, count = run_child(server, path, durability, *options)
     return ended, within(lambda: judge(path, durability, {"t": count}))
 
 
 def die_beside(
-    victims: Breeder, path: Path, durability: Durability, *options: str
+    server: ForkServer, path: Path, durability: Durability, *options: str
 ) -> tuple[bool, list[str]]:
-    """An engine here has the ledger open, goes on, and closes it; then another one opens it."""
+    """An engine of this process has the ledger open, continues, and closes it; then another
+    engine opens it."""
     with bystander(path, durability) as other:
-        ended, count = run_victim(victims, path, durability, *options)
+        ended, count = run_child(server, path, durability, *options)
         broken = within(lambda: judge_beside(other, path, count))
     with xl.open(path) as engine:
         found = values(engine.topic("t"))
@@ -139,9 +140,9 @@ def die_beside(
 
 @dataclass
 class Swept:
-    """What came of a sweep."""
+    """The result of a sweep."""
 
-    points: int = 0  # that there are
+    points: int = 0  # at which a thread could die
     tried: int = 0
     died: int = 0
     broken: list[str] = field(default_factory=list)
@@ -153,34 +154,34 @@ def sweep(
     beside: bool,
     most: int,
     part: tuple[int, int] = (0, 1),
-    sabotage: str = "",
+    defect: str = "",
 ) -> Swept:
-    """Let a victim die at so many points, or at every one (see `chosen`). The journal is a small
-    one."""
+    """Kill a child process at each of `most` points, or at all of them (see `chosen`), with a
+    small journal."""
     die = die_beside if beside else die_alone
     trace, swept = where / "trace", Swept()
     with contextlib.ExitStack() as stack:
         stack.enter_context(small_journal())
-        breeders = [
-            stack.enter_context(breeder("proof.syscall_crashes:play", sabotage)) for _ in range(2)
+        servers = [
+            stack.enter_context(fork_server("proof.syscall_crashes:play", defect)) for _ in range(2)
         ]
-        ended, broken = die(breeders[0], where / "whole", durability, "-o", str(trace))
-        assert ended, "the whole work came to no end"
+        ended, broken = die(servers[0], where / "whole", durability, "-o", str(trace))
+        assert ended, "the work did not finish"
         swept.broken += [f"no process died, {text}" for text in broken]
         found = points(trace)
         swept.points = len(found)
         todo = iter(chosen(found, most, part))
 
-        def take(victims: Breeder) -> None:
+        def take(server: ForkServer) -> None:
             for point in todo_safely(todo):
                 path = where / str(point)
                 options = ("-o", os.devnull, "-e", f"trace={point.call}", "-e", point.injection)
-                ended, broken = die(victims, path, durability, *options)
+                ended, broken = die(server, path, durability, *options)
                 swept.tried += 1
                 swept.died += not ended
                 swept.broken += [f"{point}, {text}" for text in broken]
                 shutil.rmtree(path, ignore_errors=True)
 
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(take, breeders))
+            list(pool.map(take, servers))
     return swept

@@ -26,7 +26,7 @@ TOPICS = ("orders", "payments")
 KEEPALIVE = 1.0
 TIMEOUTS = (0.0, 0.02, 0.3, 1.0)
 MOST_AT_ONCE = 5
-UNCHECKED = "unchecked"  # a sabotage: no append checks which session owns a topic
+UNCHECKED = "unchecked"  # a deliberate defect: no append checks which session owns a topic
 PATIENCE = 20.0
 
 
@@ -164,7 +164,7 @@ class Player:
     engine: xl.Engine
     notes: Notes
     rng: random.Random
-    sabotage: str
+    defect: str
     count: int = 0
     readers: dict[str, xl.Reader] = field(default_factory=dict)
 
@@ -227,7 +227,7 @@ class Player:
     def connect(self, producer: xl.Producer) -> None:
         """The control needs a connection that looks what others append: two owners at once
         would else write to one offset, which the ledger notices by itself."""
-        if self.sabotage == UNCHECKED and producer.session.exclusive:
+        if self.defect == UNCHECKED and producer.session.exclusive:
             ledger, session = self.engine.ledger, producer.session
             assert ledger.journal is not None
             producer.sender.appender.connect(
@@ -265,12 +265,12 @@ class Player:
         self.count += MOST_AT_ONCE  # what the child has called its messages
 
 
-def play(path: str, notes: str, seed: int, sabotage: str = "") -> None:
+def play(path: str, notes: str, seed: int, defect: str = "") -> None:
     """Be one process of the torture until it is killed or its parent has ended."""
-    if sabotage == UNCHECKED:
+    if defect == UNCHECKED:
         vars(appending)["check_may_write"] = lambda *_: None
     with xl.open(path, name=f"w{seed}", keepalive=KEEPALIVE) as engine:
-        player = Player(engine, Notes(notes), random.Random(seed), sabotage)
+        player = Player(engine, Notes(notes), random.Random(seed), defect)
         parent = os.getppid()
         while os.getppid() == parent:
             player.step()

@@ -125,16 +125,16 @@ def kill_at_random(
         follower = command_that_mirrors(path, namespace, "--follow", *flags)
         while sum(done.values()) < kills:
             time.sleep(chance.uniform(0, 2 * pause))
-            victim = chance.choices(list(kinds), list(kinds.values()))[0]
-            done[victim] += 1
-            if victim == "broker":
+            chosen = chance.choices(list(kinds), list(kinds.values()))[0]
+            done[chosen] += 1
+            if chosen == "broker":
                 assert broker is not None
                 broker.kill()
                 time.sleep(chance.uniform(0, 1))
                 broker.start(wait=False)
                 broker.await_ready()
             else:
-                (writer if victim == "writer" else follower).kill()
+                (writer if chosen == "writer" else follower).kill()
             writer.check()
             follower.check(BROKER_IS_DOWN)
     finally:

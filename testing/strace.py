@@ -21,25 +21,25 @@ from testing.children import child, die_with_parent, line, tell
 
 @dataclass(frozen=True)
 class Point:
-    """The moment of a death: at the n-th call of a kind that a thread makes."""
+    """Where a process is killed: at the n-th call of a kind that a thread makes."""
 
     call: str
     when: int
-    behind: bool  # it has been made, and nothing since
+    behind: bool  # right after the call, not before it
 
     def __str__(self) -> str:
         return f"{self.call}-{self.when}-{'behind' if self.behind else 'before'}"
 
     @property
     def injection(self) -> str:
-        # SIGKILL lets the call not begin; SIGSTOP strikes when it returns.
+        # SIGKILL keeps the call from starting; SIGSTOP takes effect when it returns.
         number = "SIGSTOP" if self.behind else "SIGKILL"
         return f"inject={self.call}:signal={number}:when={self.when}"
 
 
 @contextlib.contextmanager
 def traced(pid: int, *options: str) -> Iterator[None]:
-    """The process and its threads under strace, while the block runs."""
+    """Trace the process and its threads with strace, while the block runs."""
     strace = subprocess.Popen(
         ["strace", "-f", "-p", str(pid), *options], stderr=subprocess.PIPE, text=True
     )
@@ -53,7 +53,7 @@ def traced(pid: int, *options: str) -> Iterator[None]:
 
 
 def points(trace: Path) -> list[Point]:
-    """Every moment at which a thread of the victim could die."""
+    """Every point at which a thread of the traced process could be killed."""
     most: collections.Counter[str] = collections.Counter()
     for (_, call), count in collections.Counter(
         re.findall(r"^(\d+) +(\w+)\(", trace.read_text(), re.M)
@@ -72,18 +72,18 @@ SERVES = "import sys; from testing.strace import serve; serve(*sys.argv[1:])"
 
 
 @dataclass
-class Breeder:
-    """Starts one process after the other; each costs milliseconds, not the start of Python."""
+class ForkServer:
+    """Forks one process after the other; each costs milliseconds, not the start of Python."""
 
     process: subprocess.Popen[str]
 
     def start(self, *job: Any) -> int:
-        """The process id of one that is ready, and waits."""
+        """Fork a process; return its id when it is ready and waits."""
         tell(self.process, json.dumps(job, default=str))
         return int(line(self.process))
 
     def end(self) -> tuple[int, str]:
-        """Let it go on to its end: its exit status, and what it said, or its error."""
+        """Let it run to its end; return its exit status, and what it said or its error."""
         tell(self.process)
         status, said = json.loads(line(self.process))
         assert status in (0, 1, -signal.SIGKILL), f"{status}: {said}"
@@ -97,15 +97,15 @@ class Breeder:
 
 
 @contextlib.contextmanager
-def breeder(work: str, *arguments: Any) -> Iterator[Breeder]:
+def fork_server(work: str, *arguments: Any) -> Iterator[ForkServer]:
     """For each job a process that calls `module:function` with `arguments`, the job, and two
-    functions: `begin()`, which waits for `Breeder.end`, and `say(text)`."""
+    functions: `begin()`, which waits for `ForkServer.end`, and `say(text)`."""
     with child(SERVES, work, json.dumps(arguments, default=str)) as process:
-        yield Breeder(process)
+        yield ForkServer(process)
 
 
 def serve(work: str, arguments: str) -> None:
-    """Fork a process for each line of input. One that stops is killed where it stands."""
+    """Fork a process for each line of input. One that SIGSTOP has stopped is killed there."""
     module, _, name = work.partition(":")
     function = getattr(importlib.import_module(module), name)
     for job in sys.stdin:

@@ -1,13 +1,14 @@
-"""What users have and builders forget: file systems that go and come back, copies, moves, other
-users, limits, closed descriptors, wrong clocks, patched programs.
+"""Environments that tests rarely have: file systems that are unmounted and mounted again, copies,
+moves, other users, limits, closed descriptors, wrong clocks, patched programs.
 
-Each case is a small scenario with real processes, in a mount namespace of its own, that ends in a
-list of violations: an acknowledged message that is lost, an owner that goes on where it must not, a
+Each case is a small scenario with real processes, in a mount namespace of its own, and returns a
+list of violations: a lost acknowledged message, an owner that continues where it must not, a
 call that hangs, a process that dies by a signal, an error that does not say what is wrong.
 
-- `cases`   what a case is made of: file systems, actors, judges; how cases are registered
+- `cases`   the parts of a case (file systems, actors, judges), and how cases are registered
 - `actors`   processes that use a ledger
-- `running`  each case in a process of its own, with its clean twin and its sabotage
+- `running`  runs each case in its own process: with its fault, without it, and with the
+  deliberate defects that its judge must notice
 - the cases: `mounts`, `copies`, `moves`, `files`, `descriptors`, `users`, `limits`, `clocks`,
   `programs`, `many_processes`
 """

@@ -1,8 +1,8 @@
 """Processes that use a ledger and report what came of each call.
 
-An actor is forked from the process of its case. What it is asked is a method of `Hands`, or a
-function that gets the `Hands` first; its answer is a `Said`. Sabotage makes the library worse
-than it is, so that each judge can be seen to notice.
+An actor is forked from the process of its case. A request to it is a method of `Hands`, or a
+function that gets the `Hands` first; its answer is a `Said`. Negative controls give the library a
+deliberate defect, to show that the judge of each case notices it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import exclusivelog as xl
 from testing.children import die_with_parent
 
 ANSWERS_WITHIN = 12.0  # seconds; a call that takes longer hangs
-FORGETS = "forgets"  # sabotage: readers do not get the oldest message
-SAYS_YES = "says yes"  # sabotage: every error is swallowed, and reported as success
+FORGETS = "forgets"  # a deliberate defect: readers do not get the oldest message
+SAYS_YES = "says yes"  # a deliberate defect: every error is swallowed, and reported as success
 GONE = "gone"  # its end was reported before
 TOPIC = "t"
 
@@ -58,7 +58,7 @@ class Hands:
     """What an actor can do with a ledger, in its own process."""
 
     path: str
-    sabotage: str = ""
+    defect: str = ""
     engine: xl.Engine | None = None
     producer: xl.Producer | None = None
     kept: dict[str, Any] = field(default_factory=dict)
@@ -132,12 +132,12 @@ class Hands:
     # ---- the actor's process -------------------------------------------------------------
 
     def do(self, what: str | Callable[..., Any], args: Any, options: Any) -> Any:
-        """One call, with what sabotage makes of it."""
+        """One call, with the deliberate defect if this process has one."""
         call = getattr(self, what) if isinstance(what, str) else lambda *a, **k: what(self, *a, **k)
-        if self.sabotage == SAYS_YES:
+        if self.defect == SAYS_YES:
             return self._swallowing(what, call, args, options)
         value = call(*args, **options)
-        return value[1:] if self.sabotage == FORGETS and what == "read" else value
+        return value[1:] if self.defect == FORGETS and what == "read" else value
 
     def _swallowing(self, what: Any, call: Callable[..., Any], args: Any, options: Any) -> Any:
         if what == "verify":
@@ -154,7 +154,7 @@ class Actor:
     """One process with `Hands`. `acknowledged` gets the heads of what was acknowledged to it."""
 
     def __init__(
-        self, path: Path, acknowledged: list[bytes], sabotage: str,
+        self, path: Path, acknowledged: list[bytes], defect: str,
         before: Callable[[], object] | None, name: str,
     ) -> None:  # fmt: skip
         self.name, self.acknowledged = name, acknowledged
@@ -162,7 +162,7 @@ class Actor:
         self._pipe, theirs = multiprocessing.Pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _live(theirs, Hands(str(path), sabotage), before)
+            _live(theirs, Hands(str(path), defect), before)
         theirs.close()
 
     def __getattr__(self, verb: str) -> Callable[..., Said]:

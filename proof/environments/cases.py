@@ -26,7 +26,7 @@ NEW_MOUNTS, NEW_PIDS, NEW_TIME = 0x20000, 0x20000000, 0x80
 KEEPALIVE = 4.0  # seconds
 WINDOW = min(5.0, KEEPALIVE / 4)  # of rule C7
 SLACK = 4.0  # seconds, for a busy machine
-# Which sabotage a judge must notice.
+# The deliberate defects that a judge must notice.
 NOTICES = {"keeps": FORGETS, "refuses": SAYS_YES, "ends": SAYS_YES}
 
 
@@ -115,9 +115,9 @@ class Scene:
     ) -> Actor:  # fmt: skip
         """A process that has opened nothing yet; `before` is called in it first."""
         notes = self.acknowledged if acknowledged is None else acknowledged
-        sabotage = self.how if self.how in (FORGETS, SAYS_YES) else ""
+        defect = self.how if self.how in (FORGETS, SAYS_YES) else ""
         label = name or f"actor {len(self.actors) + 1}"
-        made = Actor(path or self.ledger, notes, sabotage, before, label)
+        made = Actor(path or self.ledger, notes, defect, before, label)
         self.actors.append(made)
         return made
 

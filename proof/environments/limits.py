@@ -146,13 +146,13 @@ def cgroup(controller: str) -> Iterator[Path]:
 
 
 def stop_outside(
-    victim: Actor, witness: Actor, stop: Callable[[], object], go_on: Callable[[], object]
+    stopped: Actor, witness: Actor, stop: Callable[[], object], go_on: Callable[[], object]
 ) -> None:
     """Stop an actor at any moment but one inside the ledger, where it would hold up all others."""
 
     def is_outside() -> bool:
         stop()
-        if witness.ask(who_is_inside).value != victim.pid:
+        if witness.ask(who_is_inside).value != stopped.pid:
             return True
         go_on()
         return False
@@ -202,7 +202,7 @@ def killed_for_memory(scene: Scene) -> None:
     """The kernel kills an owner whose cgroup is out of memory; a waiter goes on, and nothing that
     was acknowledged is lost."""
     with cgroup("memory") as group:
-        owner = scene.actor(name="the victim")
+        owner = scene.actor(name="the killed one")
         scene.works(owner.open())
         scene.works(owner.own())
         waiter = scene.actor(name="the waiter")

@@ -97,12 +97,12 @@ class Controls:
     """What the runs have shown that must be red, or must not."""
 
     false_alarms: list[str] = field(default_factory=list)  # of clean twins
-    missed: dict[str, list[str]] = field(default_factory=dict)  # sabotage: cases that miss it
+    missed: dict[str, list[str]] = field(default_factory=dict)  # defect: the cases that miss it
     tried: dict[str, int] = field(default_factory=dict)
 
 
 def controls(seen: Iterable[Verdict], lanes: int = LANES) -> Controls:
-    """The clean twins of these cases, and each sabotage that their judges must notice."""
+    """Run these cases without a fault, and with each defect that their judges must notice."""
     found, judged = Controls(), {v.name: set(v.judged) for v in seen if not v.skipped}
     found.missed = {"judges nothing": [name for name, judges in judged.items() if not judges]}
     twins = [(name, TWIN) for name in judged if CASES[name].twin]

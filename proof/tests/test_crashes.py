@@ -50,8 +50,8 @@ from testing.strace import traced
 @pytest.mark.parametrize("durability", ["power", "process"])
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
 def test_g3_dying_at_a_system_call(tmp_path, sweep, durability, beside) -> None:
-    """The victim makes the ledger, appends one message, batches of several entries and large
-    ones, makes checkpoints, fences its own producer, and closes; death strikes in all of it."""
+    """The process creates the ledger, appends one message, batches of several entries and large
+    ones, makes checkpoints, fences its own producer, and closes; it is killed in all of it."""
     swept = die_at_system_calls(tmp_path, durability, beside, sweep(20, -1))
     print(f"\n{swept.tried} points of {swept.points}, {swept.died} deaths")
     assert swept.broken == []
@@ -61,15 +61,15 @@ def test_g3_dying_at_a_system_call(tmp_path, sweep, durability, beside) -> None:
 def die_in_a_batch(path: Path, when: int, values: str) -> None:
     """An owner's process dies inside the critical section, right behind the `when`-th write of a
     batch of three entries."""
-    with child(DIES_IN_A_BATCH, path, values) as victim:
-        pid = int(line(victim))
+    with child(DIES_IN_A_BATCH, path, values) as process:
+        pid = int(line(process))
         # Stopped, not killed, by that write, which is thus made; then it is killed.
         injection = f"inject=pwritev:signal=SIGSTOP:when={when}"
         with traced(pid, "-o", os.devnull, "-e", "trace=pwritev", "-e", injection):
-            tell(victim)
+            tell(process)
             until(lambda: os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT | os.WNOHANG))
-            victim.kill()
-            victim.wait(PATIENCE)
+            process.kill()
+            process.wait(PATIENCE)
 
 
 DIES_IN_A_BATCH = """
@@ -183,20 +183,20 @@ LARGE = 1000
 
 def die_in_a_commit(path: Path, what: str, when: int) -> bool:
     """A process dies right behind the `when`-th write of a commit; False if that has fewer."""
-    with child(DIES_IN_A_COMMIT.replace("LARGE", str(LARGE)), path, what) as victim:
-        pid = int(line(victim))
+    with child(DIES_IN_A_COMMIT.replace("LARGE", str(LARGE)), path, what) as process:
+        pid = int(line(process))
         injection = f"inject=pwrite64:signal=SIGSTOP:when={when}"
         with traced(pid, "-o", os.devnull, "-e", "trace=pwrite64", "-e", injection):
-            tell(victim)
+            tell(process)
 
             def stopped() -> bool:
                 options = os.WSTOPPED | os.WNOWAIT | os.WNOHANG
                 return os.waitid(os.P_PID, pid, options) is not None
 
-            until(lambda: stopped() or select.select([victim.stdout], [], [], 0)[0])
+            until(lambda: stopped() or select.select([process.stdout], [], [], 0)[0])
             died = stopped()
-            victim.kill()
-            victim.wait(PATIENCE)
+            process.kill()
+            process.wait(PATIENCE)
             return died
 
 
@@ -337,12 +337,12 @@ def test_h1_power_cuts_without_a_flush(tmp_path, request, monkeypatch) -> None:
     assert verdicts.judged > 50
 
 
-@pytest.mark.parametrize("sabotage", ["checksum", "batch"])
-def test_g9_control_without_a_check_the_log_is_damaged(tmp_path, monkeypatch, sabotage) -> None:
+@pytest.mark.parametrize("defect", ["checksum", "batch"])
+def test_g9_control_without_a_check_the_log_is_damaged(tmp_path, monkeypatch, defect) -> None:
     """The same disks, recovered by a process that trusts every frame, or every entry of a batch."""
     monkeypatch.setattr(journal, "CAPACITY", CAPACITY)
     found = stored_cuts(tmp_path / "log", 1, 30, random.Random(3))
-    verdicts = judge_all(found, tmp_path / "disks", "process", 1, sabotage)
+    verdicts = judge_all(found, tmp_path / "disks", "process", 1, defect)
     assert verdicts.broken != []
-    if sabotage == "batch":
+    if defect == "batch":
         assert any(" G3 at " in text for _, texts in verdicts.broken for text in texts)

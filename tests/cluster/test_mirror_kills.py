@@ -1,5 +1,5 @@
 """The mirror and the log's writer are killed while they work, again and again: each message arrives
-once, as it was. `python -m testing.mirrors` is the long run, with the broker among the victims."""
+once, as it was. `python -m testing.mirrors` is the long run, which also kills the broker."""
 
 from __future__ import annotations
 

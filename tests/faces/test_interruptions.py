@@ -129,9 +129,9 @@ INTERRUPTED_CLOSE = """
                 sys.settrace(None)
 
         if function in ("__init__", "_join"):
-            interrupted(lambda: xl.open(path, name="victim"))
+            interrupted(lambda: xl.open(path, name="killed"))
         else:
-            engine = xl.open(path, name="victim")
+            engine = xl.open(path, name="killed")
             producer = engine.topic("orders").producer("exclusive")
             receipt = producer.send_async(b"x")
             interrupted(engine.close)
@@ -140,7 +140,7 @@ INTERRUPTED_CLOSE = """
         if not struck:
             return False
         end = time.monotonic() + 10
-        while any("victim" in thread.name for thread in threading.enumerate()):
+        while any("killed" in thread.name for thread in threading.enumerate()):
             assert time.monotonic() < end, threading.enumerate()
             time.sleep(0.01)
         with xl.open(path, name="probe") as probe:

@@ -26,6 +26,7 @@ from exclusivelog.local.session import LocalSession
 from exclusivelog.local.storage import ledger
 from testing.children import finish
 from testing.disks import disk, leave
+from testing.kills import die_at_commit, garbage, killable, say
 from testing.processes import (
     PATIENCE,
     Failed,
@@ -40,7 +41,6 @@ from testing.processes import (
     within,
 )
 from testing.states import struck_after
-from testing.victims import die_at_commit, garbage, say, victim
 
 preload(__name__)
 
@@ -991,8 +991,8 @@ def going(number: int) -> tuple[list[bytes], list[bytes], list[bytes]]:
 
 
 def transfer(says: Connection, path: str, strike: int | None, behind: bool) -> None:
-    """Go on with the transactions where the last victim was killed."""
-    with xl.open(path, name="victim") as engine:
+    """Go on with the transactions where the last process was killed."""
+    with xl.open(path, name="killed") as engine:
         producers = [
             engine.topic(name).producer("exclusive_with_fencing", name="v") for name in "abc"
         ]
@@ -1037,10 +1037,10 @@ class Judge:
 
 @dataclass
 class Death:
-    """When a victim dies: at a random moment behind some transactions that it was awaited to make,
-    or at its n-th commit, before that is made or behind."""
+    """When a process is killed: at a random moment after it has reported `awaited` transactions,
+    or right before or right after its n-th commit."""
 
-    strike: int | None
+    strike: int | None  # the number of that commit
     behind: bool = False
     awaited: int = 0
     after: float = 0.0
@@ -1057,8 +1057,9 @@ def deaths(count: int) -> Iterator[Death]:
 
 
 def one_death(judge: Judge, death: Death) -> tuple[int, int]:
-    """(transactions that its victim knows of, that it has begun with)."""
-    with victim(transfer, judge.path, death.strike, death.behind) as process:
+    """Kill a process; return the number of transactions that it has reported, and the number
+    that it found when it started."""
+    with killable(transfer, judge.path, death.strike, death.behind) as process:
         begun, sequences, position = process.told()
         assert begun == judge.count
         assert sequences == [begun - 1, 2 * begun - 1, begun - 1]
@@ -1097,11 +1098,10 @@ def look_alone(judge: Judge) -> int:
 
 @pytest.mark.parametrize(("beside", "count"), [(False, 60), (True, 140)], ids=["alone", "beside"])
 def test_g3_a_killed_process_leaves_whole_transactions(path, beside, count) -> None:
-    """Two hundred victims, one after the other: killed at a random moment, or exactly before
-    LMDB's commit, or exactly behind it. Whoever looks, those who have had the ledger open all
-    the while or the next one to open it, finds each transaction in all three topics with its
-    cursor, or in none; those that were acknowledged are there, and the next victim goes on with
-    the ids that follow."""
+    """Two hundred processes are killed, one after the other: at a random moment, or right before
+    or right after LMDB's commit. An engine that had the ledger open all the time, and one that
+    opens it next, find each transaction in all three topics with its cursor, or in none; those
+    that were acknowledged are there, and the next process continues with the ids that follow."""
     judge = Judge(path)
     with xl.open(path) as engine:
         for name in (*"abc", "source"):
@@ -1158,7 +1158,7 @@ def test_f6_every_input_is_in_the_output_exactly_once(path, rivals) -> None:
         source, squares = engine.topic("source"), engine.topic("squares")
         inputs = source.producer("exclusive")
         seeds = itertools.count()
-        living = [stack.enter_context(victim(work, path, next(seeds))) for _ in range(rivals)]
+        living = [stack.enter_context(killable(work, path, next(seeds))) for _ in range(rivals)]
         while squares.next_offset < total:
             assert time.monotonic() < deadline, f"only {squares.next_offset} of {total}"
             done = source.next_offset
@@ -1168,7 +1168,7 @@ def test_f6_every_input_is_in_the_output_exactly_once(path, rivals) -> None:
             if dice.random() < (0.4 if squares.next_offset > done_before else 0.05):
                 done_before = squares.next_offset
                 living.pop(0).kill()
-                living.append(stack.enter_context(victim(work, path, next(seeds))))
+                living.append(stack.enter_context(killable(work, path, next(seeds))))
         for process in living:
             process.kill()
         assert values(squares) == expected

@@ -1,4 +1,4 @@
-"""Backups that die: the processes that make them, and the judge of what they leave (rule H4)."""
+"""Processes that are killed during a backup, and the judge of what they leave (rule H4)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from exclusivelog.local.maintenance import backup
 from exclusivelog.local.storage.environment import UNFINISHED_BACKUP
 from testing.children import PATIENCE
 from testing.processes import until, values
-from testing.strace import Breeder, Point, breeder, points
+from testing.strace import ForkServer, Point, fork_server, points
 
 # Every call of a backup that changes a file, or finds out what is there.
 CALLS = (
     "mkdir,openat,flock,ftruncate,write,pwrite64,writev,sendfile,fsync,fchmod,chmod,rename,unlink,"
     "rmdir"
 )
-UNMARKED, UNSYNCED = "unmarked", "unsynced"  # sabotages
+UNMARKED, UNSYNCED = "unmarked", "unsynced"  # deliberate defects
 NOLOGFLUSH, EXT4_IOC_SHUTDOWN = 2, 0x8004587D
 
 
@@ -55,14 +55,14 @@ def fill(engine: xl.Engine, count: int) -> None:
 
 
 def play(
-    source: str, readonly: bool, sabotage: str, target: str, begin: Callable[[], None], say: Any
+    source: str, readonly: bool, defect: str, target: str, begin: Callable[[], None], say: Any
 ) -> None:
     """Make a backup once it is told to."""
-    with xl.open(source, readonly=readonly, durability="process", name="victim") as engine:
+    with xl.open(source, readonly=readonly, durability="process", name="killed") as engine:
         begin()
-        if sabotage == UNSYNCED:
+        if defect == UNSYNCED:
             os.fsync = lambda fd: None
-        if sabotage == UNMARKED:
+        if defect == UNMARKED:
             os.mkdir(target)
             Path(target, "journal-given-up").touch()  # else a copy without one is refused for that
             with engine.ledger.environment() as env:
@@ -72,21 +72,21 @@ def play(
         os._exit(0)  # as it is, without closing anything
 
 
-def victims(source: Path, readonly: bool = True, sabotage: str = "") -> Any:
-    """Processes that make a backup of `source`, one after the other."""
-    return breeder("tests.maintenance.backups:play", source, readonly, sabotage)
+def backup_server(source: Path, readonly: bool = True, defect: str = "") -> Any:
+    """A fork server for processes that make a backup of `source`."""
+    return fork_server("tests.maintenance.backups:play", source, readonly, defect)
 
 
-def die_at(one: Breeder, target: Path, point: Point) -> bool:
-    """Has it died there?"""
+def die_at(one: ForkServer, target: Path, point: Point) -> bool:
+    """Kill a backup at `point`; return whether it reached that point."""
     options = ("-o", os.devnull, "-e", f"trace={point.call}", "-e", point.injection)
     status, error = one.run(target, strace=options)
     assert status in (0, -signal.SIGKILL), error
     return status != 0
 
 
-def deaths(one: Breeder, where: Path, most: int) -> list[Point]:
-    """The moments at which a backup could die: a sample, or all if `most` is negative."""
+def deaths(one: ForkServer, where: Path, most: int) -> list[Point]:
+    """The points at which a backup could die: a sample, or all if `most` is negative."""
     trace = where / "trace"
     status, error = one.run(where / "whole", strace=("-o", str(trace), "-e", f"trace={CALLS}"))
     assert status == 0, error

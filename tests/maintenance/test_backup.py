@@ -42,6 +42,7 @@ from tests.maintenance.backups import (
     UNMARKED,
     UNSYNCED,
     WAYS,
+    backup_server,
     deaths,
     die_at,
     ext4,
@@ -51,7 +52,6 @@ from tests.maintenance.backups import (
     make_again,
     message,
     sending,
-    victims,
     whats_wrong,
 )
 
@@ -217,7 +217,7 @@ def test_h4_a_backup_killed_at_a_system_call_is_complete_or_refused(
     source, tmp_path, request
 ) -> None:
     opened = died = 0
-    with victims(path_of(source)) as one:
+    with backup_server(path_of(source)) as one:
         found = deaths(one, tmp_path, most(request, 40))
         for number, point in enumerate(found):
             target = tmp_path / f"copy-{number}"
@@ -235,7 +235,7 @@ def test_h4_a_backup_killed_at_a_system_call_is_complete_or_refused(
 @pytest.mark.timeout(1800)  # with --every-crash
 def test_h4_a_backup_killed_beside_a_writer_has_all_or_is_refused(source, tmp_path, request):
     died = 0
-    with victims(path_of(source), readonly=False) as one, sending(source) as sender:
+    with backup_server(path_of(source), readonly=False) as one, sending(source) as sender:
         for number, point in enumerate(deaths(one, tmp_path, most(request, 30))):
             target = tmp_path / f"copy-{number}"
             count = sender.acknowledged
@@ -249,7 +249,7 @@ def test_h4_a_backup_killed_beside_a_writer_has_all_or_is_refused(source, tmp_pa
 
 def test_h4_a_backup_killed_at_random_has_all_or_is_refused(source, tmp_path) -> None:
     began, dice, left = time.monotonic(), random.Random(), {True: 0, False: 0}
-    with victims(path_of(source), readonly=False) as one, sending(source) as sender:
+    with backup_server(path_of(source), readonly=False) as one, sending(source) as sender:
         one.run(tmp_path / "whole")
         lasts = time.monotonic() - began
         for number in range(30):
@@ -274,7 +274,7 @@ def test_h4_the_judge_finds_a_backup_without_its_marker_that_was_killed(source, 
     """The control: the copy is made where it is to be, as it used to be."""
     wanted = ("acknowledged messages are missing", "a second run was refused")
     problems: list[str] = []
-    with victims(path_of(source), sabotage=UNMARKED) as one:
+    with backup_server(path_of(source), defect=UNMARKED) as one:
         for number, point in enumerate(deaths(one, tmp_path, -1)):
             target = tmp_path / f"copy-{number}"
             if die_at(one, target, point):
@@ -290,7 +290,7 @@ def test_h4_the_judge_finds_a_backup_without_its_marker_that_was_killed(source, 
 def test_h4_a_backup_that_loses_its_power_is_complete_or_refused(source, tmp_path, request) -> None:
     """The process is killed, or ends, and the target's disk loses what was not flushed."""
     died = ended = 0
-    with ext4(tmp_path) as target_disk, victims(path_of(source)) as one:
+    with ext4(tmp_path) as target_disk, backup_server(path_of(source)) as one:
         copy = target_disk.path / "new" / "copy"
         found: list[Point | None] = [*deaths(one, tmp_path, most(request, 40)), None, None]
         for point in found:
@@ -308,7 +308,7 @@ def test_h4_a_backup_that_loses_its_power_is_complete_or_refused(source, tmp_pat
 
 def test_h4_the_judge_finds_a_backup_that_was_not_flushed(source, tmp_path) -> None:
     """The control of the one above."""
-    with ext4(tmp_path) as target_disk, victims(path_of(source), sabotage=UNSYNCED) as one:
+    with ext4(tmp_path) as target_disk, backup_server(path_of(source), defect=UNSYNCED) as one:
         copy = target_disk.path / "copy"
         assert one.run(copy) == (0, "")
         target_disk.cut_power()
@@ -387,7 +387,7 @@ FAILS = ["mkdir", "flock", "fsync", "sendfile", "rename", "unlink", "rmdir", "pw
 def test_h4_a_backup_whose_disk_fails_is_refused(source, tmp_path, call) -> None:
     """At the first, second, ... call of a kind, until it does not come so far."""
     failed = 0
-    with victims(path_of(source)) as one:
+    with backup_server(path_of(source)) as one:
         for when in range(1, 30):
             target = tmp_path / f"copy-{when}"
             inject = f"inject={call}:error=EIO:when={when}"

@@ -24,9 +24,9 @@ from exclusivelog.local.maintenance.deletion import delete_pending
 from exclusivelog.local.records import U64
 from exclusivelog.local.shm.slots import Slots
 from testing.compactions import Sent, compacted, kept, read, state_of
+from testing.kills import die_at_commit, garbage, killable, say
 from testing.processes import PATIENCE, State, Worker, preload, send, until, within
 from testing.states import struck_after
-from testing.victims import die_at_commit, garbage, say, victim
 from tests.log.test_readers import PUBLISHED, moment, publish
 
 preload(__name__)
@@ -297,7 +297,7 @@ def test_g7_trimming_takes_nothing_of_the_view(
 
 
 def compact_for_ever(says: Connection, path: str, strike: int, behind: bool) -> None:
-    with xl.open(path, name="victim") as engine:
+    with xl.open(path, name="killed") as engine:
         topic = engine.topic("orders")
         die_at_commit(strike, behind=behind)
         for number in itertools.count():
@@ -316,7 +316,7 @@ def test_g7_death_leaves_the_old_view_or_the_new_one(path: str, behind: bool) ->
         with xl.open(path) as engine:
             writer.topic = engine.topic("orders")
             writer.go_on(20)
-        with victim(compact_for_ever, path, strike, behind) as process:
+        with killable(compact_for_ever, path, strike, behind) as process:
             process.all_told()
             assert process.process.exitcode == -signal.SIGKILL
         with xl.open(path) as engine:

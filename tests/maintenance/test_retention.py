@@ -27,6 +27,7 @@ from exclusivelog.local.ownership import notifications
 from exclusivelog.local.records import PAIR
 from exclusivelog.local.storage import segments
 from testing.journals import never_pack, no_checkpoints
+from testing.kills import die_at_commit, garbage, killable, say
 from testing.processes import (
     PATIENCE,
     Failed,
@@ -40,7 +41,6 @@ from testing.processes import (
     values,
     within,
 )
-from testing.victims import die_at_commit, garbage, say, victim
 from tests.log.test_readers import PUBLISHED, fill, moment, publish, rest
 
 preload(__name__)
@@ -472,7 +472,7 @@ def steps() -> Iterator[tuple[int, bool]]:
 
 
 def dies(function: Callable[..., None], *args: Any) -> bool:
-    with victim(function, *args) as process:
+    with killable(function, *args) as process:
         told = process.all_told()
         assert process.process.exitcode == (0 if told else -signal.SIGKILL)
         return not told
@@ -548,7 +548,7 @@ def test_g8_killed_while_it_trims(path) -> None:
     trimmed comes back, and nothing stays behind."""
     dice, first, end = random.Random(4), 0, 0
     for seed in range(40):
-        with victim(append_and_trim, path, seed) as process:
+        with killable(append_and_trim, path, seed) as process:
             process.told()
             time.sleep(dice.random() * 0.05)
             process.kill()

@@ -488,11 +488,11 @@ def test_f6_exactly_once_over_several_topics_by_readers_that_die(
         with filled.topic(name).producer() as producer:
             producer.send_many([b"%s%d" % (name.encode(), n) for n in range(10, 100)])
     for round_ in range(3):
-        victim = worker(name=f"victim{round_}")
-        victim.start(copy, round_)
+        killed = worker(name=f"killed{round_}")
+        killed.start(copy, round_)
         had = topic.next_offset
         until(lambda had=had: topic.next_offset > had + 5)
-        victim.kill()
+        killed.kill()
         filled.verify()
     copiers = [worker(name=f"w{number}") for number in range(2)]
     for seed, copier in enumerate(copiers):

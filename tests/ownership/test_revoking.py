@@ -16,6 +16,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.local.session import LocalSession
+from testing.kills import die_at_commit
 from testing.processes import (
     PATIENCE,
     Failed,
@@ -28,7 +29,6 @@ from testing.processes import (
     values,
     within,
 )
-from testing.victims import die_at_commit
 
 LOST = xl.OwnershipLostError
 REVOKED = xl.ProducerRevokedError

@@ -1365,14 +1365,14 @@ def test_e4_whatever_happens_one_process_acts_in_a_role(
         living = [new() for _ in range(4)]
         for _ in range(12):
             time.sleep(0.25)
-            victim = living.pop(rng.randrange(len(living)))
+            chosen = living.pop(rng.randrange(len(living)))
             if rng.random() < 0.5:
-                victim.kill()
+                chosen.kill()
             else:
-                victim.signal(signal.SIGSTOP)
+                chosen.signal(signal.SIGSTOP)
                 time.sleep(0.1)
-                victim.signal(signal.SIGCONT)
-                living.append(victim)
+                chosen.signal(signal.SIGCONT)
+                living.append(chosen)
                 continue
             living.append(new())
         for worker in living:

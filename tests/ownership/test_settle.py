@@ -925,15 +925,15 @@ def test_d6_a_thousand_waiters_in_four_processes_cost_one_wake_up(
         assert crowd.woken_by(lambda leave=leave, turn=turn: (leave(), turn())) == {engine: 1}
         assert topic.epoch == epoch
         leave = lambda p=process: p.call(close_kept)  # noqa: E731
-    victim = next(name for name in crowd.processes if name != order[11][0])
-    assert crowd.woken_by(lambda: bury(crowd, victim)) == {}
+    chosen = next(name for name in crowd.processes if name != order[11][0])
+    assert crowd.woken_by(lambda: bury(crowd, chosen)) == {}
     assert [value.decode() for value in values(topic)] == [name for _, name in order[:12]]
 
 
-def bury(crowd: Crowd, victim: str) -> None:
+def bury(crowd: Crowd, chosen: str) -> None:
     """Kill a process, and wait until the others have cleared its waiters away."""
-    crowd.processes[victim].kill()
-    until(lambda: crowd.ids[victim] not in engines_with_rows(crowd.topic.engine))
+    crowd.processes[chosen].kill()
+    until(lambda: crowd.ids[chosen] not in engines_with_rows(crowd.topic.engine))
 
 
 def engines_with_rows(engine: xl.Engine) -> set[str]:

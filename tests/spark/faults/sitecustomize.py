@@ -21,8 +21,8 @@ def _kill_the_driver() -> None:
     pid = os.getpid()
     while Path(f"/proc/{pid}/comm").read_text().strip() != "java":
         pid = _parent(pid)
-    for victim in (_parent(pid), pid, os.getpid()):
-        os.kill(victim, signal.SIGKILL)
+    for killed in (_parent(pid), pid, os.getpid()):
+        os.kill(killed, signal.SIGKILL)
 
 
 def _kill_at(instant: str) -> None:

@@ -1,9 +1,9 @@
-"""Processes that are killed while they work, by the hundred, and what they leave.
+"""Processes to kill while they work, and checks of what they leave in a ledger.
 
 They are forked from one process that has imported everything and opened nothing, so that each
-costs some ten milliseconds. A victim says what it has done through a pipe:
+costs about ten milliseconds. Such a process reports what it has done through a pipe:
 
->>> with victim(work, path) as process:         # work(says, path)
+>>> with killable(work, path) as process:       # work(says, path)
 ...     process.told()
 ...     process.kill()
 """
@@ -26,8 +26,8 @@ from exclusivelog.local.storage.segments import NAME
 from testing.processes import PATIENCE, forks
 
 
-class Victim:
-    """One process that runs `function(says, ...)`."""
+class Killable:
+    """A process to kill, which runs `function(says, ...)`."""
 
     def __init__(self, function: Callable[..., None], *args: Any) -> None:
         self._pipe, theirs = forks.Pipe(duplex=False)
@@ -36,13 +36,13 @@ class Victim:
         theirs.close()
 
     def told(self, timeout: float = PATIENCE) -> Any:
-        """What it says next; EOFError if it has died."""
+        """The next message that it sends; raise EOFError if it has died."""
         if not self._pipe.poll(timeout):
-            raise TimeoutError(f"the victim said nothing within {timeout} s")
+            raise TimeoutError(f"the process said nothing within {timeout} s")
         return self._pipe.recv()
 
     def all_told(self) -> list[Any]:
-        """All that it said before it died; waits for its death."""
+        """Wait until it has died; return all messages that it sent."""
         found = []
         with contextlib.suppress(EOFError, ConnectionResetError):
             while True:
@@ -56,7 +56,7 @@ class Victim:
         self.process.join(PATIENCE)
 
     def end(self) -> None:
-        """Kill it if it lives, and reap it."""
+        """Kill it if it is alive, and reap it."""
         self.kill()
         self._pipe.close()
         self.process.close()
@@ -69,9 +69,9 @@ def _begin(function: Callable[..., None], *args: Any) -> None:
 
 
 @contextlib.contextmanager
-def victim(function: Callable[..., None], *args: Any) -> Iterator[Victim]:
-    """A process that is reaped, whatever happens."""
-    process = Victim(function, *args)
+def killable(function: Callable[..., None], *args: Any) -> Iterator[Killable]:
+    """A process to kill, which is reaped when the block ends."""
+    process = Killable(function, *args)
     try:
         yield process
     finally:
@@ -79,15 +79,15 @@ def victim(function: Callable[..., None], *args: Any) -> Iterator[Victim]:
 
 
 def say(says: Connection, what: Any) -> None:
-    """Tell the test; what it no longer wants to know is lost."""
+    """Send `what` to the test; ignore that the test has closed the pipe."""
     with contextlib.suppress(BrokenPipeError):
         says.send(what)
 
 
 def die_at_commit(number: int, *, behind: bool) -> None:
-    """Let this process be killed at the `number`-th commit of LMDB that its main thread makes
-    from now on, or has made for it: all is written, and nothing committed; or (`behind`) it is,
-    and no process has been notified."""
+    """Kill this process at the `number`-th commit of LMDB by its main thread or for it, counted
+    from now on. All is written and nothing committed; or (`behind`) all is committed, and no
+    process has been notified."""
     left = itertools.count(1)
     step = "waken" if behind else "finish"
     original = getattr(ledger.Transaction, step)
@@ -111,7 +111,7 @@ OF_TOPICS = ("entries", "producers", "cursors", "retention", "snapshots", "views
 
 
 def strays(engine: xl.Engine) -> dict[str, list[bytes]]:
-    """Rows of topics, views and snapshots that are no more."""
+    """Rows that belong to a deleted topic, view or snapshot."""
     with engine.ledger.read() as tables:
         alive = {
             topic for name, topic in tables.topics.all() if tables.topics.find(name) is not None
@@ -129,7 +129,7 @@ def strays(engine: xl.Engine) -> dict[str, list[bytes]]:
 
 
 def trimmed_entries(engine: xl.Engine) -> int:
-    """Entries of living topics that lie before their first offset."""
+    """Number of entries of existing topics that lie before the topic's first offset."""
     with engine.ledger.read() as tables:
         rows = [tables.topics.get(topic) for _, topic in tables.topics.all()]
         return sum(
@@ -138,7 +138,7 @@ def trimmed_entries(engine: xl.Engine) -> int:
 
 
 def wasted_bytes(engine: xl.Engine) -> int:
-    """Bytes of segment files that no entry of the tables lies in."""
+    """Bytes of segment files beyond what the tables refer to."""
     with engine.ledger.read() as tables:
         known = {segment: end for segment, (end, _) in tables.large.segments().items()}
     folder = os.path.join(engine.path, "segments")
@@ -151,7 +151,7 @@ def wasted_bytes(engine: xl.Engine) -> int:
 
 
 def garbage(engine: xl.Engine) -> dict[str, Any]:
-    """All that nothing refers to any more, by kind; {} is what a ledger should have."""
+    """What nothing in the ledger refers to, by kind; {} if the ledger is clean."""
     found = {
         "strays": strays(engine),
         "trimmed": trimmed_entries(engine),
