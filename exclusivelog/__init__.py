@@ -23,7 +23,7 @@ if not {"_core" + suffix for suffix in EXTENSION_SUFFIXES} & {*os.listdir(__path
         "`pip install -e .` first; to use the installed library, start Python in another directory"
     )
 
-TYPE_CHECKING = False  # as typing's; its import would take longer than all of this file
+TYPE_CHECKING = False  # instead of typing's: that import takes longer than the rest of this file
 
 if TYPE_CHECKING:
     from exclusivelog import errors as errors
@@ -158,8 +158,8 @@ __all__ = [
     "upgrade",
 ]
 
-# Where each name comes from. A module is imported when one of its names is first used (PEP 562):
-# a program that only sends needs no shared maps, and the command's help needs nothing.
+# The module of each name. It is imported when one of its names is first used (PEP 562): a program
+# that only sends imports no shared maps, and the command's help imports none of them.
 _MODULES = ("errors", "events", "serde", "types")
 _NAMES_OF = {
     "_core": ("Message", "Receipt"),
@@ -192,7 +192,7 @@ _NAMES_OF = {
 }  # fmt: skip
 _HOMES = {name: module for module, names in _NAMES_OF.items() for name in names}
 
-if not TYPE_CHECKING:  # which would take every name for one of these
+if not TYPE_CHECKING:  # a type checker would accept any name because of this function
 
     def __getattr__(name):
         from importlib import import_module
@@ -202,7 +202,7 @@ if not TYPE_CHECKING:  # which would take every name for one of these
         if name not in _HOMES:
             raise AttributeError(f"module 'exclusivelog' has no attribute {name!r}")
         found = getattr(import_module(f"exclusivelog.{_HOMES[name]}"), name)
-        globals()[name] = found  # the next time it is found without this function
+        globals()[name] = found  # later uses do not call this function
         return found
 
 

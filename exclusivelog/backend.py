@@ -1,6 +1,6 @@
-"""What the public interface requires of the place that keeps a log.
+"""The interface between the public classes and a backend, which stores the log.
 
-The public interface imports this file and never a backend, so that a log can lie elsewhere than in
+The public classes import this file and never a backend, so that there can be others than
 `exclusivelog.local`. A backend imports it for the values that the two exchange.
 """
 
@@ -42,7 +42,7 @@ from exclusivelog.waits import AnyFuture, Requests, check_seconds, check_timeout
 
 State = Literal["open", "fenced", "moved", "closed"]
 Kind = Mapping[str, str | None]  # what a topic holds, and its serialisers
-Snapshot = tuple[int, list[Item]]  # the offset that it goes up to, and what it consists of
+Snapshot = tuple[int, list[Item]]  # (the offset after its last message, its items)
 Who = TypeVar("Who", bound="TransactionProducer")
 
 # ---- names ------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def quoted(value: object) -> str:
 
 
 def check_name(name: object, argument: str) -> str:
-    """The name, if it is one; else ValueError or TypeError."""
+    """Return the name; ValueError or TypeError if it is invalid."""
     if not isinstance(name, str):
         raise TypeError(f"{argument} takes a str, not {type(name).__name__}")
     try:
@@ -74,7 +74,7 @@ def check_name(name: object, argument: str) -> str:
 
 
 def is_internal(name: str) -> bool:
-    """Is this topic the library's own? It can be read, and is not listed."""
+    """Whether a topic is internal to the library: it can be read, and is not listed."""
     return name.startswith("__")
 
 
@@ -89,8 +89,8 @@ def check_not_internal(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RoleDefinition:
-    """What one request wants its role to bind: the ids of topics; of each group the topics that it
-    reads, {name: id}; and of each group the resources to claim, {name: generation}."""
+    """What one request for a role binds: the ids of its topics; for each reader group the topics
+    that it reads, {name: id}; for each group of claims the resources, {name: generation}."""
 
     topics: tuple[int, ...]
     groups: dict[str, dict[str, int]]
@@ -104,11 +104,11 @@ class ProducerRequest:
     - `topic`: its id; `mode`: the value of an `AccessMode`; `name`: None for a new one.
     - `settle`: in nanoseconds. `created`: when the request was made (ns of
       the monotonic clock), as the backend sets it.
-    - `notify_on_contention`: it is notified when another one waits for the topic.
-    - `bound_to`: the id of the claim that it ends with; 0: none.
-    - `lineage`: of the hand-over that it continues. The request is refused if another producer
-      has had the topic since (rule E2). None: it continues none.
-    - `role`: what a grant binds, where the topic is a role's own.
+    - `notify_on_contention`: notify the producer when another one waits for the topic.
+    - `bound_to`: the id of the claim that the producer is bound to; 0: none.
+    - `lineage`: the number of the hand-over that it continues. The request is refused if another
+      producer has held the topic since (rule E2). None: it continues none.
+    - `role`: what a grant binds, if the topic is a role's own.
     """
 
     topic: int
@@ -132,7 +132,7 @@ LOWEST, HIGHEST = -(2**63), 2**63 - 1
 
 
 def check_queue_options(priority: object, timeout: float | None, settle: float) -> None:
-    """Raise ValueError or TypeError if one of these is wrong."""
+    """Raise ValueError or TypeError if one of these options is wrong."""
     if not is_whole(priority) or not LOWEST <= priority <= HIGHEST:
         raise ValueError(f"priority={priority!r}: it takes a signed 64-bit whole number")
     check_timeout(timeout)
@@ -154,7 +154,7 @@ MOST = {
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """How a session sends; `Topic.producer` describes each option."""
+    """Options for sending; `Topic.producer` describes each."""
 
     linger: float = 0.0
     max_batch_messages: int = 100_000
@@ -171,15 +171,15 @@ class SessionOptions:
 
 
 class SessionPaused(ProducerMovedError):
-    """Internal: a hand-over or a transaction is in progress; wait, and retry. No caller ever sees
-    it."""
+    """Internal: a hand-over or a transaction is in progress; wait, and retry. It never reaches an
+    application."""
 
 
 class SessionListener(Protocol):
     """A producer, which is notified of what happens to its session."""
 
     def lost(self, error: ExclusiveLogError) -> None:
-        """The session has ended for good."""
+        """The session was lost."""
 
     def ended(self) -> None:
         """The session was closed: by another producer that uses it, or with its engine."""
@@ -188,38 +188,38 @@ class SessionListener(Protocol):
         """Another producer waits for the topic."""
 
     def moved_to(self, session: ProducerSession, error: ProducerMovedError) -> None:
-        """The topic was handed over within this process: go on with this session. `error`: what is
-        raised once there is no way to go on."""
+        """The topic was handed over within this process: continue with this session. `error`: what
+        to raise if that is not possible."""
 
 
 class Sending(Protocol):
-    """The way to append under a session.
+    """Appends messages for a session.
 
-    `appender` is the compiled part, whose `send` is one call. Every append raises `SessionPaused`
-    while the session is paused, and the session's `moved` once its topic was handed over.
+    `appender` is the compiled part. Every append raises `SessionPaused` while the session is
+    paused, and the session's `moved` after its topic was handed over.
     """
 
     appender: _core.Appender
 
     def send(self, message: Encoded, timeout: float | None) -> int:
-        """Append one message; its offset, once it is durable."""
+        """Append one message; return its offset once it is durable."""
 
     def send_async(self, message: Encoded) -> _core.Receipt:
-        """Queue one message; commit what waits if that exceeds `max_pending_bytes`."""
+        """Queue one message; commit the queue if it exceeds `max_pending_bytes`."""
 
     def offer(self, message: Encoded) -> _core.Receipt | None:
-        """The same, but leave the commit to the background; None, and nothing was queued, while
-        other threads append past the queue."""
+        """The same, but leave the commit to the background. Returns None, and queues nothing, while
+        another thread appends without the queue."""
 
     def commit_if_full(self) -> None:
-        """Commit what waits if it exceeds `max_pending_bytes`."""
+        """Commit the queue if it exceeds `max_pending_bytes`."""
 
     def send_batch(self, columns: Columns, sequence: int | None, timeout: float | None) -> int:
-        """Append messages atomically; the first one's offset."""
+        """Append messages atomically; return the offset of the first."""
 
     def append(self, messages: Sequence[Raw]) -> tuple[int, int, int] | int:
-        """Append messages atomically: (offset, position, generation), the last two for
-        `await_flush`; or the offset of what is flushed already."""
+        """Append messages atomically. Returns (offset, position, generation), the last two for
+        `await_flush`; or only the offset, if they are flushed already."""
 
     def await_flush(self, position: int, generation: int) -> None:
         """Return once what `append` has appended is durable."""
@@ -231,26 +231,26 @@ class Sending(Protocol):
         """Commit what was accepted so far."""
 
     def private_appender(self) -> _core.Appender:
-        """One for a transaction, which continues the numbering of `appender`."""
+        """An appender for a transaction, which continues the sequence ids of `appender`."""
 
 
 class ProducerSession(Protocol):
-    """One producer's registration on a topic. `moved` is set once the topic was handed over to
-    another engine of this process; `follow` then gives the listeners a new session."""
+    """A producer's session on a topic. `moved` is set once the topic was handed over to another
+    engine of this process; `follow` then gives the listeners a new session."""
 
     moved: ProducerMovedError | None
 
     @property
     def lost(self) -> ExclusiveLogError | None:
-        """The error of a session that has ended for good; the listeners are notified soon after."""
+        """The error of a lost session, else None; the listeners are notified soon after."""
 
     @property
     def sending(self) -> Sending:
-        """The way to append under it."""
+        """Appends messages for it."""
 
     @property
     def session(self) -> Any:
-        """What the log keeps of it: id, topic, name, mode, priority, epoch, ..."""
+        """What the log stores of it: id, topic, name, mode, priority, epoch, ..."""
 
     @property
     def engine(self) -> Any:
@@ -258,54 +258,54 @@ class ProducerSession(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Is it, or its engine, closed?"""
+        """Whether it, or its engine, is closed."""
 
     @property
     def usable(self) -> bool:
-        """True unless it is known to be closed, fenced or moved."""
+        """False once it is known to be closed, fenced or moved."""
 
     def status(self) -> State:
-        """Its state by the log; changes nothing."""
+        """Its state, read from the log; changes nothing."""
 
     def verify(self) -> None:
-        """ProducerFencedError unless, by the log, it may still append."""
+        """Read from the log whether it may still append; raise ProducerFencedError if not."""
 
     def flush(self, timeout: float | None) -> None:
-        """Wait until everything that was accepted has its outcome."""
+        """Wait until every accepted message is durable or has failed."""
 
     def await_resumed(self, timeout: float | None) -> bool:
         """Wait until it is not paused; False after `timeout` seconds."""
 
     def follow(self, timeout: float | None) -> bool:
-        """Give the listeners the session that has the topic now, or end this one; False after
+        """Give the listeners the session that now holds the topic, or end this one; False after
         `timeout` seconds."""
 
     def refused(self, error: ProducerFencedError) -> ExclusiveLogError:
         """The error to raise in a caller whose append failed with this one."""
 
     def pause_for_transaction(self) -> bool:
-        """Let appends wait; False if they wait for a hand-over already."""
+        """Pause appends; False if a hand-over has already paused them."""
 
     def resume(self) -> None:
-        """Let appends go on."""
+        """Let appends continue."""
 
     def has_announced(self, info: dict[str, str]) -> None:
-        """This announcement is committed."""
+        """Note that this announcement was committed."""
 
     def subscribe(self, listener: SessionListener, owner: bool) -> None:
         """Notify this producer of what happens to the session; the `owner` closes it."""
 
     def leave(self, listener: SessionListener) -> ExclusiveLogError | None:
-        """This producer is closed. The owner, and the last one, drain and release the session.
-        Returns what the last of the accepted messages failed with."""
+        """This producer is closed. If it is the owner, or the last one, drain and release the
+        session. Returns the error of the last accepted message, if that failed."""
 
     def abandon(self) -> None:
-        """No caller has this session, as after an interrupt: have its engine release it."""
+        """No caller has this session, for example after an interrupt: let its engine release it."""
 
 
 def without_outcome(topic: str, timeout: float | None) -> WaitTimeoutError:
-    """The error for a send whose outcome took longer than its timeout: sending again would append
-    the message twice."""
+    """The error for a send that was not acknowledged within its timeout. The message may still be
+    committed, so sending it again could append it twice."""
     error = WaitTimeoutError(
         f"topic {topic!r}: no outcome within timeout={timeout} s; what was sent is still on its "
         "way. Send it again only with the same sequence_id"
@@ -318,7 +318,7 @@ def without_outcome(topic: str, timeout: float | None) -> WaitTimeoutError:
 
 
 class TopicStore(Protocol):
-    """One topic, as the log has it."""
+    """One topic of a log."""
 
     def facts(self) -> _core.TopicRow:
         """Its epoch, offsets and flags; TopicNotFoundError if it was deleted."""
@@ -342,8 +342,8 @@ class TopicStore(Protocol):
         """What it holds ("messages", "map", "state"), and a map's serialisers."""
 
     def check_kind(self, kind: Kind) -> bool:
-        """Is it recorded that the topic holds this? False if nothing is recorded yet; StateError if
-        it holds something else."""
+        """True if it is recorded that the topic holds this, False if nothing is recorded yet;
+        StateError if it holds something else."""
 
     def record_kind(self, kind: Kind) -> None:
         """Record what the topic holds; StateError if it holds something else."""
@@ -351,74 +351,74 @@ class TopicStore(Protocol):
     def newest(self, position: int, views: bool) -> tuple[int, Snapshot | None]:
         """The topic's first offset and its newest snapshot, or None.
 
-        With `views`, a map's compacted view stands in for a snapshot where messages were trimmed
-        that are neither in the snapshot nor before `position`.
+        With `views`, a map's compacted view is used instead of a snapshot if messages after both
+        the snapshot and `position` were trimmed.
         """
 
     def change_counter(self) -> tuple[_core.SharedWords, int]:
-        """Where the counter lies that changes with every commit to the topic."""
+        """The place in shared memory of the counter that changes with every commit to the topic."""
 
     def announcement(self) -> Announcement | None:
-        """What an owner announced last."""
+        """The last announcement of an owner."""
 
     def compact(self) -> int:
-        """Rebuild the compacted view; the number of its messages."""
+        """Rebuild the compacted view; return the number of its messages."""
 
     def trim(self, before: int, before_ms: int | None, max_bytes: int | None) -> int:
         """Remove the messages before an offset, and before a time (ms since 1970), and all but
-        `max_bytes`; the new first offset."""
+        the newest `max_bytes`; return the new first offset."""
 
     def retain(self, max_age: float | None, max_bytes: int | None) -> None:
         """Remove old messages in the background from now on."""
 
     def compress(self, setting: str | None) -> None:
-        """Compress new entries from now on by this setting ("lz4", "zstd" or None)."""
+        """Compress new entries from now on with this method ("lz4", "zstd" or None)."""
 
     def stats(self, storage: bool) -> TopicStats:
-        """How much it has; with `storage`, also how its entries are stored."""
+        """Its figures; with `storage`, also those of how its entries are stored."""
 
     def terminate(self) -> int:
-        """Terminate the topic; the next offset."""
+        """Terminate the topic; return its next offset."""
 
 
 # ---- transactions ------------------------------------------------------------------------
 
-Put = Callable[[_core.Appender], object]  # gives messages to an appender
+Put = Callable[[_core.Appender], object]  # adds messages to an appender
 
 
 class TransactionSender(Protocol):
-    """What sends for a producer."""
+    """The sender of a producer."""
 
     def here(self, numbered: bool) -> ProducerSession:
-        """The session that appends what this producer is given, in this process. `numbered`: with
-        sequence ids of its own name."""
+        """The session of this process that appends the producer's messages. `numbered`: they have
+        sequence ids of its name."""
 
 
 class TransactionProducer(Protocol):
-    """A producer that sends in a transaction, or that it requires."""
+    """A producer that sends in a transaction, or that the transaction requires."""
 
     @property
     def sender(self) -> TransactionSender:
-        """What sends for it."""
+        """The sender of this producer."""
 
 
 class Condition(Protocol):
     """A claim that a transaction requires."""
 
     def check_in(self, transaction: Any) -> None:
-        """OwnershipLostError unless it is held, within a transaction of the backend."""
+        """Raise OwnershipLostError unless it is held, within a transaction of the backend."""
 
 
 class CursorCommit(Protocol):
-    """A reader group's positions."""
+    """The positions of a reader group."""
 
     def write(self, transaction: Any, positions: Any) -> None:
-        """Write them, if the group's claim is held, within a transaction of the backend."""
+        """Write them within a transaction of the backend, if the group's claim is held."""
 
 
 @dataclass
 class TransactionParts(Generic[Who]):
-    """What one transaction commits. `written`: all of it is, and may be committed."""
+    """The parts of a transaction. `written`: all of them were written, and may be committed."""
 
     puts: dict[Who, list[Put]] = field(default_factory=dict)
     numbered: set[Who] = field(default_factory=set)  # those that were given sequence ids
@@ -435,37 +435,37 @@ class TransactionParts(Generic[Who]):
 
 
 class Backend(Protocol):
-    """What topics, producers and transactions need of the engine that they were opened with."""
+    """What topics, producers and transactions need from their engine."""
 
     @property
     def path(self) -> str:
-        """Where the log is."""
+        """The directory or URL of the log."""
 
     @property
     def ledger(self) -> Any:
-        """What keeps the log: one object for all that may be in one transaction."""
+        """What stores the log; a transaction takes only producers and readers of the same one."""
 
     def check_open(self) -> None:
-        """EngineClosedError unless the engine can be used here."""
+        """Raise EngineClosedError if the engine is closed, or inherited by a forked child."""
 
     def check_not_forked(self) -> None:
-        """EngineClosedError in a forked child."""
+        """Raise EngineClosedError in a forked child."""
 
     def check_free(self) -> None:
-        """LedgerError if this thread would wait for itself: it holds a lock of the engine."""
+        """Raise LedgerError if this thread holds a lock of the engine: it would wait for itself."""
 
     def call_soon(self, function: Callable[[], object]) -> None:
         """Run application code in a thread of its own."""
 
     def latest(self, topic: int) -> _core.TopicRow:
-        """The topic's facts as they are now."""
+        """The topic's present facts."""
 
     @property
     def pending(self) -> Requests:
-        """Where requests wait."""
+        """The requests that wait."""
 
     def check_writable(self) -> None:
-        """Raise an error unless the engine can be used here, and to write."""
+        """Raise an error unless the engine is open, and not read-only."""
 
     def topic_store(self, topic: int) -> TopicStore:
         """The topic with this id."""
@@ -477,21 +477,21 @@ class Backend(Protocol):
         self, topic: str, session: Any, last_sequence: int, options: SessionOptions,
         keeper: object = None,
     ) -> ProducerSession:  # fmt: skip
-        """What a producer sends by, now that its session was granted. `keeper`: what releases
-        the session instead of the producer, such as a role."""
+        """Open a session that was granted. `keeper`: the object that releases the session instead
+        of the producer, such as a role."""
 
     def check_transactions(self) -> None:
         """Raise an error unless a transaction can be begun."""
 
     def commit_transaction(self, parts: TransactionParts[Who]) -> dict[Who, range]:
-        """Commit all parts, or none; the offsets of each producer's messages."""
+        """Commit all parts, or none; return the offsets of each producer's messages."""
 
 
 # ---- reading -----------------------------------------------------------------------------
 
 
 class Place(Protocol):
-    """Where a log is kept: one object for all engines of this process that have it open."""
+    """What stores a log: one object for all engines of this process that have it open."""
 
     path: str
 
@@ -507,20 +507,20 @@ class Cursor(Protocol):
 
     @property
     def position(self) -> int:
-        """The offset of the next message, if the topic has it."""
+        """The offset of the next message to read; the topic may not have it yet."""
 
     @property
     def ledger(self) -> Place:
-        """Where it reads."""
+        """What it reads from."""
 
     def check(self) -> None:
-        """EngineClosedError or ReaderFencedError unless it can be used."""
+        """Raise EngineClosedError or ReaderFencedError unless it can be used."""
 
     def seek(self, start: str | int | dt.datetime, inclusive: bool) -> None:
         """Continue at "earliest", "latest", an offset from 0 on, or a datetime (naive: local)."""
 
     def move_to(self, position: int) -> None:
-        """Continue at this offset; drops what was read ahead."""
+        """Continue at this offset; discard what was read ahead."""
 
     def take_ready(self) -> _core.Message | None:
         """The next message if it has been read ahead already."""
@@ -543,26 +543,27 @@ class Cursor(Protocol):
         whose value cannot be deserialised."""
 
     def has_more(self) -> bool:
-        """Is there a message at or behind the position (rule G5)?"""
+        """Whether there is a message at or after the position (rule G5)."""
 
     def end(self) -> int:
-        """The topic's end as it is now."""
+        """The topic's present end."""
 
     def is_over(self) -> bool:
-        """Is this the end of a terminated topic?"""
+        """Whether the position is the end of a terminated topic."""
 
     def mark(self) -> int:
         """A number that changes with every append to the topic, for `wait`."""
 
     def wait(self, seen: int, seconds: float | None) -> None:
-        """Sleep until `mark()` is no longer `seen`, or for so many seconds, or less."""
+        """Sleep until `mark()` is no longer `seen`, at most for so many seconds; it may return
+        earlier."""
 
     def await_mark(self, seen: int, seconds: float) -> None:
         """As `wait`; any thread may call it while another one reads."""
 
     def close(self) -> bool:
-        """End reading, and wake a thread that waits; False if that was done before, or its engine
-        is gone."""
+        """End reading, and wake a thread that waits; False if it is already closed, or its engine
+        is."""
 
 
 class GroupCursor(Protocol):
@@ -579,10 +580,10 @@ class GroupCursor(Protocol):
 
     @property
     def ledger(self) -> Place:
-        """Where the positions are kept."""
+        """What stores the positions."""
 
     def check(self) -> None:
-        """ReaderFencedError if a later reader of the group has come."""
+        """Raise ReaderFencedError if a later reader of the group was opened."""
 
     def position(self, topic: int) -> int | None:
         """The committed position; None before the group's first commit."""
@@ -594,11 +595,11 @@ class GroupCursor(Protocol):
         """The same, within a transaction of the backend."""
 
     def wait(self, cursors: Sequence[Any], marks: Sequence[int], seconds: float) -> None:
-        """Sleep until one of these cursors' `mark()` is no longer what was seen, or for so many
-        seconds, or less."""
+        """Sleep until the `mark()` of one of these cursors has changed, at most for so many
+        seconds; it may return earlier."""
 
     def lose(self, error: OwnershipLostError) -> None:
-        """A later reader has come: wake a thread that waits for messages."""
+        """A later reader was opened: wake a thread that waits for messages."""
 
     def end(self) -> None:
         """Release the claim."""
@@ -608,27 +609,27 @@ class CursorStore(Protocol):
     """Opens cursors."""
 
     def latest(self, topic: int) -> _core.TopicRow:
-        """The topic's facts as they are now."""
+        """The topic's present facts."""
 
     def open_cursor(
         self, topic: int, name: str, loads: _core.Deserializer | None, compacted: bool,
         skip_trimmed: bool,
     ) -> Cursor:  # fmt: skip
-        """A cursor, not yet at a position. `compacted`: read the topic's compacted view first.
-        `skip_trimmed`: continue with the first message that is left where the position was
-        trimmed, instead of OffsetTrimmedError."""
+        """Open a cursor that has no position yet. `compacted`: read the topic's compacted view
+        first. `skip_trimmed`: if the position was trimmed, continue with the first remaining
+        message instead of raising OffsetTrimmedError."""
 
     def join_group(
         self, group: str, topics: Mapping[str, int], generation: int | None
     ) -> GroupCursor:
-        """Become the group's reader of these topics, {name: id}; the one before is fenced."""
+        """Become the group's reader of these topics, {name: id}, and fence the previous one."""
 
 
 # ---- claims ------------------------------------------------------------------------------
 
 
 class ClaimSession(Protocol):
-    """One claim on resources, as its engine holds it (rules F1-F5)."""
+    """A claim on resources, as its engine stores it (rules F1-F5)."""
 
     @property
     def id(self) -> int:
@@ -644,10 +645,10 @@ class ClaimSession(Protocol):
 
     @property
     def ledger(self) -> Place:
-        """Where it is kept."""
+        """What stores it."""
 
     def is_held(self) -> bool:
-        """Is it still valid?"""
+        """Whether it is still held."""
 
     def is_held_in(self, transaction: Any) -> bool:
         """The same, within a transaction of the backend."""
@@ -660,7 +661,7 @@ class ClaimSession(Protocol):
 
 
 class Owned(Protocol):
-    """A claim as the application has it."""
+    """The application's object for a claim."""
 
     def lose(self, error: OwnershipLostError) -> None:
         """It was revoked."""
@@ -678,14 +679,15 @@ class ClaimStore(Protocol):
     def hold(
         self, group: str, resources: Mapping[str, int | None], make: Callable[[ClaimSession], Held]
     ) -> Held:
-        """Claim all of the resources or none, and keep what `make` makes of it. Raises
-        OwnershipError for a generation that is refused."""
+        """Claim all of the resources or none. Keep the object that `make` returns for the claim,
+        and return it. Raises OwnershipError if a generation is refused."""
 
     def mark(self) -> int:
         """A number that changes with every release of a claim, for `wait`."""
 
     def wait(self, seen: int, seconds: float) -> None:
-        """Sleep until `mark()` is no longer `seen`, or for so many seconds, or less."""
+        """Sleep until `mark()` is no longer `seen`, at most for so many seconds; it may return
+        earlier."""
 
     def drain_bound(self, claim: int) -> None:
         """Commit what the producers that are bound to a claim have accepted."""
@@ -696,12 +698,12 @@ class ClaimStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RoleParts:
-    """What a granted role consists of.
+    """The parts of a granted role.
 
     - `topics`: {name: session}; `groups`: {reader group: the names of the topics that it reads}.
     - `readers`: {reader group: its claim}; `numbers`: the ids of these claims, in that order.
-    - `generations`: (group, is it a reader's?, {resource: generation}) of each claim.
-    - `claim`: what the role's producers and transactions are bound to.
+    - `generations`: (group, whether it is a reader's, {resource: generation}) of each claim.
+    - `claim`: the claim that the role's producers and transactions are bound to.
     """
 
     topics: dict[str, Any]
@@ -719,38 +721,40 @@ class RoleStore(Protocol):
         """(id, name) of the topic that stands for the role of that name."""
 
     def conflicting_roles(self, definition: RoleDefinition) -> set[int]:
-        """The own topics of the roles that have what this request wants to claim."""
+        """The ids of the own topics of roles that hold what this request would claim."""
 
     def find(self, seat: Any) -> RoleParts:
-        """What the role consists of whose seat, a session, was granted."""
+        """The parts of the role that was granted to this session of its own topic."""
 
     def last_sequence(self, session: Any) -> int:
         """The last sequence id of a session's producer name."""
 
     def keep(self, number: int, claim: Owned) -> None:
-        """Notifications about this claim go to it, and closing the engine releases it."""
+        """Notify `claim` of what happens to the claim with this id, and release it when the engine
+        closes."""
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """These claims are released."""
+        """End what `keep` began: these claims were released."""
 
 
 # ---- all topics --------------------------------------------------------------------------
 
 
 class Catalog(Protocol):
-    """All that a ledger has: topics, roles, claims, engines."""
+    """The topics, roles, claims and engines of a ledger."""
 
     def topic(self, name: str, create: bool) -> tuple[int, str]:
-        """(id, name) of the topic of that name, made if need be; or TopicNotFoundError."""
+        """(id, name) of the topic of that name. If there is none, create it, or raise
+        TopicNotFoundError if `create` is False."""
 
     def topics(self) -> list[str]:
-        """The names of the topics that exist, sorted; without the library's own."""
+        """The names of the topics that exist, sorted; without internal ones."""
 
     def delete(self, name: str, own: bool = False) -> None:
-        """Remove a topic that no producer holds or awaits; `own`: it is one of the library's."""
+        """Remove a topic that no producer holds or waits for; `own`: it is an internal one."""
 
     def claims(self, group: str | None) -> list[ClaimInfo]:
-        """The claims that live engines hold, the oldest first."""
+        """The claims that live engines hold, oldest first."""
 
     def groups(self) -> list[GroupInfo]:
         """The reader groups of all topics."""
@@ -765,13 +769,13 @@ class Catalog(Protocol):
         """The engine that is inside the critical section now."""
 
     def stats(self) -> EngineStats:
-        """Its figures."""
+        """The figures of the ledger."""
 
     def topic_stats(self) -> list[tuple[str, TopicStats]]:
-        """How much each topic has, by name, without groups and storage; may be a second old."""
+        """The figures of each topic, by name, without groups and storage; may be a second old."""
 
     def verify(self) -> Report:
-        """Read everything."""
+        """Read and check the whole ledger."""
 
 
 # ---- inspection --------------------------------------------------------------------------
@@ -794,23 +798,23 @@ class Inspection(Protocol):
     """Facts about a topic for a query planner, by its id."""
 
     def row(self, topic: int) -> _core.TopicRow:
-        """The topic's row as it is now; TopicNotFoundError once it was deleted."""
+        """The topic's present row; TopicNotFoundError if it was deleted."""
 
     def offset_at(self, topic: int, time_ms: int) -> int:
         """The offset of the first message published at this time or later."""
 
     def end_within(self, topic: int, start: int, end: int, most_bytes: int) -> tuple[int, int]:
-        """(offset, bytes): where the whole entries from `start` on reach `most_bytes`, at most at
-        `end`; one entry at least."""
+        """(offset, bytes): the end, at most `end`, of as many whole entries from `start` on as fit
+        into `most_bytes`, and their size; at least one entry."""
 
     def message_bytes(self, topic: int, samples: Iterable[int]) -> float:
-        """About how long a message is, from the entries near these offsets."""
+        """The approximate mean size of a message, from the entries near these offsets."""
 
     def epochs(self, topic: int, first: int) -> list[Epoch]:
         """The epochs of the messages from the offset `first` on."""
 
     def producers(self, topic: int) -> list[tuple[str, int, bool]]:
-        """(name, last sequence id, is it live?) of each producer name."""
+        """(name, last sequence id, whether it is live) of each producer name."""
 
     def batches(self, topic: int) -> list[tuple[str, int]]:
         """(writer, number of its last batch); see `exclusivelog.once`."""
@@ -845,19 +849,19 @@ class OnceRun(Protocol):
 
     @property
     def access_mode(self) -> AccessMode | ModeName:
-        """How it takes the topics."""
+        """The access mode that it appends with."""
 
 
 class Once(Protocol):
-    """Batches and their numbers."""
+    """Numbered batches."""
 
     def append(
         self, run: OnceRun, number: int | None, batches: Mapping[str, Iterable[Columns]]
     ) -> dict[str, Appended]:
-        """Append a batch to topics, unless it is in them already."""
+        """Append a batch to topics, unless they already have it."""
 
     def record(self, topic: str | int, writer: str, number: int) -> None:
-        """Store a writer's last number, unless it has come further."""
+        """Store a writer's last number, unless the stored one is higher."""
 
     def recorded(self, topic: str | int) -> dict[str, int]:
         """Writer -> its last number."""
@@ -867,7 +871,7 @@ class Once(Protocol):
 
 
 class MoveCancelled(ExclusiveLogError):
-    """Internal: the call was cancelled. No caller ever sees it."""
+    """Internal: the call was cancelled. It never reaches an application."""
 
 
 class Moves(Protocol):
@@ -890,21 +894,21 @@ class Moves(Protocol):
 
 
 class MoveHost(Protocol):
-    """The engine that moves something."""
+    """The engine that carries out a move."""
 
     path: str
 
     def check_not_forked(self) -> None:
-        """EngineClosedError in a forked child."""
+        """Raise EngineClosedError in a forked child."""
 
     def check_free(self) -> None:
-        """LedgerError if this thread would wait for itself."""
+        """Raise LedgerError if this thread would wait for itself."""
 
 
-# ---- all of it ---------------------------------------------------------------------------
+# ---- the whole backend -------------------------------------------------------------------
 
 
-# What engines of one kind can do and those of another kind cannot.
+# Capabilities that not every backend has; `Engine.supports` describes them.
 CAPABILITIES = frozenset(
     {
         "announcements", "backup", "bound_producers", "claims", "compaction", "compression",
@@ -917,7 +921,7 @@ CAPABILITIES = frozenset(
 
 
 class EngineBackend(Backend, CursorStore, Protocol):
-    """What an engine's public interface needs of the place that keeps the log."""
+    """What the public `Engine` needs from a backend."""
 
     name: str
     id: str
@@ -927,34 +931,32 @@ class EngineBackend(Backend, CursorStore, Protocol):
     forked: bool
     readonly: bool
     capabilities: frozenset[str]  # those of CAPABILITIES that it has
-    latest_needs_log: (
-        bool  # must an owner, too, look into the log before a `latest` read (rule I2)?
-    )
+    latest_needs_log: bool  # must an owner, too, read the log before a `latest` read (rule I2)?
 
     def moves(
         self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
         producer: str | None,
     ) -> Moves:  # fmt: skip
-        """What `Engine.unload` does, to be begun or run."""
+        """The moves of a call of `Engine.unload`, not begun yet."""
 
     def cancel_moves(self, topics: str | Iterable[str]) -> list[str]:
-        """End the moves of these topics. Returns the names of those that were under way."""
+        """Cancel the moves of these topics. Returns the names of those that were under way."""
 
     @property
     def catalog(self) -> Catalog:
-        """What the ledger has."""
+        """The topics, roles, claims and engines of the ledger."""
 
     @property
     def role_store(self) -> RoleStore:
-        """Its roles."""
+        """The roles of the ledger."""
 
     @property
     def busy_here(self) -> bool:
-        """Does this thread hold an engine lock?"""
+        """Whether this thread holds an engine lock."""
 
     @property
     def callbacks(self) -> Any:
-        """Runs code of the application."""
+        """Runs callbacks of the application."""
 
     @property
     def inspection(self) -> Inspection:
@@ -970,22 +972,24 @@ class EngineBackend(Backend, CursorStore, Protocol):
 
     @property
     def ownership_version(self) -> int:
-        """Changes with whatever may change who owns a topic."""
+        """A number that changes whenever the owner of any topic may have changed."""
 
     def make_visible(self) -> None:
-        """Let this engine's readers see all that any engine has acknowledged by now (rule G6)."""
+        """Make all that any engine has acknowledged by now visible to this engine's readers (rule
+        G6)."""
 
     def events(self, topic: str | None, group: str | None) -> Iterator[Event] | None:
         """The changes of ownership of a topic, of a group's claims, or (None) all; None if they are
         messages of the topic `__events__`."""
 
     def snapshot(self, topic: int, offset: int, items: Iterable[Item]) -> None:
-        """Keep what a topic's messages before an offset add up to (rule I4)."""
+        """Store a snapshot of the state that a topic's messages before `offset` produce (rule
+        I4)."""
 
     def open_producers(
         self, names: Sequence[str], request: ProducerRequest, options: SessionOptions
     ) -> Sequence[ProducerSession]:
-        """Register a producer on each of these topics, all or none; what they send by."""
+        """Register a producer on each of these topics, all or none; return their sessions."""
 
     def backup(self, path: str) -> None:
         """Copy the ledger into a directory."""
@@ -995,11 +999,11 @@ class EngineBackend(Backend, CursorStore, Protocol):
 
 
 class Opened(Protocol):
-    """An engine as the application has it."""
+    """The application's `Engine`."""
 
     @property
     def backend(self) -> EngineBackend:
-        """The place that keeps its log."""
+        """What stores its log."""
 
 
 # ---- arguments -------------------------------------------------------------------------

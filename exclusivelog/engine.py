@@ -31,9 +31,9 @@ from exclusivelog.unload import UnloadFuture
 
 
 class Engine(Closing):
-    """One open handle on a ledger directory. Made by `exclusivelog.open`; threads may share it.
+    """An open handle on a ledger. `exclusivelog.open` returns it; threads may share it.
 
-    Closing it sends what waits, gives its topics back, and ends its threads. Engines that
+    Closing it commits pending sends, releases its topics, and ends its threads. Engines that
     are still open when the interpreter exits are closed then.
 
     >>> with xl.open(path, name="worker-1") as engine:
@@ -43,20 +43,20 @@ class Engine(Closing):
     """
 
     def __init__(self, backend: EngineBackend) -> None:
-        self.backend = backend  # the place that keeps the log: not for applications
+        self.backend = backend  # what stores the log; not for applications
         self.id, self.name, self.path = backend.id, backend.name, backend.path
         self.info, self.ledger = backend.info, backend.ledger
 
     # ---- topics --------------------------------------------------------------------------
 
     def topic(self, name: str, create: bool = True) -> Topic:
-        """The topic of that name, made if there is none.
+        """Return the topic of that name, and create it if it does not exist.
 
-        - `name`: 1 to 255 bytes of UTF-8 without control characters; "__" in front is kept
-          for the library.
-        - `create`: False raises TopicNotFoundError where there is none, and names topics with
-          similar names. Use it to read: a wrong name then makes no empty topic. Engines opened with
-          `readonly=True` never make one.
+        - `name`: 1 to 255 bytes of UTF-8 without control characters. Names that begin with "__"
+          are reserved for the library.
+        - `create`: False raises TopicNotFoundError, with similar names, if there is no such topic.
+          Use it to read: a wrong name then does not create an empty topic. Engines opened with
+          `readonly=True` never create one.
 
         >>> engine.topic("orders").next_offset
         0
@@ -77,17 +77,20 @@ class Engine(Closing):
         """Open a producer on each of many topics, in one transaction: all of them, or none (rule
         A2).
 
-        - `names`: of the topics, each once; a topic that does not exist is made.
-        - `access_mode`: shared, exclusive or exclusive_with_fencing. None of them can wait.
-        - `options`: those of `topic.producer` but `priority`, `topic_epoch`, `timeout` and
+        - `names`: of the topics, each once; topics that do not exist are created.
+        - `access_mode`: shared, exclusive or exclusive_with_fencing. The call never waits in a
+          queue.
+        - `options`: those of `topic.producer` except `priority`, `topic_epoch`, `timeout` and
           `settle`; they apply to each producer. With `name`, all have that name; each counts the
           sequence ids of its own topic.
 
-        It takes some tens of microseconds for each producer, and no process appends meanwhile;
-        open a few thousand at a time where others must not wait. Returns the producers in the order
-        of `names`. Raises what `topic.producer` raises where any of the topics cannot be had, also
-        if one is being handed over to this engine just now; then no producer is opened, no topic
-        made, and no other owner fenced. ValueError for a name that is there twice.
+        Returns the producers in the order of `names`. The call takes some tens of microseconds for
+        each producer, and no process can append meanwhile: to keep that short, open a few thousand
+        at a time.
+
+        Raises what `topic.producer` raises if any of the topics is refused, also while one is being
+        handed over to this engine; then no producer is opened, no topic created, and no other owner
+        fenced. ValueError if a name occurs twice.
 
         >>> orders, bills = engine.producers(["orders", "bills"], "exclusive")
         >>> orders.send(b"a"), bills.send(b"b"), engine.topics()
@@ -101,10 +104,10 @@ class Engine(Closing):
         return self.backend.catalog.topics()
 
     def delete_topic(self, name: str) -> None:
-        """Remove a topic and its messages (rule G8). Its epoch goes on, should a topic of that
-        name be made again (rule B1).
+        """Remove a topic and its messages (rule G8). If a topic of that name is created again, its
+        epoch continues from this one's (rule B1).
 
-        Raises TopicNotFoundError, and ProducerBusyError while a producer holds or awaits it.
+        Raises TopicNotFoundError, and ProducerBusyError while a producer holds it or waits for it.
         """
         self.backend.check_writable()
         self.backend.catalog.delete(name)
@@ -121,7 +124,7 @@ class Engine(Closing):
 
         It has one claim on all of the topics, and its commit is one transaction.
 
-        - `topics`: names of topics that exist, one at least.
+        - `topics`: names of existing topics, at least one.
         - The other parameters are those of `topic.reader`; `start` applies to the topics on which
           the group has not committed yet.
 
@@ -175,14 +178,14 @@ class Engine(Closing):
     ) -> Claim:  # fmt: skip
         """Claim resources, all of them or none (rules F1-F5).
 
-        It is the `own` call of Kafka's proposal for single readers and writers. A resource is any
-        name that the caller chooses. Each call makes a claim session of its own.
+        This is the `own` call of Kafka's proposal for single readers and writers. A resource is any
+        name that the caller chooses. Each call creates a claim session of its own.
 
         - `group`: 1 to 240 bytes of UTF-8. Claims of different groups never conflict. It may be
           left out: `engine.own({name: generation})` claims in a group without a name.
-        - `resources`: {name: generation}; a name has 1 to 240 bytes of UTF-8. The generation None
-          takes the one after the last (the first is 1). A number below the last one is refused. 0
-          always wins, and the resource counts from 0 again.
+        - `resources`: {name: generation}; a name has 1 to 240 bytes of UTF-8. None takes the next
+          generation (the first is 1). A number below the last generation is refused. 0 is always
+          granted, and the resource counts from 0 again.
         - `timeout`: seconds to wait for an owner with a higher generation to leave. None: do not
           wait.
         - `on_lost`: called once with (claim, error), in a thread of its own, when the claim is
@@ -190,10 +193,11 @@ class Engine(Closing):
           resumes.
 
         A live claim on any of these resources with an equal or lower generation is revoked as a
-        whole; other claims of its engine stay. A claim ends with its process, and others may end
-        it once that is unresponsive for longer than `keepalive`. A claim guards only the
-        transactions that require it (`Transaction.require`) and the producers that are bound to it
-        (`claim=` of `topic.producer`): they check it in the critical section that appends.
+        whole; other claims of its engine stay. A claim ends with its process, and other processes
+        may revoke it if its process is unresponsive for longer than `keepalive`. A claim guards
+        only the transactions that require it (`Transaction.require`) and the producers that are
+        bound to it (`claim=` of `topic.producer`): they check it in the critical section that
+        appends.
 
         Raises OwnershipError if a generation is refused; it names the owner, if one is alive.
 
@@ -205,9 +209,9 @@ class Engine(Closing):
         return own(self, group, resources, timeout, on_lost)
 
     def claims(self, group: str | None = None) -> list[ClaimInfo]:
-        """The claims that live engines hold, the oldest first, those of group readers included.
+        """The claims that live engines hold, oldest first, including those of group readers.
 
-        - `group`: a group's name; "": claims without a group; None: all claims.
+        - `group`: a group's name; "": claims without a group; None, the default: all claims.
 
         >>> claim = engine.own("reports", {"march": None})
         >>> [(info.group, info.generations) for info in engine.claims()]
@@ -250,20 +254,20 @@ class Engine(Closing):
         - `claims`: {group: {resource: generation}}, as in `own`.
         - `access_mode`: wait_for_exclusive, the default: wait in the role's queue; exclusive: fail
           at once with ProducerFencedError; exclusive_with_fencing: take the role, and each of its
-          topics, from those who have or await them.
+          topics, from the sessions that hold them or wait for them.
         - `priority`, `settle`: in the queue, as in `Topic.producer`.
-        - `timeout`: seconds to wait in the queue; None: for ever.
+        - `timeout`: seconds to wait in the queue; None: without limit.
         - `on_lost`: called once with (role, error), in a thread of its own, when the role is lost
           or handed over; not when it is closed.
 
-        Topics that do not exist are made. A role is granted once all of its topics are free at the
-        same time, and no other role has its groups and claims; it holds nothing while it waits, so
-        that roles with topics in common cannot block each other. Readers and claims that belong to
-        no role are taken over, as by `own`. If any part is taken from a holder later, such as a
-        topic by a producer that fences, the role is lost as a whole.
+        Topics that do not exist are created. A role is granted once all of its topics are free at
+        the same time and no other role has its groups and claims. It holds nothing while it waits,
+        so that roles with topics in common cannot deadlock. Readers and claims that belong to no
+        role are revoked, as by `own`. If the holder later loses any part, such as a topic to a
+        producer that fences, it loses the whole role.
 
-        Each request states what its role binds. Holders of one role may differ in that: only the
-        holder has any part of it.
+        Each request states what its role binds, and requests for the same role may state different
+        things: the request of the present holder counts.
 
         Raises ProducerFencedError, WaitTimeoutError, OwnershipError (a generation is refused),
         TopicTerminatedError, TopicNotFoundError; ValueError and TypeError for wrong arguments.
@@ -292,8 +296,7 @@ class Engine(Closing):
     ) -> RoleFuture:  # fmt: skip
         """Request a role as `role` does, with the same arguments, and return a future at once.
 
-        `cancel()` removes the request without a trace, or returns False because the grant came
-        first (rule D5).
+        `cancel()` removes the request, or returns False if it was already granted (rule D5).
 
         >>> with engine.role("billing", topics=["invoices"]):
         ...     standby = engine.role_async("billing", topics=["invoices"], priority=7)
@@ -318,7 +321,7 @@ class Engine(Closing):
 
     def delete_role(self, name: str) -> None:
         """Remove a role without holder and waiters from `roles`. Its topics and messages stay, and
-        its epoch goes on, if it is requested again.
+        its epoch continues if it is requested again.
 
         Raises TopicNotFoundError if there is no such role, and ProducerBusyError while it has
         a holder or a waiter.
@@ -333,8 +336,8 @@ class Engine(Closing):
     # ---- transactions --------------------------------------------------------------------
 
     def transaction(self) -> Transaction:
-        """Messages to several topics, and reader cursors, that enter the log together, or not
-        at all (rules F6, G3). See `Transaction`.
+        """Begin a transaction: its messages to several topics, and its reader cursors, enter the
+        log together or not at all (rules F6, G3). See `Transaction`.
 
         >>> producer = topic.producer()
         >>> with engine.transaction() as txn:
@@ -360,9 +363,9 @@ class Engine(Closing):
         engine of their own process, their sends go through that engine instead.
 
         - `topics`: a topic's name; a list of names; or, if no topic has that name, a prefix of
-          names, with or without a `*` at its end. A topic that a role binds moves with all of the
-          role, as one `Move` whose topic is the role's own, `__role__/<name>`; that name is taken,
-          too.
+          names, with or without a `*` at its end. A topic that a role binds moves with the whole
+          role, as one `Move` whose topic is the role's own, `__role__/<name>`; that name is
+          accepted here, too.
         - `to`: the id of a live engine. Its best waiter becomes owner. If it has none, the topic is
           reserved for its next producer, until the deadline.
         - `timeout`: seconds until the deadline. An owner that has not released a topic by then
@@ -371,8 +374,8 @@ class Engine(Closing):
           the topic: those of readers with `group=`, and those of `engine.own` on a resource with
           the topic's name. The former holders raise ReaderFencedError or OwnershipLostError, whose
           `successor` is the destination. Committed positions and generations do not change.
-        - `producer`: the name of the one producer to move; a shared one moves without the others
-          (see `Producer.move`). None: the owner.
+        - `producer`: the name of the only producer to move; a shared one moves without the others
+          (see `Producer.move`). None, the default: the owner.
 
         Returns a `Move` for each topic, with a state of its own: if one fails, the others stay
         moved. Calling it again is safe, also after an interrupt.
@@ -394,9 +397,9 @@ class Engine(Closing):
         """Begin what `unload` does, and return a future with its list of `Move`.
 
         It has the same arguments and errors. When it returns, the moves of the first 250 topics
-        have begun. `future.moves()` returns all moves as they are now. `future.cancel()` ends the
-        moves of topics that have not been released yet, as the deadline would; topics that the
-        destination has stay there.
+        have begun. `future.moves()` returns the present state of all moves. `future.cancel()` ends
+        the moves of topics that have not been released yet, as the deadline would; topics that the
+        destination already has stay there.
 
         >>> with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
         ...     producer = a.topic("orders").producer("exclusive")
@@ -409,10 +412,10 @@ class Engine(Closing):
         return UnloadFuture(self.backend, begun).start()
 
     def cancel_unload(self, topics: str | Iterable[str]) -> list[str]:
-        """End hand-overs that are under way (rule E4). Returns the names of their topics.
+        """Cancel hand-overs that are under way (rule E4). Returns the names of their topics.
 
         A topic that is not released yet stays with its owner. One that is reserved for the
-        destination is free for the best waiter again.
+        destination becomes free for the best waiter.
 
         >>> engine.topic("orders").name, engine.cancel_unload("orders")
         ('orders', [])
@@ -430,8 +433,8 @@ class Engine(Closing):
         - `role`: only the grants, losses and hand-overs of this role. Those of its parts are
           events of their topics and groups, with the reason "role".
 
-        With None for all three, all events. To follow new ones, read the topic `__events__`;
-        `Event.loads` decodes its values.
+        With None for all three, the default, it returns all events. To follow new ones, read the
+        topic `__events__`; `Event.loads` decodes its values.
 
         >>> with engine.topic("orders").producer("exclusive"):
         ...     pass
@@ -458,9 +461,9 @@ class Engine(Closing):
         return self.backend.catalog.engines()
 
     def inside(self) -> EngineInfo | None:
-        """The engine that is inside the ledger's critical section now; None if there is none. One
-        that stays there is stopped, and blocks all writers until it resumes or dies (see
-        `kill_stalled` of `open`).
+        """The engine that is inside the ledger's critical section now; None if there is none. If
+        the same engine stays there, its process was stopped, and it blocks all writers until it
+        resumes or dies (see `kill_stalled` of `open`).
 
         >>> engine.inside() is None
         True
@@ -469,18 +472,19 @@ class Engine(Closing):
         return self.backend.catalog.inside()
 
     def supports(self, capability: str) -> bool:
-        """Can engines of this kind do that? An engine on a local ledger can do all of it.
+        """Whether engines of this kind have a capability. An engine on a local ledger has all.
 
-        - `capability`: "announcements", "backup", "claims" (`own`), "compaction", "compression",
-          "deletion" (`delete_topic`), "history", "inspection" (query plans, such as Spark's),
-          "large_messages" (above 5 MB), "many_producers" (`producers`), "once"
-          (`exclusivelog.once`), "reader_groups" (`reader(group=...)`), "retention" (and `trim`),
-          "roles", "settle", "shared_producers", "shared_state" (SharedMap and SharedState),
-          "snapshots" (of these), "statistics" (`topic.stats`), "termination", "transactions",
-          "unload" or "verify".
+        - `capability`: "announcements", "backup", "bound_producers" (`claim=` of a producer),
+          "claims" (`own`), "compaction", "compression", "deletion" (`delete_topic`), "history",
+          "inspection" (query plans, such as Spark's), "large_messages" (above 5 MB),
+          "many_producers" (`producers`), "once" (`exclusivelog.once`), "reader_groups"
+          (`reader(group=...)`), "retention" (and `trim`), "roles", "settle", "several_claims"
+          (`own` with several resources), "shared_producers", "shared_state" (SharedMap and
+          SharedState), "snapshots" (of shared maps and states), "statistics" (`topic.stats`),
+          "termination", "transactions", "unload" or "verify".
 
-        A call that needs a capability which is missing raises UnsupportedError. Raises ValueError
-        for another name.
+        A call that needs a missing capability raises UnsupportedError. Raises ValueError for an
+        unknown name.
 
         >>> engine.supports("transactions")
         True
@@ -495,8 +499,9 @@ class Engine(Closing):
         """Figures of the ledger, from all processes that have it open: what was appended and
         flushed, latencies, waiters, the lag of reader groups, sizes. See `EngineStats`.
 
-        It reads the row of every topic (some microseconds each). While a process is inside a read
-        for long, `oldest_reader` names it: the tables cannot reuse what was freed since, and grow.
+        It reads the row of every topic (some microseconds each). If a process keeps a read
+        transaction open for long, `oldest_reader` names it: the tables cannot reuse pages that
+        were freed since then, and grow.
 
         >>> with topic.producer() as producer:
         ...     offsets = [producer.send(b"x") for _ in range(3)]
@@ -510,8 +515,8 @@ class Engine(Closing):
         return self.backend.catalog.stats()
 
     def verify(self) -> Report:
-        """Read everything: every checksum, the density of offsets, epochs and times
-        (rules B8, G4, G9).
+        """Read the whole ledger and check it: every checksum, that offsets are dense, and that
+        epochs and publish times never decrease (rules B8, G4, G9).
 
         >>> engine.verify().ok
         True
@@ -520,17 +525,20 @@ class Engine(Closing):
         return self.backend.catalog.verify()
 
     def backup(self, path: str | os.PathLike[str]) -> None:
-        """Copy the ledger, consistent and compacted, while others go on writing.
+        """Write a consistent, compacted copy of the ledger, while other processes continue to
+        write.
 
-        `path`: a directory that does not exist or is empty, on any file system. The copy has
-        every message that was acknowledged before the call, is durable when this returns, and is
-        a ledger of its own. The files get the modes of their sources; they belong to the caller.
+        - `path`: a directory that does not exist or is empty, on any file system.
 
-        A backup that fails or is killed leaves a directory that `xl.open` refuses (rule H4);
-        call this again with the same path to make the backup anew. Raises LedgerFullError where
-        there is no room; LedgerError where `path` holds anything else, lies in the ledger, cannot
-        be written, or is being backed up into by another process; LedgerCorruptedError where the
-        ledger is damaged; ValueError where `path` is empty.
+        The copy is a ledger of its own. It has every message that was acknowledged before the call,
+        and is durable when this returns. The files get the modes of their sources and the caller as
+        owner.
+
+        A backup that fails or is killed leaves a directory that `xl.open` refuses (rule H4); call
+        this again with the same path to repeat the backup. Raises LedgerFullError if there is no
+        room; LedgerError if `path` contains anything else, lies in the ledger, cannot be written,
+        or is the target of another backup that is running; LedgerCorruptedError if the ledger is
+        damaged; ValueError if `path` is empty.
 
         >>> with xl.open(path) as engine:
         ...     engine.backup(f"{path}-backup")
@@ -551,8 +559,8 @@ class Engine(Closing):
         return self.backend.closed
 
     def close(self) -> None:
-        """Commit pending sends, release topics and claims, and end the threads. Closing twice does
-        nothing; after an interrupt, the second call finishes what the first one began.
+        """Commit pending sends, release topics and claims, and end the threads. A second call does
+        nothing, or finishes what an interrupted first call began.
 
         If a signal handler or a finalizer calls this during a transaction of the same thread,
         another thread closes the engine as soon as that transaction is over."""

@@ -3,9 +3,9 @@
 ```text
 ExclusiveLogError
 ├── ProducerBusyError            the topic or the producer name is taken
-├── ProducerFencedError          this producer, or this request, lost to another owner
+├── ProducerFencedError          another producer took the topic, or holds it
 │   ├── ProducerMovedError       ... because the topic was handed over
-│   └── ProducerRevokedError     ... because its claim is gone (also an OwnershipLostError)
+│   └── ProducerRevokedError     ... because its claim was lost (also an OwnershipLostError)
 ├── InvalidEpochError            topic_epoch= is ahead of the topic (also a ValueError)
 ├── DuplicateSequenceError       this sequence id is in the log already
 ├── OwnershipError               a claim was refused
@@ -13,28 +13,29 @@ ExclusiveLogError
 ├── ReaderFencedError            a later reader of the group took over, or the group moved
 ├── TopicNotFoundError, TopicTerminatedError, OffsetTrimmedError
 ├── DeserializationError         a deserializer cannot read a message (also a ValueError)
-├── WaitTimeoutError             nothing came in time (also a TimeoutError)
-├── TransactionAbortedError
+├── WaitTimeoutError             the timeout has passed (also a TimeoutError)
+├── TransactionAbortedError      the transaction was rolled back
 ├── StateError                   the applier of a shared state failed
 ├── EngineClosedError            closed, or inherited by a forked child
 ├── UnsupportedError             this kind of engine cannot do that (also a NotImplementedError)
 ├── ClusterError                 a cluster cannot be used as it is: unreachable, refused, full
 │   └── MirrorMismatchError      source and target of a mirror disagree: .topic, .offset
-└── LedgerError                  the files themselves (also an OSError)
-    ├── MissingLibraryError      a library that a compressed topic needs
-    ├── LedgerCorruptedError     a checksum does not hold: .topic, .offsets
+└── LedgerError                  something is wrong with the ledger's files (also an OSError)
+    ├── MissingLibraryError      a compressed topic needs a library that is not installed
+    ├── LedgerCorruptedError     a checksum is wrong: .topic, .offsets
     ├── LedgerFullError          the disk, the map or the quota is full
-    ├── LedgerVersionError       another format or version, or no ledger at all
+    ├── LedgerVersionError       another format or version, or not a ledger
     └── LedgerIOError            the operating system failed a read, write or flush
 ```
 
 Attributes for what to do next:
 
-- `retriable`: the same call may succeed later, with nothing else changed.
-- `maybe_written`: the message may be in the log, or may enter it yet, although the call failed
-  (rule B9). An error between the write and its answer sets it, and a send's own timeout.
-- `holder`: the session that has the topic, if the error is about another producer (rule A5).
-- `successor`: of ProducerMovedError, OwnershipLostError and ReaderFencedError: the engine that the
+- `retriable`: the same call may succeed later, without any other change.
+- `maybe_written`: the message may be in the log, or may still enter it, although the call failed
+  (rule B9). True after an error between the write and its acknowledgement, and after the timeout of
+  a send.
+- `holder`: the session that holds the topic, if the error is about another producer (rule A5).
+- `successor` (of ProducerMovedError, OwnershipLostError and ReaderFencedError): the engine that the
   topic or claim was handed over to, or None.
 
 >>> issubclass(WaitTimeoutError, TimeoutError) and WaitTimeoutError.retriable
@@ -83,7 +84,7 @@ __all__ = [
 
 
 class ExclusiveLogError(Exception):
-    """The root of every error of this library.
+    """Base class of all errors of this library.
 
     >>> try:
     ...     engine.topic("order", create=False)
@@ -120,7 +121,7 @@ def _restored(
 
 
 def describe_engine(engine: EngineInfo) -> str:
-    """An engine, for an error's text."""
+    """Text that identifies an engine in an error message."""
     return f"engine {engine.name!r} (id {engine.id}, pid {engine.pid})"
 
 
@@ -138,7 +139,7 @@ class ProducerBusyError(ExclusiveLogError):
 
 
 class ProducerFencedError(ExclusiveLogError):
-    """Another producer has taken the topic, or has it. Final for this producer (rule B4).
+    """Another producer took the topic, or holds it. This is final for the producer (rule B4).
 
     Open a new one.
 
@@ -168,7 +169,7 @@ class ProducerMovedError(ProducerFencedError):
 
 
 class InvalidEpochError(ExclusiveLogError, ValueError):
-    """`topic_epoch` is higher than the topic's epoch ever was (rule B5).
+    """`topic_epoch` is higher than the topic's epoch (rule B5).
 
     >>> topic.producer("exclusive", topic_epoch=7)
     Traceback (most recent call last):
@@ -180,8 +181,8 @@ class InvalidEpochError(ExclusiveLogError, ValueError):
 class DuplicateSequenceError(ExclusiveLogError):
     """A message with this sequence id, or a later one, is in the log already (rule G2).
 
-    Nothing was appended. After a crash this is good news: the message that was
-    sent again had arrived.
+    Nothing was appended. If the message was sent again after a crash, this error shows that the
+    first attempt had succeeded.
 
     >>> shared = topic.producer(name="feed")
     >>> shared.send(b"x", sequence_id=7)
@@ -200,10 +201,10 @@ class DuplicateSequenceError(ExclusiveLogError):
 
 
 class OwnershipError(ExclusiveLogError):
-    """A claim was refused (rules F2, F3).
+    """A claim was refused because its generation is too low (rules F2, F3).
 
-    A live owner has a higher generation; then it is retriable, since that owner may leave. Or the
-    resource has had a higher generation before; then claim it with None or a higher one.
+    If a live owner has a higher generation, the error is retriable: that owner may leave. If the
+    resource had a higher generation before, claim it with None or a higher one.
 
     >>> claim = engine.own({"shard-7": 5})
     >>> engine.own({"shard-7": 4})
@@ -214,7 +215,7 @@ class OwnershipError(ExclusiveLogError):
 
 
 class _SuccessorError(ExclusiveLogError):
-    """An error that may name the engine that has what was lost."""
+    """An error that may name the engine that took over."""
 
     successor: EngineInfo | None = None
 
@@ -239,7 +240,7 @@ class OwnershipLostError(_SuccessorError):
 
 
 class ProducerRevokedError(ProducerFencedError, OwnershipLostError):
-    """The claim that this producer was bound to is lost, so the producer is, too (rules B4, F5).
+    """The claim that this producer was bound to was lost, and the producer with it (rules B4, F5).
 
     Make a new claim, and open a new producer.
 
@@ -266,7 +267,7 @@ class ReaderFencedError(_SuccessorError):
 
 
 class TopicNotFoundError(ExclusiveLogError, KeyError):
-    """There is no such topic, and the call does not create one. Names like it are in the text.
+    """There is no such topic, and the call does not create one. The message has similar names.
 
     >>> engine.topic("order", create=False)
     Traceback (most recent call last):
@@ -278,7 +279,7 @@ class TopicNotFoundError(ExclusiveLogError, KeyError):
 
 
 class TopicTerminatedError(ExclusiveLogError):
-    """The topic is terminated: it can be read, and never written again (rule G8).
+    """The topic is terminated: it can be read, but not written again (rule G8).
 
     >>> _ = topic.terminate()
     >>> topic.producer()
@@ -307,8 +308,8 @@ class DeserializationError(ExclusiveLogError, ValueError):
     - `topic`, `offset`: the message. `part`: "value" or "key".
     - `raw`: the bytes of that part as they are in the log.
 
-    The message counts as read, and the next read returns the one after it. So a reader passes over
-    such a message by reading on; `reader.seek(error.offset)` reads it again.
+    The message counts as read: the next read returns the one after it.
+    `reader.seek(error.offset)` reads it again.
 
     >>> _ = topic.producer().send(b"no JSON")
     >>> try:
@@ -344,7 +345,8 @@ def undeserialised(
 
 
 class WaitTimeoutError(ExclusiveLogError, TimeoutError):
-    """The timeout has passed. The request has left nothing behind (rules A2, D5).
+    """The timeout has passed. A request for a topic was removed (rules A2, D5). A send may still be
+    committed if `maybe_written` is True.
 
     >>> topic.reader().read_next(timeout=0.01)
     Traceback (most recent call last):
@@ -356,7 +358,7 @@ class WaitTimeoutError(ExclusiveLogError, TimeoutError):
 
 
 class TransactionAbortedError(ExclusiveLogError):
-    """The transaction was rolled back; none of it is in the log (rule G3).
+    """The transaction was rolled back, and none of it is in the log (rule G3).
 
     >>> txn = engine.transaction()
     >>> txn.abort()
@@ -390,8 +392,8 @@ class UnsupportedError(ExclusiveLogError, NotImplementedError):
 
 
 class ClusterError(ExclusiveLogError):
-    """A cluster cannot be used as it is: it is unreachable or full, it refuses, or its policies
-    could lose messages. The message names the cluster, the cause and the way out.
+    """A cluster cannot be used as it is: it is unreachable or full, it refuses a call, or its
+    policies could lose messages. The error's text names the cluster, the cause and what to do.
 
     >>> def open_or_tell(url):
     ...     try:
@@ -431,8 +433,8 @@ class EngineClosedError(ExclusiveLogError):
 class LedgerError(ExclusiveLogError, OSError):
     """Something is wrong with the ledger's files (rule H2).
 
-    It is an OSError, too. `errno` is the system's code, such as `errno.ENOSPC`, where a call of
-    the system failed, and None elsewhere; the message names the file.
+    It is an OSError, too. `errno` is the system's code, such as `errno.ENOSPC`, if a system call
+    failed, and else None; the message names the file.
 
     >>> import errno
     >>> isinstance(LedgerFullError("full"), OSError), LedgerFullError("full").errno == errno.ENOSPC
@@ -447,10 +449,10 @@ class LedgerError(ExclusiveLogError, OSError):
 
 
 class LedgerCorruptedError(LedgerError):
-    """Damage: a checksum or a structure does not hold (rule G9).
+    """The ledger is damaged: a checksum or a structure is wrong (rule G9).
 
-    `topic` names the topic, `offsets` the messages that cannot be read. The rest stays
-    readable: `reader.seek(error.offsets.stop)` steps over the damage.
+    `topic` names the topic, `offsets` the messages that cannot be read. The other messages stay
+    readable: `reader.seek(error.offsets.stop)` skips the damaged ones.
 
     >>> def values(reader):
     ...     while reader.has_message_available():
@@ -470,7 +472,8 @@ class LedgerCorruptedError(LedgerError):
 
 
 class LedgerFullError(LedgerError):
-    """Disk, quota or map is full. Nothing was written; works again when there is room.
+    """The disk, the quota or the map is full. Nothing was written. The call succeeds once there is
+    room.
 
     >>> LedgerFullError("the disk is full").retriable
     True
@@ -483,8 +486,8 @@ class LedgerFullError(LedgerError):
 class LedgerVersionError(LedgerError):
     """This version cannot open the ledger.
 
-    Its format is another one, the files are not a ledger's, or engines of a version that cannot
-    share it have it open. The message names the format, the version that opens it, and what to do
+    The ledger has another format, the files are not a ledger, or an engine of an incompatible
+    version has it open. The message names the format, the version that opens it, and what to do
     (see `upgrade`).
 
     >>> def open_or_upgrade(path):
@@ -497,9 +500,9 @@ class LedgerVersionError(LedgerError):
 
 
 class MissingLibraryError(LedgerError):
-    """A topic is compressed, and the library that this takes cannot be imported.
+    """A topic is compressed, and the compression library cannot be imported.
 
-    The message names the topic, and the extra that installs the library. Nothing was changed.
+    The message names the topic and the extra that installs the library. Nothing was changed.
 
     >>> issubclass(MissingLibraryError, LedgerError)
     True
@@ -507,7 +510,7 @@ class MissingLibraryError(LedgerError):
 
 
 def called_reentrantly(what: str) -> LedgerError:
-    """The error for a call that would wait for a lock of its own thread."""
+    """The error for a call that would wait for a lock that its own thread holds."""
     return LedgerError(
         f"{what}: called re-entrantly, from a signal handler or a finalizer that interrupted "
         "another call of the same thread; call it from another thread"
@@ -515,9 +518,9 @@ def called_reentrantly(what: str) -> LedgerError:
 
 
 class LedgerIOError(LedgerError):
-    """A read, write or flush failed. What was not acknowledged may or may not be in the log.
+    """A read, write or flush failed. Messages that were not acknowledged may be in the log.
 
-    The engine refuses everything from then on: close it and open it again.
+    The engine refuses every call from then on: close it and open it again.
 
     >>> def send(producer, value):
     ...     try:

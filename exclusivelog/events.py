@@ -1,18 +1,17 @@
-"""`__events__`: the topic with every change of ownership (rule E5).
+"""`__events__`: the topic that records every change of ownership (rule E5).
 
-A record is written in the same transaction as the change, so that neither is
-there without the other. It can be read like any topic; its values are JSON, its keys the
-names of the topics (claims have none):
+A change and its record are written in the same transaction. The topic can be read like any other.
+Its values are JSON; its keys are the names of topics (records about claims have no key):
 
 ```text
-time, topic, epoch      when (ms since 1970), of which topic, and its epoch afterwards
+time, topic, epoch      time (ms since 1970), the topic, and its epoch after the change
 kind                    what has happened (see `Event`)
 reason                  why
-priority                of the producer, in the queue
-from, to                who had it, who has it or is to have it: engine, engine_name, pid,
+priority                the producer's priority in the queue
+from, to                the previous holder, and the new or intended one: engine, engine_name, pid,
                         producer, properties (of the producer), engine_properties; or null
-group, resource,        of a claim, one record for each resource; missing in records about topics.
-generation              `topic` is "" there, `epoch` 0, `producer` null, and there is no key
+group, resource,        only in records about claims, one for each resource. In these records
+generation              `topic` is "", `epoch` 0 and `producer` null
 ```
 """
 
@@ -27,39 +26,43 @@ from exclusivelog import _core
 
 EVENTS = "__events__"
 
-# Kinds that ledgers of this format may have under another name: {former: present}.
+# Kinds that had another name in earlier versions: {former name: present name}.
 FORMER_KINDS = {"sever": "revoke"}
 
 Party = Mapping[str, Any]
-_encode = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` makes one at each call
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would create one per call
 
 
 @dataclass(frozen=True)
 class Event:
-    """One change of who owns a topic, or a claim's resource. Of a topic, `kind` is one of
+    """A change of the owner of a topic, or of a claim's resource.
 
-    - `grant`: `target` owns the topic now; `reason` is request, reconnect, promotion, fencing
-      or hand-over, or role: with the role that binds the topic.
-    - `release`: `source` gave it back; `reason` is closed, hand-over, claim: the claim that the
-      producer was bound to was released, or role: with the role that binds the topic.
-    - `evict`: it was taken from `source`; `reason` is dead, hung, fenced, claim: the claim that
-      the producer was bound to is gone, or role: the role is lost.
-    - `releasing`, `assigned`: the steps of a hand-over from `source` to `target` (rule E1);
-      `reason` is unload, producer where one shared producer moves by itself, or role: the topic is
-      reserved with the role that binds it.
-    - `admit`: the shared producer `target` has the place of one that was moved by itself.
-    - `moved`: a claim of an engine, `source`, was handed over with the topic; `reason` names the
-      group.
-    - `cancel`: the hand-over to `target` has ended without it; `reason` says why.
+    For a topic, `kind` is one of
 
-    Of a claim, `group`, `resource` and `generation` are set (None in all others), and `kind` is
+    - `grant`: `target` owns the topic now. `reason`: "request", "reconnect", "promotion", "fencing"
+      or "hand-over"; "role": it was granted with the role that binds the topic.
+    - `release`: `source` released it. `reason`: "closed" or "hand-over"; "claim": the claim that
+      the producer was bound to was released; "role": it was released with the role.
+    - `evict`: it was taken from `source`. `reason`: "dead" (its process has ended), "hung" (its
+      engine was unresponsive for longer than its keepalive) or "fenced"; "claim": the claim that
+      the producer was bound to was lost; "role": the role was lost.
+    - `releasing`, `assigned`: the steps of a hand-over from `source` to `target` (rule E1).
+      `reason`: "unload"; "producer": only one shared producer moves; "role": the topic moves with
+      the role that binds it.
+    - `admit`: the shared producer `target` took the reserved place of one that was moved alone.
+    - `moved`: a claim of the engine `source` was handed over with the topic; `reason` is the name
+      of its group.
+    - `cancel`: the hand-over to `target` failed or was cancelled; `reason` says why.
 
-    - `own`: `target` has the resource now; `reason` is claim, or reader for a group's reader.
-    - `revoke`: `source` lost it because `target` made a claim; `reason` is claimed, dead or hung;
-      or role: it was lost with a role, and `target` is None.
-    - `release`: `source` gave it back; `reason` is closed, or role: with the role.
+    For a claim, `group`, `resource` and `generation` are set (for a topic, they are None), and
+    `kind` is one of
 
-    A role's own topic is `__role__/` and its name: its events are those of the role's holders.
+    - `own`: `target` has the resource now. `reason`: "claim"; "reader": it is a group reader's.
+    - `revoke`: `source` lost it because `target` made a claim. `reason`: "claimed", "dead" or
+      "hung"; "role": it was lost with a role, and `target` is None.
+    - `release`: `source` released it. `reason`: "closed"; "role": it was released with the role.
+
+    The topic `__role__/NAME` stands for a role: its events are those of the role's holders.
 
     >>> with topic.producer("exclusive", name="leader"):
     ...     event = list(engine.history("orders"))[-1]
@@ -80,7 +83,7 @@ class Event:
     generation: int | None = None
 
     def dumps(self) -> bytes:
-        """As the value of a message."""
+        """Encode it as the value of a message."""
         facts = {
             "time": self.time, "topic": self.topic, "epoch": self.epoch, "kind": self.kind,
             "reason": self.reason, "priority": self.priority, "from": self.source,
@@ -94,7 +97,7 @@ class Event:
 
     @classmethod
     def loads(cls, value: bytes) -> Event:
-        """What `dumps` gave, also that of earlier versions."""
+        """Decode what `dumps` of this or an earlier version returned."""
         facts = json.loads(value)
         facts["kind"] = FORMER_KINDS.get(facts["kind"], facts["kind"])
         facts["source"], facts["target"] = facts.pop("from"), facts.pop("to")
@@ -104,8 +107,8 @@ class Event:
 def select(
     messages: Iterator[_core.Message], topic: str | None, group: str | None
 ) -> Iterator[Event]:
-    """The events among messages of `__events__` that are about a topic, or about the claims of a
-    group (both None: all)."""
+    """Decode messages of `__events__`: the events of a topic, or of the claims of a group (both
+    None: all)."""
     for message in messages:
         if message.value is None or (topic is not None and message.key != topic.encode()):
             continue

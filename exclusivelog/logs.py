@@ -1,13 +1,13 @@
 """All lines that the library logs: their events, levels and texts, and how they are logged.
 
-Each package logs to a logger of its own, `logging.getLogger(__name__)`, below "exclusivelog". A
-line states no more than that a change has happened: none is logged for a send. Every record has
-the attributes in `COMMON` (None where they do not apply), and those that its text names:
+Each module logs to `logging.getLogger(__name__)`, below "exclusivelog". Lines report changes and
+problems; none is logged for a send. Every record has the attributes in `COMMON` (None if they do
+not apply), and those that its text names:
 
 ```text
-event       the line's name, such as "granted"     topic, epoch   that it is about
+event       the line's name, such as "granted"     topic, epoch   of the topic concerned
 ledger      the directory                          reason         why it happened
-engine, engine_id, pid    the engine that it is about; pid is the logging process's by default
+engine, engine_id, pid    the engine concerned; by default, pid is that of the logging process
 ```
 
 docs/operations.md lists the lines; a test compares it with this file.
@@ -64,8 +64,8 @@ _logging = _Logging()
 def emit(
     log: logging.Logger, line: Line, *, error: BaseException | None = None, **fields: object
 ) -> None:
-    """Log a line. A handler that raises, or a closed stderr, does no harm to the caller. A handler
-    that would wait, because its pipe is full and not read, is left out.
+    """Log a line. If a handler raises, or stderr is closed, the caller is not affected. A handler
+    that would block, because its pipe is full, is skipped.
 
     - `error`: logged with its traceback.
     - `fields`: the attributes of the record.
@@ -87,7 +87,7 @@ def emit(
 
 
 def _handlers(log: logging.Logger) -> Iterator[logging.Handler]:
-    """Those that get what this logger logs, as `Logger.callHandlers` has them."""
+    """The handlers of this logger, as `Logger.callHandlers` finds them."""
     above: logging.Logger | None = log
     found = False
     while above is not None:
@@ -99,7 +99,7 @@ def _handlers(log: logging.Logger) -> Iterator[logging.Handler]:
 
 
 def _size_of(line: Line, facts: Mapping[str, object], error: BaseException | None) -> int:
-    """The bytes that a handler writes, about; not less than what a formatter usually adds."""
+    """An upper estimate of the bytes that a handler writes, with the usual formatters."""
     parts = [line.text % facts, *(traceback.format_exception(error) if error else ())]
     return FORMAT_BYTES + sum(len(part.encode(errors="replace")) for part in parts)
 
@@ -109,8 +109,8 @@ def _is_blocked(handler: logging.Handler, size: int) -> bool:
 
 
 def is_blocked(stream: Any, size: int = select.PIPE_BUF) -> bool:
-    """Would a write of so many bytes wait, because the stream is a pipe, socket or terminal that is
-    full?
+    """Whether a write of so many bytes would block, because the stream is a full pipe, socket or
+    terminal.
 
     >>> is_blocked(sys.stderr), is_blocked(None)
     (False, False)
@@ -124,7 +124,7 @@ def is_blocked(stream: Any, size: int = select.PIPE_BUF) -> bool:
     if not poll.poll(0):
         return True
     if size <= select.PIPE_BUF or not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-        return False  # a pipe that takes anything takes so much
+        return False  # a pipe that accepts anything accepts PIPE_BUF bytes
     waiting = int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
     return waiting + size > fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) - select.PIPE_BUF
 
@@ -133,7 +133,7 @@ def _log_without(
     blocked: list[logging.Handler], log: logging.Logger, line: Line, facts: Mapping[str, object],
     error: BaseException | None,
 ) -> None:  # fmt: skip
-    """As `Logger.log`, for the other handlers."""
+    """As `Logger.log`, but without the blocked handlers."""
     file, number, function, _ = log.findCaller(stacklevel=3)
     told = None if error is None else (type(error), error, error.__traceback__)
     record = log.makeRecord(
@@ -146,7 +146,7 @@ def _log_without(
 
 
 def some(names: list[str]) -> str:
-    """The first names of many, for a text.
+    """The first names, and the number of the others, for a text.
 
     >>> some(["a", "b"]), some([str(n) for n in range(12)])
     ("'a', 'b'", "'0', '1', '2', '3', '4', '5', '6', '7', '8', '9' and 2 more")

@@ -1,6 +1,5 @@
-"""Messages: checked and encoded for the log; to and from Arrow; items of shared states.
-
-Convert between messages and Arrow, without a copy per message.
+"""Messages: checking and encoding them for the log, conversion to and from Arrow (without a copy
+per message), and the items of shared states.
 
 pyarrow is imported only if the caller passes or requests Arrow data.
 """
@@ -94,7 +93,7 @@ def encode_columns(
 
 
 def _dumped(dumps: Serializer, value: Any) -> bytes:
-    """What the serializer returns; its error names the value."""
+    """Return what the serializer returns. An error names the value."""
     try:
         return dumps(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -225,7 +224,7 @@ def to_ms(time: dt.datetime) -> int:
 
 def _local_zone(time: dt.datetime) -> dt.tzinfo | None:
     """The offset of local time at a naive datetime."""
-    # Python converts no local time on the first and last days that a datetime can have.
+    # Python cannot convert local times on the first and last days that a datetime can have.
     year = min(max(time.year, dt.MINYEAR + 1), dt.MAXYEAR - 1)
     # Not `time` itself: a subclass such as pandas.Timestamp may convert in another way.
     plain = dt.datetime(
@@ -243,11 +242,11 @@ def encode_sequence(sequence: Any) -> int:
     return sequence
 
 
-MOST_ANNOUNCED_BYTES = 16 << 10  # it is in the row of a waiter that comes with one, too
+MOST_ANNOUNCED_BYTES = 16 << 10  # the row of a waiter with an announcement contains it, too
 
 
 def check_info(info: Any, argument: str = "info") -> dict[str, str]:
-    """What a producer announces, checked: a wrong value raises an error that states what it takes.
+    """Return a copy of what a producer announces; TypeError or ValueError if it is invalid.
 
     >>> check_info({"address": "tcp://127.0.0.1:7001"})
     {'address': 'tcp://127.0.0.1:7001'}
@@ -274,8 +273,8 @@ WORTH_WRAPPING = 256
 
 
 def arrow_column(values: Any, argument: str) -> _core.Strings | None:
-    """Return a pyarrow array of binary, string or null as a column of messages; None for what is no
-    array."""
+    """Return a pyarrow array of binary, string or null as a column of messages; None if `values` is
+    not an array."""
     pa = sys.modules.get("pyarrow")
     if pa is None or not isinstance(values, (pa.Array, pa.ChunkedArray)):
         return None
@@ -395,7 +394,7 @@ ONE_VALUE: dict[str, Callable[[_core.Entry], Any]] = {
 
 @functools.lru_cache(maxsize=16)
 def _repeated(name: str, value: Any, size: int) -> Any:
-    # Cached to be sliced: most entries have the same producer, epoch and so on as the entry
+    # Cached, and sliced to size: most entries have the same producer, epoch and so on as the entry
     # before.
     pa = import_pyarrow()
     kind = _types(pa)[name]
@@ -421,14 +420,14 @@ def message_of(key: bytes | None, value: bytes | None) -> Raw:
 
 
 def is_clear(message: _core.Message) -> bool:
-    """Does this message remove all keys of a map? Compaction honours it, too (rule G7)."""
+    """Whether this message removes all keys of a map. Compaction applies it, too (rule G7)."""
     nothing = message.raw_value is None and message.key is None
     return nothing and message.properties == {"map": "clear"}
 
 
 def item_of(message: _core.Message) -> Item:
     """Return the item that a message stores. An empty message without the properties of a clear
-    is not one: it becomes an item that no map accepts."""
+    becomes an item that no map accepts."""
     if message.key is None and message.raw_value is None and not is_clear(message):
         return None, b""
     return message.key, message.raw_value

@@ -21,7 +21,7 @@ __all__ = ["Collector", "names", "render"]
 PREFIX = "exclusivelog_"
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
-# (name, kind, the field of EngineStats, what it is). Prometheus adds _total to counters.
+# (name, kind, field of EngineStats, help text). Prometheus adds _total to counters.
 OF_LEDGER = (
     ("topics", GAUGE, "topics", "Topics."),
     ("engines", GAUGE, "engines", "Engines that have the ledger open."),
@@ -74,7 +74,7 @@ LAG = ("group_lag_messages", GAUGE, "lag", "Messages that a reader group has not
 
 
 def names() -> list[str]:
-    """The names of all metrics as Prometheus stores them, without those of a histogram's parts.
+    """The names of all metrics as Prometheus stores them; a histogram has one, without suffix.
 
     >>> [name for name in names() if "topic_owners" in name]
     ['exclusivelog_topic_owners_total']
@@ -92,8 +92,8 @@ class Collector:
     - `topics`: True: also metrics of each topic, as of the last checkpoint (about a second ago).
       False: leave them out, where there are many thousand topics.
 
-    Every metric has the label `ledger`, the directory. Where the figures cannot be read, because
-    the engine is closed, say, `exclusivelog_up` is 0 and all others are missing.
+    Every metric has the label `ledger`, the directory. If the figures cannot be read, for example
+    because the engine is closed, `exclusivelog_up` is 0 and all other metrics are missing.
 
     Raises MissingLibraryError without prometheus_client.
 
@@ -110,11 +110,11 @@ class Collector:
         self._topics = topics
 
     def describe(self) -> Iterable[Any]:
-        """Nothing: registering the collector reads no figures."""
+        """Return nothing, so that registering the collector reads no figures."""
         return ()
 
     def collect(self) -> Iterator[Any]:
-        """The metrics as they are now, for prometheus_client."""
+        """The present values of all metrics, for prometheus_client."""
         path = self._engine.path
         try:
             stats = self._engine.stats()
@@ -180,7 +180,7 @@ def _families() -> dict[str, Any]:
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """As Prometheus has them: the number of values up to each bound."""
+    """The buckets of Prometheus: cumulative counts up to each bound."""
     seen = 0
     found: list[tuple[str, float]] = []
     for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
@@ -190,7 +190,7 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 
 
 def _number(figure: Any) -> Any:
-    """As Prometheus has it: NaN for what is not known."""
+    """The value for Prometheus; NaN if it is unknown."""
     if figure is None:
         return float("nan")
     return len(figure) if isinstance(figure, tuple) else figure

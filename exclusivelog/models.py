@@ -1,4 +1,4 @@
-"""Dataclasses to and from JSON, by the types of their fields; see `serde.model`."""
+"""Convert dataclasses to and from JSON by the types of their fields; see `serde.model`."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ MAPPINGS = (dict, collections.abc.Mapping)
 
 
 class Codec(Protocol):
-    """One type of field, to and from what JSON has. Both raise TypeError or ValueError for a value
-    of another type."""
+    """Converts one type of field to and from JSON types. Both methods raise TypeError or ValueError
+    for a value of another type."""
 
     def dump(self, value: Any) -> Any:
-        """What JSON has for it."""
+        """Return the JSON form of a value."""
 
     def load(self, data: Any) -> Any:
-        """The value again."""
+        """Return the value of a JSON form."""
 
 
 class AsIs:
-    """Any, and types that JSON has itself."""
+    """`Any`, and types that are also JSON types."""
 
     def __init__(self, *kinds: type) -> None:
         self._kinds = kinds  # none: any
@@ -94,7 +94,7 @@ class OneOf:
         raise ValueError(f"it takes one of {list(self._choices)}, not {value!r}")
 
     def load(self, data: Any) -> Any:
-        """The choice for which this is stored."""
+        """The choice that is stored as `data`."""
         for choice in self._choices:
             stored = choice.value if isinstance(choice, enum.Enum) else choice
             if stored == data and type(stored) is type(data):
@@ -211,12 +211,12 @@ class Fields:
 
 
 def dataclass_codec(cls: type) -> Fields:
-    """How a dataclass is stored; TypeError if it has a field of a type that it cannot have."""
+    """The codec of a dataclass; TypeError if the type of one of its fields is not supported."""
     return _fields(cls, {})
 
 
 def _fields(cls: Any, known: dict[type, Fields]) -> Fields:
-    if cls in known:  # it has fields of its own type
+    if cls in known:  # a class may have fields of its own type
         return known[cls]
     found = known[cls] = Fields(cls)
     try:
@@ -235,7 +235,7 @@ def _fields(cls: Any, known: dict[type, Fields]) -> Fields:
 
 
 def _codec(hint: Any, where: str, known: dict[type, Fields]) -> Codec:
-    """What a field of this type is stored by; `where` names it for an error."""
+    """The codec for a field of this type; `where` names the field in an error."""
     if hint is Any or hint is object:
         return AsIs()
     if isinstance(hint, type) and not typing.get_origin(hint):
@@ -276,7 +276,7 @@ def _of_union(hint: Any, args: tuple[Any, ...], where: str, known: dict[type, Fi
     if all(arg in SCALARS for arg in args):
         return AsIs(*args)
     others = [arg for arg in args if arg is not types.NoneType]
-    if len(others) > 1:  # which one was stored is unknown
+    if len(others) > 1:  # `load` could not tell which one was stored
         raise _unknown(hint, where)
     return Optional(_codec(others[0], where, known))
 

@@ -5,13 +5,13 @@ commits its first batch may not exist any more at the second. And a batch may be
 because the job does not know whether the first attempt succeeded. So the ledger stores
 
 - for each *token*, which names one run of the job, the epoch under which the run writes. The run
-  keeps this epoch as long as it is the topic's epoch, and is fenced for ever once another writer,
-  such as another run of the same job, has owned the topic (rules B4, B5);
+  keeps this epoch as long as it is the topic's epoch, and is fenced permanently once another
+  writer, such as another run of the same job, has owned the topic (rules B4, B5);
 - for each *writer*, which names the job in all its runs, the number of its last batch. A batch
-  whose number is not higher is in the log already, and is not appended again.
+  whose number is not higher is already in the log, and is not appended again.
 
-The ledger stores, for each topic, the 4096 tokens and the 4096 writers that appended last. A run
-that returns after so many others counts as a new one.
+For each topic, the ledger stores the 4096 tokens and the 4096 writers that appended last. A run
+whose token was removed for newer ones counts as a new run.
 
 Both are read and written in the transaction that appends. Between two batches no process owns the
 topic: an exclusive producer that is opened then fences the run.
@@ -119,13 +119,13 @@ def check_writable(topic: object) -> str:
     return name
 
 
-# ---- numbers alone -----------------------------------------------------------------------
+# ---- numbers without messages ------------------------------------------------------------
 
 
 def record(engine: Opened, topic: str | HasId, writer: str, number: int) -> None:
-    """Store how far a job has come with a topic that it does not write to: its last number, which
-    never decreases. It fences no producer. Raises TopicNotFoundError if a `Topic` was deleted, even
-    if one of the same name was created since.
+    """Store the progress of a job on a topic that it only reads: its last number, which never
+    decreases. This fences no producer. Raises TopicNotFoundError if a `Topic` was deleted, even if
+    one of the same name was created since.
 
     >>> record(engine, "orders", "archive", 7); recorded(engine, "orders")
     {'archive': 7}

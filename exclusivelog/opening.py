@@ -1,6 +1,6 @@
-"""Opening a ledger on this machine, and raising one of an earlier format to this version's.
+"""Open a ledger on this machine, or upgrade one of an earlier format to the format of this version.
 
-Opening a ledger never raises its format, because the earlier version could not open it afterwards.
+Opening a ledger never changes its format, because the earlier version could not open it afterwards.
 `upgrade` does, after a backup (rule H2). From before the backup until the new format is durable, no
 engine of any version may have the ledger open: see docs/format.md.
 """
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_KEEPALIVE = 30.0  # seconds
 LONGEST_KEEPALIVE = 1e9  # seconds, more than thirty years
-ALONE_SECONDS = 5.0  # a process that ends right now has its locks for a moment
+ALONE_SECONDS = 5.0  # a process that is just ending still holds its locks for a moment
 
 
 def open(
@@ -69,44 +69,45 @@ def open(
     tls_trust_certs: str | None = None,
     check_policies: bool | None = None,
 ) -> Engine:
-    """Open the ledger in a directory, and make it if there is none; or the topics of a cluster.
+    """Open the ledger in a directory, and create it if there is none; or open the topics of a
+    cluster.
 
-    - `path`: a directory on a local disk. Network and FUSE file systems are refused, and so is
-      one that has other files and no ledger. Or the URL of a namespace of Apache Pulsar,
-      `pulsar://host:port/tenant/namespace`; docs/cluster.md says what an engine on a cluster
-      promises, and what it refuses. Or `memory://NAME`: an engine as on a cluster, in the memory of
-      this process, for tests.
-    - `name`: for people, in errors and listings (default: `engine-` and the process id).
-    - `properties`: a mapping of str to str for others to see, such as an address.
-    - `durability`: "power": what this engine acknowledges survives a power loss, at the price
-      of one flush that all who wait share. "process": it survives the death of any process; a
-      power loss may take about the last second, and never damages the log (rule H1). Readers
-      see what their own engine's durability promises (rule G6).
-    - `keepalive`: seconds without a heartbeat after which others may take this engine's
-      topics (rule C3); None: never.
-    - `readonly`: read only; takes no slot, changes nothing.
-    - `create`: False raises LedgerError where there is no ledger.
-    - `mode`: of the directory, if it is made; the files get its read and write bits.
-    - `map_size`: how many bytes the tables can grow to, and the large entries beside them.
-      Address space, not disk.
-    - `max_readers`: read transactions at the same time, in all processes together; the
-      first opener decides.
-    - `kill_stalled`: kill stalled processes. A process that is stopped while it holds the writer
-      lock stops all writers (rare, unless it sends at full speed under "process"); one that is
-      stopped inside a read makes the tables grow. With True, this process sends it SIGKILL, if
-      permitted, once it has been silent for longer than its own `keepalive`. Default: False; the
-      log, `inside()` and `stats()` then name the process.
-    - `admin`, `token`, `token_file`, `tls_trust_certs`, `check_policies`: of a cluster, as
-      `exclusivelog.cluster.Mirror` takes them. No error and no repr has the token.
+    - `path`: a directory on a local disk. Network and FUSE file systems are refused, and so is a
+      directory that contains other files and no ledger. Or the URL of a namespace of Apache Pulsar,
+      `pulsar://host:port/tenant/namespace`: docs/cluster.md says what an engine on a cluster
+      guarantees and does not support. Or `memory://NAME`: an engine as on a cluster, but in the
+      memory of this process, for tests.
+    - `name`: names this engine in errors and listings (default: `engine-` and the process id).
+    - `properties`: a mapping of str to str that other processes can read, such as an address.
+    - `durability`: "power": what this engine acknowledges survives a power loss; each
+      acknowledgement waits for a flush, and concurrent calls share one. "process": it survives the
+      death of any process; a power loss may take about the last second, and never damages the log
+      (rule H1). Readers return what is durable in the sense of their own engine (rule G6).
+    - `keepalive`: seconds without a heartbeat after which other engines may take this engine's
+      topics (rule C3). Default: 30; None: never.
+    - `readonly`: True: only read; the engine is not listed, and changes nothing.
+    - `create`: False raises LedgerError if there is no ledger.
+    - `mode`: permissions of the directory, if it is created; files get its read and write bits.
+    - `map_size`: the size in bytes that the tables can grow to, and the large entries, too. It
+      reserves address space, not disk space.
+    - `max_readers`: how many read transactions all processes together can have open; the first
+      engine that opens the ledger decides.
+    - `kill_stalled`: True: kill stalled processes. A process that is stopped while it holds the
+      writer lock blocks all writers (rare, unless it sends at full speed under "process"); one that
+      is stopped in a read transaction makes the tables grow. This process then sends it SIGKILL, if
+      permitted, once it has sent no heartbeat for longer than its own `keepalive`. Default: False;
+      the log, `inside()` and `stats()` then name the process.
+    - `admin`, `token`, `token_file`, `tls_trust_certs`, `check_policies`: for a cluster, as in
+      `exclusivelog.cluster.Mirror`. The token appears in no error and no repr.
 
     All options from `durability` to `kill_stalled`, except `readonly` and `create`, are for a local
     directory.
 
-    Raises UnsupportedError (a URL of another kind; an option that a cluster cannot keep),
-    ClusterError (the cluster cannot be reached or used), LedgerError (no directory, no
-    permission, remote, other files; no thread or no address space to be had; threads that gevent or
-    eventlet has replaced), LedgerFullError (no room), LedgerVersionError (another format, not a
-    ledger, or in use by engines of a version that cannot share it), LedgerCorruptedError.
+    Raises UnsupportedError (another kind of URL; an option that a cluster does not support),
+    ClusterError (the cluster cannot be reached or used), LedgerError (not a directory, no
+    permission, a remote file system, other files; no thread or address space available; gevent or
+    eventlet has replaced threads), LedgerFullError (no room), LedgerVersionError (another format,
+    not a ledger, or in use by engines of an incompatible version), LedgerCorruptedError.
 
     >>> xl.open(path, name="worker-1").topics()
     []
@@ -178,7 +179,7 @@ def _open_cluster(
     url: str, name: str | None, properties: Mapping[str, str], readonly: bool,
     options: Mapping[str, Any],
 ) -> Engine:  # fmt: skip
-    from exclusivelog.cluster.engine import ClusterEngine  # what a cluster needs loads only for one
+    from exclusivelog.cluster.engine import ClusterEngine  # imported only for a cluster
     from exclusivelog.cluster.places import find
 
     threads.refuse_patched("a cluster's engine")
@@ -214,8 +215,8 @@ def _check_options(
 
 
 def _map_at(backend: Runtime, topic: int, name: str, offset: int) -> tuple[int, Iterable[Item]]:
-    """A map's items before an offset, and the offset that they go up to."""
-    from exclusivelog.state.past import map_at  # shared maps load only where there is one
+    """(offset, items): a map as of an offset."""
+    from exclusivelog.state.past import map_at  # imported only if there is a shared map
 
     end, items = map_at(Topic(Engine(backend), topic, name), offset)
     return end, items.items()
@@ -236,7 +237,7 @@ class Upgrade:
 
     >>> engine.close()
     >>> done = xl.upgrade(path)
-    >>> done.before == done.after    # it had this version's format already
+    >>> done.before == done.after    # the ledger already had the format of this version
     True
     """
 
@@ -253,7 +254,7 @@ def upgrade(
     *,
     despite_damage: bool = False,
 ) -> Upgrade:
-    """Raise a ledger of an earlier format to this version's; a complete backup is made first.
+    """Upgrade a ledger of an earlier format to the format of this version, after a full backup.
 
     - `path`: the ledger's directory. No process, of any version, may have it open.
     - `backup`: an empty or new directory for the backup (default: `<path>.format-<N>` beside the
@@ -277,7 +278,7 @@ def upgrade(
     (True, None)
     """
     place = os.path.abspath(check_path(path))
-    with open(place, "upgrade", readonly=True) as engine:  # or why it cannot be upgraded
+    with open(place, "upgrade", readonly=True) as engine:  # raises if it cannot be upgraded
         before = engine.ledger.format
     if before == FORMAT:
         return Upgrade(place, FORMAT, FORMAT, None)
@@ -301,7 +302,8 @@ def _target(place: str, backup: str | os.PathLike[str] | None, before: int) -> s
 
 
 def _is_free(path: str) -> bool:
-    """May a backup go there: nothing, an empty directory, or what a killed upgrade left?"""
+    """Whether a backup can go there: the path does not exist, or is an empty directory or what a
+    killed upgrade left."""
     try:
         found = set(os.listdir(path))
     except FileNotFoundError:
@@ -325,9 +327,9 @@ def _check_backup(place: str, target: str, despite_damage: bool) -> tuple[str, .
 
 @contextlib.contextmanager
 def _alone(directory: Directory) -> Iterator[None]:
-    """Keep every process, of any version, from opening the ledger to write. LedgerVersionError
-    while one has it open."""
-    os.close(make_lock_file(directory))  # every version locks it first
+    """Keep every process, of any version, from opening the ledger to write. Raises
+    LedgerVersionError if one has it open."""
+    os.close(make_lock_file(directory))  # every version locks this file first
     fds = [
         directory.open(name, os.O_RDWR)
         for name in (OWNERS, "journal", DATA)
@@ -349,7 +351,7 @@ def _alone(directory: Directory) -> Iterator[None]:
 
 
 def _take_all(directory: Directory, fds: list[int]) -> bool:
-    """Lock the files as each version does that opens them, the earliest ones by `flock`."""
+    """Lock the files in the ways in which all versions do; the earliest versions use `flock`."""
     try:
         for fd in fds:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -359,7 +361,7 @@ def _take_all(directory: Directory, fds: list[int]) -> bool:
 
 
 def _is_read(directory: Directory) -> bool:
-    """Does any process have LMDB's lock file open? A read-only engine locks nothing else."""
+    """Whether any process has LMDB's lock file open; a read-only engine locks nothing else."""
     if directory.facts(LOCK) is None:
         return False
     fd = directory.open(LOCK, os.O_RDONLY)

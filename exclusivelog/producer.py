@@ -1,4 +1,4 @@
-"""Producers: sending, and noticing the loss of a topic."""
+"""Producers: sending messages, and detecting that the topic is lost."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 @dataclass(slots=True)
 class Appended:
-    """What `ProducerSender.append` has appended: its first offset, and up to where the journal
-    must be flushed before it may be acknowledged (rule H1)."""
+    """What `ProducerSender.append` has appended: its first offset, and the journal position up to
+    which must be flushed before it may be acknowledged (rule H1)."""
 
     sender: ProducerSender
     offset: int
@@ -85,7 +85,7 @@ class Appended:
     def await_flush(self) -> None:
         """Return once it is durable; one flush serves all waiting threads.
 
-        Raises LedgerIOError where it failed, EngineClosedError where the engine was closed
+        Raises LedgerIOError if the flush failed, EngineClosedError if the engine was closed
         meanwhile; the messages may be in the log then (rule B9).
         """
         if self.flushed:
@@ -100,12 +100,12 @@ class Appended:
 class ProducerSender:
     """Sends for one producer under its present session.
 
-    It is notified by the session: it fails every call once the topic is lost, and after a
-    hand-over within the process it continues with the next session. Transactions, shared states
-    and event loops use it directly. `appender`: what `Producer.send` calls at once.
+    The session notifies it: once the topic is lost, every call fails; after a hand-over within the
+    process, it continues with the next session. Transactions, shared states and event loops use it
+    directly. `appender`: what `Producer.send` calls on its fast path.
     """
 
-    # A process may have a hundred thousand.
+    # A process may have a hundred thousand of them.
     __slots__ = (
         "__weakref__",
         "_callers",
@@ -129,11 +129,11 @@ class ProducerSender:
         self.topic = topic
         self.appender = session.sending.appender
         self.engine, self.session = engine, session
-        self.first = session.session  # its name, mode and priority are the producer's
+        self.first = session.session  # the producer has its name, mode and priority
         self._last_sequence = -1
         self.options = options
         self._producer = producer  # for its callbacks; None: it has none
-        self._callers: tuple[Caller, ...] = ()  # whose blocks it takes part in
+        self._callers: tuple[Caller, ...] = ()  # whose `with` blocks have sent by it
         self._lost: ExclusiveLogError | None = None
         self._moved: ProducerMovedError | None = None  # the last move that it has followed
         self._closed = False
@@ -143,12 +143,12 @@ class ProducerSender:
 
     @property
     def ledger(self) -> object:
-        """What keeps its messages."""
+        """What stores its messages."""
         return self.engine.ledger
 
     @property
     def usable(self) -> bool:
-        """True unless it is known to be closed, fenced or moved."""
+        """False once it is known to be closed, fenced or moved."""
         return self._lost is None and not self._closed and self.session.usable
 
     @property
@@ -163,7 +163,7 @@ class ProducerSender:
 
     @property
     def last_sequence_id(self) -> int:
-        """The last sequence id sent under the producer's name, -1 if none was (rule G2)."""
+        """The last sequence id sent under the producer's name; -1 if there is none (rule G2)."""
         if self.session.session.name == self.first.name:
             return self.session.sending.appender.last_sequence
         return self._last_sequence
@@ -171,7 +171,7 @@ class ProducerSender:
     # ---- notifications of its session ----------------------------------------------------
 
     def lost(self, error: ExclusiveLogError) -> None:
-        """Its session has ended for good: fail every later call, and call `on_fenced`."""
+        """Its session was lost: fail every later call, and call `on_fenced`."""
         with _changing:
             if self._lost is not None or self._closed:
                 return
@@ -184,13 +184,13 @@ class ProducerSender:
         self.engine.call_soon(functools.partial(on_fenced, producer, error))
 
     def _refuse(self, error: ExclusiveLogError) -> None:
-        """Make `send` raise this error, also if other producers still send by the session."""
+        """Make `send` raise this error, even if other producers still send by the session."""
         if self.appender.error is not error:
             self.appender = _core.Appender(b"", -1, 1, 1)
             self.appender.close_with(error)
 
     def ended(self) -> None:
-        """The session was closed: that is the end of a producer that has followed its topic."""
+        """The session was closed: a producer that has followed its topic is lost then."""
         if self._moved is not None:
             self.lost(self._moved)
 
@@ -202,7 +202,7 @@ class ProducerSender:
             self.engine.call_soon(functools.partial(on_wanted, producer))
 
     def moved_to(self, session: ProducerSession, error: ProducerMovedError) -> None:
-        """Its topic was handed over within this process: go on with this session."""
+        """Its topic was handed over within this process: continue with this session."""
         with _changing:
             if self._lost is None and not self._closed:
                 self._last_sequence = self.last_sequence_id
@@ -212,7 +212,7 @@ class ProducerSender:
         session.leave(self)
 
     def close(self) -> None:
-        """Leave the session; the owner, and the last one, release it."""
+        """Leave the session. The owner's producer, or the last shared producer, releases it."""
         with _changing:
             if self._closed:
                 return
@@ -227,8 +227,8 @@ class ProducerSender:
     # ---- a call that follows the topic ---------------------------------------------------
 
     def here(self, numbered: bool) -> ProducerSession:
-        """The session that appends what the producer is given, in this process (rule E2). Waits
-        while it is paused. `numbered`: with sequence ids of the producer's name."""
+        """The session of this process that appends the producer's messages (rule E2). Waits
+        while it is paused. `numbered`: the messages have sequence ids of the producer's name."""
         if self._closed and (self._lost or self.session.lost) is None:
             raise EngineClosedError(
                 f"producer {self.first.name!r} of topic {self.topic!r} was closed before the "
@@ -242,8 +242,8 @@ class ProducerSender:
         self, call: Callable[[ProducerSession, float | None], Sent], timeout: float | None,
         sequence: int | None = None,
     ) -> Sent:  # fmt: skip
-        """Return `call(session, seconds left)`, once the session is not paused; after a hand-over
-        within this process, under the next session."""
+        """Return `call(session, seconds left)` as soon as the session is not paused; after a
+        hand-over within this process, with the next session."""
         deadline = None if timeout is None else time.monotonic() + timeout
         left = timeout
         while True:
@@ -279,9 +279,9 @@ class ProducerSender:
         return session.follow(left)
 
     def check(self) -> None:
-        """Raise an error unless the producer may send, by what this process knows."""
+        """Raise an error unless the producer may send, as far as this process knows."""
         session = self.session
-        lost = self._lost or session.lost  # the session has it first (rule B4)
+        lost = self._lost or session.lost  # the session is told first (rule B4)
         if lost is None and not self._closed and self._moved is None:
             session.engine.check_open()
             return
@@ -301,7 +301,7 @@ class ProducerSender:
         )
 
     def _check_numbering(self) -> None:
-        """After a hand-over, the sequence ids may be counted under another name."""
+        """Raise if the session after a hand-over counts sequence ids for another name."""
         if self._moved is not None and self.session.session.name != self.first.name:
             raise self._moved.with_traceback(None)
 
@@ -310,15 +310,15 @@ class ProducerSender:
     def encode(
         self, value: Any, key: Any, properties: Any, event_time: Any, sequence_id: Any
     ) -> Encoded:
-        """Check one message, and encode it for the log; raises if the producer cannot send."""
+        """Check and encode one message; raise if the producer cannot send."""
         if self._lost is not None or self._closed:
             self.check()
         return encode_message(value, key, properties, event_time, sequence_id, self.options.dumps)
 
     def offer(self, message: Encoded) -> _core.Receipt | None:
-        """`send_async` of an encoded message that never waits: for an event loop. None, and nothing
-        was queued, where it may have to wait: the topic was handed over, or is being handed over,
-        or other threads append by this producer."""
+        """`send_async` of an encoded message without any wait, for an event loop. Returns None, and
+        queues nothing, if it might have to wait: the topic was handed over or is being handed
+        over, or another thread appends by this producer."""
         if message[4] is not None:
             self._check_numbering()
         try:
@@ -328,10 +328,10 @@ class ProducerSender:
             return None
 
     def append(self, messages: Sequence[Raw]) -> Appended:
-        """Append messages atomically, and return before they are flushed: the caller acknowledges
-        them only after `Appended.await_flush`. Large ones are flushed at once.
+        """Append messages atomically, and return before they are flushed: the caller may
+        acknowledge them only after `Appended.await_flush`. Large ones are flushed at once.
 
-        Raises as `send` does. For shared states, whose threads share flushes.
+        Raises what `send` raises. For shared states, whose threads share flushes.
         """
         if len(messages) == 1:
             key, value, properties = messages[0]
@@ -365,14 +365,16 @@ class ProducerSender:
     def enlist(self, producer: SendingProducer, caller: Caller) -> None:
         """Until `discharge`, warn this caller if it sends by the producer without `transaction=`.
 
-        The producer has another class meanwhile, so that no other producer's sends cost more."""
+        The producer has another class meanwhile, so that sends of other producers cost nothing
+        more."""
         with _changing:
             if type(producer) is Producer or type(producer) is ProducerInTransaction:
                 self._callers = (*self._callers, caller)
                 object.__setattr__(producer, "__class__", ProducerInTransaction)
 
     def discharge(self, producer: SendingProducer, caller: Caller) -> bool:
-        """The caller's block has ended, or it was warned. Returns whether it was enlisted."""
+        """End what `enlist` began: the block has ended, or the caller was warned. Returns whether
+        the caller was enlisted."""
         with _changing:
             callers = list(self._callers)
             found = caller in callers
@@ -401,9 +403,9 @@ class Options(SessionOptions):
 
 
 class Producer(SendingProducer, Closing):
-    """Sends messages to one topic. Made by `topic.producer`; may be shared by threads.
+    """Sends messages to one topic. `topic.producer` returns it; threads may share it.
 
-    Losing the topic is final (rule B4): every call but `close` then raises the same
+    Losing the topic is final (rule B4): every call except `close` then raises the same
     ProducerFencedError, and a new producer must be opened.
 
     >>> with engine.topic("orders").producer("exclusive") as producer:
@@ -411,7 +413,8 @@ class Producer(SendingProducer, Closing):
     (0, 1)
     """
 
-    # `_dumps`: of its options; `send` needs it. A process may have a hundred thousand producers.
+    # `_dumps`: a copy from its options for the fast path of `send`. A process may have a hundred
+    # thousand producers.
     __slots__ = ("__dict__", "__weakref__", "_dumps", "sender")
 
     sender: ProducerSender
@@ -433,7 +436,7 @@ class Producer(SendingProducer, Closing):
 
     @property
     def name(self) -> str:
-        """The name under which sequence ids are counted (rule G2)."""
+        """The name for which sequence ids are counted (rule G2)."""
         return str(self.sender.first.name)
 
     @property
@@ -448,21 +451,21 @@ class Producer(SendingProducer, Closing):
 
     @property
     def session(self) -> Any:
-        """The registration that it sends under, as the log keeps it."""
+        """The session that it sends by, as the ledger stores it."""
         return self.sender.session.session
 
     @property
     def topic_epoch(self) -> int:
-        """The epoch it writes under. Keep it to reconnect with `topic_epoch=` (rule B5)."""
+        """The epoch that its messages get. Keep it to reconnect with `topic_epoch=` (rule B5)."""
         return int(self.session.epoch)
 
     @property
     def last_sequence_id(self) -> int:
-        """The last sequence id sent under this name, -1 if none was (rule G2)."""
+        """The last sequence id sent under this name; -1 if there is none (rule G2)."""
         return self.sender.last_sequence_id
 
     def stats(self) -> ProducerStats:
-        """What this producer has sent, and what waits for a commit. See `ProducerStats`.
+        """How much this producer has sent, and how much waits for a commit. See `ProducerStats`.
 
         >>> _ = producer.send_many([b"a", b"b"])
         >>> producer.stats().messages, producer.stats().pending_messages
@@ -476,14 +479,14 @@ class Producer(SendingProducer, Closing):
 
     @property
     def state(self) -> State:
-        """Its state by the ledger, without sending anything (rule C6): "open", "fenced", "moved"
-        or "closed". Reading it neither waits nor changes anything."""
+        """Its state, read from the ledger (rule C6): "open", "fenced", "moved" or "closed". Reading
+        it does not wait, and changes nothing."""
         return self.sender.state
 
     # ---- move ----------------------------------------------------------------------------
 
     def move(self, to: str, timeout: float = 10.0, *, groups: Iterable[str] = ()) -> Move:
-        """Move this producer, and no other one, to another engine (rules E1 to E4).
+        """Move only this producer to another engine (rules E1 to E4).
 
         An exclusive producer moves with its topic, a shared one without the other shared producers.
         To do this from another process, pass the producer's name to `engine.unload`.
@@ -493,7 +496,7 @@ class Producer(SendingProducer, Closing):
         What the producer has accepted is committed first. The place of a shared producer, with its
         name and sequence ids, is reserved for the destination's next shared producer until the
         deadline; waiters do not get the topic meanwhile. This producer then raises
-        ProducerMovedError; where `to` is an engine of its own process, its sends go through that
+        ProducerMovedError; if `to` is an engine of its own process, its sends go through that
         engine instead.
 
         Raises ProducerFencedError and EngineClosedError as `send` does, and LedgerError if there is
@@ -523,7 +526,7 @@ class Producer(SendingProducer, Closing):
         return UnloadFuture(engine, unloading).start()
 
     def _begin_move(self, to: str, timeout: float, groups: Iterable[str]) -> tuple[Any, Moves]:
-        """Begin to move the session that this producer sends by now."""
+        """Begin to move the session that this producer currently sends by."""
         chosen = check_groups(groups)
 
         def begin(session: ProducerSession, _: float | None) -> tuple[Any, Moves]:
@@ -541,9 +544,9 @@ class Producer(SendingProducer, Closing):
     def catch_up(self, reader: Reader) -> Iterator[_core.Message]:
         """Iterate over this topic from the reader's position to its end (rule D8).
 
-        A new owner that does so before its first send has seen all that former owners wrote: they
+        A new owner that does so before its first send has read all that former owners wrote: they
         cannot append any more. Raises ProducerFencedError at the end if this producer has lost the
-        topic meanwhile; then its successor may have appended more.
+        topic meanwhile; then its successor may have appended more messages.
 
         >>> with topic.producer() as before:
         ...     _ = before.send(b"old")
@@ -568,21 +571,22 @@ class Producer(SendingProducer, Closing):
         event_time: dt.datetime | int | None = None, sequence_id: int | None = None,
         timeout: float | None = None, transaction: Transaction | None = None,
     ) -> int:  # fmt: skip
-        """Append one message; its offset, once it is durable (rules B9, H1).
+        """Append one message; return its offset once the message is durable (rules B9, H1).
 
-        - `value`: bytes, or whatever the producer's serializer takes; None is a tombstone.
+        - `value`: bytes, or what the producer's serializer takes; None is a tombstone.
         - `key`: bytes or str; None and b"" differ.
         - `properties`: a mapping of str to str.
         - `event_time`: a datetime (naive: local time) or ms since 1970; None and 0 differ.
         - `sequence_id`: 0 to 2**63 - 1, greater than the last one. Default: the next number.
-        - `timeout`: seconds to wait for other producers' commits (None: for ever). After
+        - `timeout`: seconds to wait for other producers' commits (None: without limit). After
           WaitTimeoutError the message may still be committed if the error's `maybe_written` is
           True; otherwise (the topic was being handed over) nothing was sent.
-        - `transaction`: append it when that commits. Its offset is not known before, and -1 is
-          returned; `transaction.offsets` has it afterwards (rule G3).
+        - `transaction`: append it when that commits. This call then returns -1, and
+          `transaction.offsets` has the offset after the commit (rule G3).
 
         Raises ProducerFencedError, DuplicateSequenceError, LedgerFullError, LedgerIOError,
-        TopicTerminatedError; the last two have in `maybe_written` what is known.
+        TopicTerminatedError. `maybe_written` of the last two says whether the message may be in the
+        log.
 
         >>> producer.send(b"hello", key="greeting", properties={"lang": "en"})
         0
@@ -621,12 +625,12 @@ class Producer(SendingProducer, Closing):
         properties: Mapping[str, str] | None = None,
         event_time: dt.datetime | int | None = None, sequence_id: int | None = None,
     ) -> _core.Receipt:  # fmt: skip
-        """Queue one message and go on. The `Receipt` is a future with the offset: it can be
-        waited for, given callbacks, and awaited.
+        """Queue one message, and return at once. The `Receipt` is a future with the offset: it can
+        be waited for, given callbacks, and awaited.
 
-        Messages are committed in order, together with others, at the latest after `linger`.
-        With `max_pending_bytes` waiting, the call commits before it returns. Arguments and
-        errors as in `send`; wrong arguments raise at once.
+        Messages are committed in order, together with others, at the latest after `linger`. If
+        `max_pending_bytes` are waiting, the call commits before it returns. Arguments and errors
+        are those of `send`; wrong arguments raise at once.
 
         >>> receipts = [producer.send_async(b"%d" % i) for i in range(3)]
         >>> [receipt.result() for receipt in receipts]
@@ -666,15 +670,16 @@ class Producer(SendingProducer, Closing):
         sequence_id: int | None = None, timeout: float | None = None,
         transaction: Transaction | None = None,
     ) -> range:  # fmt: skip
-        """Append messages atomically: after any crash all are there, or none (rule G3).
+        """Append messages atomically: after any crash all of them are in the log, or none (rule
+        G3).
 
         - `values`: an iterable of what `send` takes, or a pyarrow array of binary or string, which
-          is not copied message by message. A pyarrow RecordBatch with a column `value` and, if it
-          has them, `key`, `properties` (maps or structs) and `event_time` stands for all four; its
-          other columns are not used.
+          is not copied message by message. A pyarrow RecordBatch gives all four: it has the column
+          `value`, and may have `key`, `properties` (maps or structs) and `event_time`; its other
+          columns are ignored.
         - `keys`, `properties`, `event_times`: one for each value, as in `send`. Default: none.
-        - `sequence_id`: the first message's; those after it have the next numbers. If one of them
-          was used before, the whole batch is refused. Default: counted.
+        - `sequence_id`: that of the first message; the others have the numbers that follow. If one
+          of them was used before, the whole batch is refused. Default: the next numbers.
         - `timeout`: as in `send`.
         - `transaction`: append them when that commits; the range that is returned is empty.
 
@@ -714,9 +719,9 @@ class Producer(SendingProducer, Closing):
         self, info: Mapping[str, str], *, message: Any = NO_MESSAGE,
         transaction: Transaction | None = None,
     ) -> None:  # fmt: skip
-        """Publish something about this owner that may change, such as its address or progress.
+        """Publish facts about this owner that may change, such as its address or progress.
 
-        It is durable and fenced, as a send is (rules B2, B3). Any process reads it as
+        An announcement is durable and fenced, as a send is (rules B2, B3). Any process reads it as
         `topic.announcement`.
 
         - `info`: a mapping of str to str, at most 16 KiB. It replaces the former announcement, and
@@ -751,19 +756,20 @@ class Producer(SendingProducer, Closing):
     # ---- flush and close -----------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything sent so far has its outcome. Raises the error of the last one, if
-        it failed.
+        """Wait until every message sent so far is durable or has failed. Raises the error of the
+        last one, if it failed.
 
-        `timeout` in seconds (None: for ever), then WaitTimeoutError. A fenced producer
-        raises, even if nothing waits (rule B3).
+        - `timeout`: seconds until WaitTimeoutError. None, the default: without limit.
+
+        A fenced producer raises ProducerFencedError, even if nothing is pending (rule B3).
         """
         check_timeout(timeout)
         self.sender.check()
         self.sender.call(lambda session, left: session.flush(left), timeout)
 
     def close(self) -> None:
-        """Send what waits, then release the topic: the next waiter is promoted in the same
-        transaction (rule C1). Closing twice, or a fenced producer, does nothing (rule B3).
+        """Commit pending sends, then release the topic: the next waiter is promoted in the same
+        transaction (rule C1). Closing a closed or fenced producer does nothing (rule B3).
 
         Called from a signal handler or a finalizer that interrupted a transaction of the same
         thread, it returns at once; another thread closes the producer after that transaction."""
@@ -805,7 +811,8 @@ class ProducerInTransaction(Producer):
 
 
 class ProducerFuture(GrantFuture[Producer]):
-    """A producer that may have to wait in the queue. `cancel()` leaves no trace (rule D5)."""
+    """A future with a producer that may have to wait in the queue. `cancel()` removes the request
+    (rule D5)."""
 
     _engine: Backend
 

@@ -1,4 +1,4 @@
-"""Readers of one topic, and of a group on several: reading on, and waiting at the end."""
+"""Readers of one topic, and of several topics for a group."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from exclusivelog.waits import check_timeout
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# One more entry of at most 1 GiB, and the offsets of an Arrow array still are 32 bits.
+# With one more entry of at most 1 GiB, the offsets of an Arrow array still fit 32 bits.
 MAX_ARROW_BYTES = 512 << 20
 
 Found = tuple[str, _core.Message]
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 def _deserializer(topic: str, value: Any, key: Any) -> _core.Deserializer | None:
-    """What a topic's values and keys are read by, of the options of a reader; None: as bytes."""
+    """The deserializer for the options of a reader; None: values and keys are bytes."""
     loads, load_key = pick_loads(value), pick_loads(key, "key_deserializer")
     if loads is None and load_key is None:
         return None
@@ -62,7 +62,7 @@ def _ago(age: dt.timedelta) -> dt.datetime | str:
 
 
 def check_following(follow: bool, timeout: float | None) -> None:
-    """ValueError for a wrong timeout, and for one where nothing waits."""
+    """Raise ValueError for a wrong timeout, or for a timeout without `follow`."""
     if timeout is not None:
         check_timeout(timeout)
         if not follow:
@@ -70,17 +70,19 @@ def check_following(follow: bool, timeout: float | None) -> None:
 
 
 class Reader(Closing):
-    """Reads one topic. Made by `topic.reader`; for one thread at a time.
+    """Reads one topic. `topic.reader` returns it; for one thread at a time.
 
-    A reader never counts as a producer (rule A1), and sees nothing that is not durable
-    (rule G6). Damage raises LedgerCorruptedError and leaves the position where it is:
-    `seek(error.offsets.stop)` steps over it (rule G9).
+    A reader does not count as a producer (rule A1). It returns only messages that are durable by
+    its engine's `durability` (rule G6).
+    Damaged messages raise LedgerCorruptedError, and the position stays before them:
+    `seek(error.offsets.stop)` skips them (rule G9).
 
-    A value or key is deserialised when it is first read: reading returns messages, and a message's
-    `value` raises DeserializationError if the deserializer fails at it. The reader is behind that
-    message, and the other messages of a batch are not affected. `raw_value` has the bytes.
+    A value or key is deserialised when it is first accessed: reading returns messages, and a
+    message's `value` raises DeserializationError if the deserializer fails. The position is then
+    after that message, and the other messages of a batch are not affected. `raw_value` has the
+    bytes.
 
-    `next(reader)` returns the next message, or raises StopIteration at the end as it is now.
+    `next(reader)` returns the next message, or raises StopIteration at the present end.
     `cursor` is the position in the log that it reads with.
 
     >>> reader = topic.reader(deserializer="json")
@@ -113,19 +115,19 @@ class Reader(Closing):
 
     @property
     def ledger(self) -> Place:
-        """Where it reads."""
+        """The ledger that it reads from."""
         return self.cursor.ledger
 
     @property
     def position(self) -> int:
-        """The offset of the next message, if the topic has it."""
+        """The offset of the next message to read; the topic may not have it yet."""
         return self.cursor.position
 
     def seek(self, start: Start, *, inclusive: bool = True) -> None:
         """Continue at another message: `start` and `inclusive` are those of `Topic.reader`.
 
-        If publish times are ahead of the clock, a time up to now is compared with the times at
-        which the ledger has recorded these messages.
+        Messages whose publish time is ahead of the clock are found by the time at which the ledger
+        recorded them, if `start` is a time in the past.
 
         >>> with topic.producer() as producer:
         ...     _ = producer.send_many([b"a", b"b", b"c"])
@@ -153,8 +155,8 @@ class Reader(Closing):
             self.cursor.seek(first, False)
 
     def has_message_available(self) -> bool:
-        """True if there is a message at or behind the position. Exact: no message in flight
-        counts, none that is there is missed (rule G5).
+        """True if there is a durable message at or after the position. The answer is exact: a
+        message that is not durable yet does not count, and no durable one is missed (rule G5).
 
         >>> reader.has_message_available()
         False
@@ -165,11 +167,13 @@ class Reader(Closing):
     # ---- read ----------------------------------------------------------------------------
 
     def read_next(self, timeout: float | None = None) -> _core.Message:
-        """The next message; waits for it at the end of the topic.
+        """Return the next message; wait for it at the end of the topic.
 
-        `timeout` in seconds (None: for ever; 0: not at all), then WaitTimeoutError. Waiting
-        costs no CPU: the writer wakes the reader, also from another process. At the end of a
-        terminated topic: TopicTerminatedError.
+        - `timeout`: seconds until WaitTimeoutError; 0: do not wait. None, the default: without
+          limit.
+
+        Waiting costs no CPU: the writer wakes the reader, also from another process. Raises
+        TopicTerminatedError at the end of a terminated topic.
 
         >>> reader.read_next(timeout=0)
         Traceback (most recent call last):
@@ -200,16 +204,16 @@ class Reader(Closing):
             cursor.wait(seen, left)
 
     def nothing_came(self, timeout: float | None) -> WaitTimeoutError:
-        """What `read_next` raises after so many seconds."""
+        """The error of `read_next` after `timeout` seconds."""
         return WaitTimeoutError(
             f"topic {self.topic!r} had no message at offset {self.position} within {timeout} s"
         )
 
     def read_batch(self, max_messages: int) -> list[_core.Message]:
-        """Up to `max_messages` next messages, without waiting; an empty list at the end.
+        """Return up to `max_messages` next messages, without waiting; an empty list at the end.
 
-        It deserialises nothing: a message that cannot be deserialised is in the list as the others
-        are, and its `value` raises DeserializationError.
+        It deserialises nothing: a message that cannot be deserialised is in the list, too, and its
+        `value` raises DeserializationError.
 
         >>> reader.read_batch(100)
         []
@@ -222,7 +226,7 @@ class Reader(Closing):
 
     @contextlib.contextmanager
     def _returned(self) -> Iterator[None]:
-        # The caller of a read that fails or is interrupted has received none of its messages.
+        # If a read fails or is interrupted, its caller has received none of the messages.
         start = self.position
         try:
             yield
@@ -233,12 +237,15 @@ class Reader(Closing):
     def read_arrow(
         self, max_bytes: int = 1 << 20, columns: Sequence[str] | None = None
     ) -> pa.RecordBatch | None:
-        """The next messages as a pyarrow RecordBatch, without waiting; None at the end.
+        """Return the next messages as a pyarrow RecordBatch, without waiting; None at the end.
 
-        As many whole entries as `max_bytes` hold (at most 512 MiB), and at least one. Large
-        entries are wrapped where they lie, with no copy. `columns`: any of offset, epoch,
-        key, value, publish_time, event_time, producer, sequence_id, properties (default:
-        all). Needs the extra `[arrow]`.
+        - `max_bytes`: read as many whole entries as fit into so many bytes (at most 512 MiB), and
+          at least one. Default: 1 MiB.
+        - `columns`: any of offset, epoch, key, value, publish_time, event_time, producer,
+          sequence_id, properties. Default: all.
+
+        Columns of large entries refer to the ledger's memory, without a copy. Needs the extra
+        `[arrow]`.
         """
         self.cursor.check()
         chosen = COLUMNS if columns is None else tuple(columns)
@@ -254,7 +261,7 @@ class Reader(Closing):
             return record_batch(parts, chosen) if parts else None
 
     def __iter__(self) -> Iterator[_core.Message]:
-        """The messages up to the end as it is now."""
+        """Iterate over the messages up to the present end."""
         self.cursor.check()
         messages = self.cursor.scan(self.cursor.end())
         return messages if self.membership is None else _checked(self.cursor, messages)
@@ -268,16 +275,19 @@ class Reader(Closing):
         return message
 
     def values(self, *, follow: bool = False, timeout: float | None = None) -> Iterator[Any]:
-        """The values alone: the fastest way to read them one by one, without a copy of anything
-        else. They are what `message.value` is: bytes, or what `deserializer` makes of them, and
-        None for a tombstone.
+        """Iterate over the values only: the fastest way to read them one by one, because nothing
+        else is copied. A value is what `message.value` is: bytes, or what `deserializer` returns
+        for them, or None for a tombstone.
 
-        Up to the end as it is now, as iterating over the reader; `follow=True`: for ever, with
-        `timeout` as in `follow()`. The position is right behind the last value that was given, so
-        that `commit()`, and reading on in any other way, continue there.
+        - `follow`: False, the default: up to the present end, as iterating over the reader. True:
+          wait at the end, as `follow()` does.
+        - `timeout`: as in `follow()`.
 
-        Raises DeserializationError at a value that the deserializer cannot read. That one counts as
-        given: the next call goes on behind it, and a `commit()` leaves it out.
+        The position is always right after the last value that was returned: `commit()`, and any
+        other read, continue there.
+
+        Raises DeserializationError at a value that the deserializer cannot read. That value counts
+        as read: the next call continues after it, and so does a reader after a `commit()`.
 
         >>> with topic.producer() as producer:
         ...     _ = producer.send_many([b"a", b"b", b"c"])
@@ -317,8 +327,8 @@ class Reader(Closing):
             yield self.value_of(message)
 
     def value_of(self, message: _core.Message) -> Any:
-        """The value of the message that was read last. If this call is interrupted, the message is
-        read again; not if its value cannot be deserialised."""
+        """The value of the message that was read last. If this call is interrupted, the next read
+        returns that message again; not if its value cannot be deserialised."""
         try:
             return message.value
         except DeserializationError:
@@ -328,8 +338,8 @@ class Reader(Closing):
             raise
 
     def follow(self, timeout: float | None = None) -> Iterator[_core.Message]:
-        """The messages, for ever: at the end it waits. Ends when nothing has come for
-        `timeout` seconds (None: never), or nothing can come any more.
+        """Iterate over the messages, and wait for new ones at the end. It stops if no message comes
+        for `timeout` seconds (None, the default: never), or if the topic is terminated.
 
         >>> [message.value for message in reader.follow(timeout=0)]
         []
@@ -356,12 +366,12 @@ class Reader(Closing):
 
     @property
     def group(self) -> str | None:
-        """The group that it is the reader of."""
+        """The name of its group; None without a group."""
         return None if self.membership is None else self.membership.group
 
     @property
     def generation(self) -> int | None:
-        """Of its claim on (group, topic); None without a group."""
+        """The generation of its claim on (group, topic); None without a group."""
         return None if self.membership is None else self.membership.generations[self.topic]
 
     def offsets_to_commit(self) -> dict[int, int]:
@@ -369,10 +379,10 @@ class Reader(Closing):
         return {self.topic_id: self.position}
 
     def commit(self) -> None:
-        """Store the position as the group's, durably: its next reader begins there
+        """Store the position as that of the group, durably: the group's next reader begins there
         (rule F6).
 
-        Raises ReaderFencedError if a later reader of the group has come, and ValueError
+        Raises ReaderFencedError if a later reader of the group was opened, and ValueError
         without a group.
 
         >>> with topic.reader(group="billing") as reader:
@@ -407,7 +417,7 @@ def _take_entries(cursor: Cursor, max_bytes: int) -> list[tuple[_core.Entry, int
         except ExclusiveLogError:
             if not parts:
                 raise
-            break  # what was taken must not be lost; the next call raises it again
+            break  # return what was read before the error; the next call raises it again
         if part is None:
             break
         parts.append(part)
@@ -417,18 +427,17 @@ def _take_entries(cursor: Cursor, max_bytes: int) -> list[tuple[_core.Entry, int
 
 def _checked(cursor: Cursor, found: Iterator[T]) -> Iterator[T]:
     for one in found:
-        cursor.check()  # it may have been read ahead
+        cursor.check()  # `one` was read ahead: the reader may have been fenced meanwhile
         yield one
 
 
 class GroupReader(Closing):
-    """Reads several topics for a group. Made by `engine.reader`; for one thread at a time.
+    """Reads several topics for a group. `engine.reader` returns it; for one thread at a time.
 
-    It hands out (topic's name, message): in order within each topic, one of each topic in
-    turn. One claim covers all topics: the group's next reader on any of them fences
-    this one on all, which raises ReaderFencedError from then on. `commit` writes the positions on
-    all topics in one transaction, and `transaction.commit_cursor(reader)` makes them a part of
-    another one.
+    It returns (topic's name, message): in order within each topic, and one from each topic in
+    turn. One claim covers all topics: the group's next reader on any of them fences this one on all
+    of them, and it raises ReaderFencedError from then on. `commit` writes the positions on all
+    topics in one transaction; `transaction.commit_cursor(reader)` makes them part of another one.
 
     >>> for name in "ab":
     ...     _ = engine.topic(name).producer().send_many([b"1", b"2"])
@@ -456,17 +465,17 @@ class GroupReader(Closing):
 
     @property
     def group(self) -> str:
-        """The group that it is the reader of."""
+        """The name of its group."""
         return self.membership.group
 
     @property
     def generations(self) -> dict[str, int]:
-        """{topic: generation} of its claim."""
+        """{topic: generation} of the reader's claim."""
         return dict(self.membership.generations)
 
     @property
     def positions(self) -> dict[str, int]:
-        """{topic: the offset of the next message}."""
+        """{topic: the offset of the next message to read}."""
         return {reader.topic: reader.position for reader in self.readers}
 
     def offsets_to_commit(self) -> dict[int, int]:
@@ -474,8 +483,9 @@ class GroupReader(Closing):
         return {reader.topic_id: reader.position for reader in self.readers}
 
     def seek(self, start: Start, *, topic: str | None = None, inclusive: bool = True) -> None:
-        """Continue at "earliest", "latest", an offset, a time, or before the end, as `Reader.seek`:
-        on one topic, or (None) on all."""
+        """Continue at another message, as `Reader.seek`.
+
+        - `topic`: the topic to do this on. None, the default: on all topics."""
         self._check()
         chosen = [reader for reader in self.readers if topic in (None, reader.topic)]
         if not chosen:
@@ -484,18 +494,20 @@ class GroupReader(Closing):
             reader.seek(start, inclusive=inclusive)
 
     def has_message_available(self) -> bool:
-        """True if there is a message at or behind the position on any topic."""
+        """True if there is a durable message at or after the position on any topic."""
         self._check()
         return any(reader.has_message_available() for reader in self.readers)
 
     # ---- read ----------------------------------------------------------------------------
 
     def read_next(self, timeout: float | None = None) -> Found:
-        """The next message of any topic, with the topic's name; waits for it where all are at
-        their end.
+        """Return the name of a topic and its next message; wait if the reader is at the end of all
+        topics.
 
-        `timeout` in seconds (None: for ever; 0: not at all), then WaitTimeoutError. At the end of
-        all topics, if all are terminated: TopicTerminatedError.
+        - `timeout`: seconds until WaitTimeoutError; 0: do not wait. None, the default: without
+          limit.
+
+        Raises TopicTerminatedError at the end of all topics if all of them are terminated.
         """
         check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -519,7 +531,7 @@ class GroupReader(Closing):
         return [reader.cursor.mark() for reader in self.readers]
 
     def nothing_came(self, timeout: float | None) -> WaitTimeoutError:
-        """What `read_next` raises after so many seconds."""
+        """The error of `read_next` after `timeout` seconds."""
         return WaitTimeoutError(
             f"none of topics {', '.join(self.topics)} had a message within {timeout} s"
         )
@@ -535,7 +547,7 @@ class GroupReader(Closing):
         return None
 
     def read_batch(self, max_messages: int) -> list[Found]:
-        """Up to `max_messages` next messages, without waiting; an empty list at the end. As
+        """Return up to `max_messages` next messages, without waiting; an empty list at the end. As
         `Reader.read_batch`, it deserialises nothing."""
         if not is_whole(max_messages) or max_messages < 1:
             raise ValueError(f"max_messages={max_messages!r}: it takes a whole number from 1 on")
@@ -544,7 +556,7 @@ class GroupReader(Closing):
         try:
             while len(found) < max_messages and (one := self._take()) is not None:
                 found.append(one)
-        except BaseException:  # what was taken must be read again
+        except BaseException:  # the caller gets none of them, so they must be read again
             for reader, position in zip(self.readers, before, strict=True):
                 reader.cursor.move_to(position)
             self._next = first
@@ -560,7 +572,7 @@ class GroupReader(Closing):
         return found
 
     def __iter__(self) -> Iterator[Found]:
-        """The messages up to the ends of all topics as they are now."""
+        """Iterate over the messages up to the present ends of all topics."""
         self._check()
         return self._walk([(reader.topic, iter(reader)) for reader in self.readers])
 
@@ -577,7 +589,7 @@ class GroupReader(Closing):
     def values(
         self, *, follow: bool = False, timeout: float | None = None
     ) -> Iterator[tuple[str, Any]]:
-        """The values alone, each with the name of its topic; the rest as `Reader.values`.
+        """Iterate over the values only, each with the name of its topic; see `Reader.values`.
 
         >>> for name in "ab":
         ...     _ = engine.topic(name).producer().send_many([b"1", b"2"])
@@ -607,8 +619,9 @@ class GroupReader(Closing):
         return name, reader.value_of(message)
 
     def follow(self, timeout: float | None = None) -> Iterator[Found]:
-        """The messages, for ever: at the ends of all topics it waits. Ends when nothing has come
-        for `timeout` seconds (None: never), or nothing can come any more."""
+        """Iterate over the messages, and wait for new ones at the ends of all topics. It stops if
+        no message comes for `timeout` seconds (None, the default: never), or if all topics are
+        terminated."""
         while True:
             try:
                 found = self.read_next(timeout)
@@ -619,9 +632,9 @@ class GroupReader(Closing):
     # ---- commit and close ----------------------------------------------------------------
 
     def commit(self) -> None:
-        """Store the positions of all topics as the group's, durably, in one transaction.
+        """Store the positions on all topics as those of the group, durably, in one transaction.
 
-        Raises ReaderFencedError if a later reader of the group has come on any of the topics.
+        Raises ReaderFencedError if a later reader of the group was opened on any of the topics.
         """
         self._check()
         self.membership.commit(self.offsets_to_commit())

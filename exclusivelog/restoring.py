@@ -1,4 +1,4 @@
-"""Bringing a mirrored log back: a new ledger of what a Pulsar namespace has."""
+"""Restore a ledger from the topics of a Pulsar namespace."""
 
 from __future__ import annotations
 
@@ -31,23 +31,26 @@ def restore(
     timeout: float = 60.0, admin: str | None = None, token: str | None = None,
     token_file: str | None = None, tls_trust_certs: str | None = None,
 ) -> dict[str, int]:  # fmt: skip
-    """Make a ledger of topics that were mirrored to a Pulsar namespace (rule J4), or of those that
-    engines on a cluster have there.
+    """Create a ledger from topics that were mirrored to a Pulsar namespace (rule J4), or that
+    engines on a cluster wrote there.
 
-    - `path`: a directory that does not exist, or is empty. The log is there at once and whole: it
-      is made in `<path>.restoring`, verified and renamed. Run it again if it was killed.
+    - `path`: a directory that does not exist, or is empty. The ledger is created in
+      `<path>.restoring`, verified and then renamed, so `path` never has a part of it. If this was
+      killed, run it again.
     - `url`: pulsar://host:port/tenant/namespace, or pulsar+ssl://...
-    - `topics`: names; None: all topics of the namespace, by its admin API.
-    - `timeout`: seconds within which the broker has to answer.
+    - `topics`: names of topics. None, the default: all topics of the namespace, according to its
+      admin API.
+    - `timeout`: seconds that the broker has for an answer.
     - `admin`, `token`, `token_file`, `tls_trust_certs`: as for `exclusivelog.cluster.Mirror`.
 
     Returns {topic: number of messages}. Offsets, epochs, keys, times, properties, producer names
-    and sequence ids are as they were. What no message has is lost: epochs in which nothing was
-    sent, termination, retention, reader groups, announcements. Stop the mirror first, or messages
-    that it sends meanwhile are left out.
+    and sequence ids are the same as before. What is not part of a message is lost: epochs in which
+    nothing was sent, termination, retention, reader groups, announcements. Stop the mirror first:
+    messages that it sends meanwhile are not restored.
 
-    Raises LedgerError if the directory is not empty, or a mount point; TopicNotFoundError, also
-    where no topic has a message; MirrorMismatchError where messages are missing; and ClusterError.
+    Raises LedgerError if the directory is not empty, or is a mount point; TopicNotFoundError if a
+    topic does not exist or has no messages; MirrorMismatchError if messages are missing; and
+    ClusterError.
 
     ```python
     from exclusivelog.restoring import restore
@@ -97,7 +100,7 @@ def _named(cluster: Cluster, topics: Iterable[str]) -> list[str]:
 
 def _restore(path: str, cluster: Cluster, names: Iterable[str]) -> dict[str, int]:
     counts, sources = {}, dict[str, str]()
-    # No engine: nothing else knows this ledger yet, and its background work would find nothing.
+    # Without an engine: no other process uses this ledger yet, and it needs no background work.
     with contextlib.closing(Ledger.open(path, NEW, power=True)) as ledger:
         for name in names:
             counts[name] = restore_topic(ledger, name, _frames(cluster, name, sources))
@@ -116,11 +119,11 @@ def _restore(path: str, cluster: Cluster, names: Iterable[str]) -> dict[str, int
 
 
 def _frames(cluster: Cluster, topic: str, sources: dict[str, str]) -> Iterator[Frame]:
-    """The frames of a topic, in order, none missing; `sources` gets the ids of the logs that they
-    are copies of, each with its first topic.
+    """The frames of a topic, in order and without gaps. Adds to `sources` the id of each log that
+    they are copies of, with the first topic of that log.
 
-    Where engines on the cluster write to the topic, their rule tells which frames count. They may
-    have gone on with a mirrored topic."""
+    If engines on the cluster wrote to the topic, also after a mirror, the fencing rule of the
+    cluster decides which frames count."""
     end = 0
     try:
         for copied in Target(cluster, AnyCopies(), topic, "").copied():
@@ -146,7 +149,7 @@ def _counting(cluster: Cluster, topic: str, first: int) -> Iterator[Frame]:
 
 @contextlib.contextmanager
 def _unfinished(path: str) -> Iterator[str]:
-    """A directory without "log", for this process alone; removed afterwards."""
+    """A directory without "log", locked by this process; removed afterwards."""
     os.makedirs(path, mode=0o700, exist_ok=True)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -1,9 +1,9 @@
-"""Roles: one name for topics, reader groups and claims, all held by one process, or none.
+"""Roles: one name for topics, reader groups and claims that one process holds together.
 
 A role combines the exclusive producer (PIP-68), the priority queue (PIP-440) and the claims of
 Kafka's proposal for single readers and writers. It is granted, lost and handed over as a whole, in
-one transaction: the process that has lost any part of it has lost all of it, and from that moment
-none of its sends, cursors and transactions under the role enters the log (rules B2, E1, F5).
+one transaction. A process that loses any part loses the whole role, and from that moment none of
+its sends, cursors and transactions under the role enters the log (rules B2, E1, F5).
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class RoleClaim(Claim):
 
 
 class Role(Closing):
-    """A role that this process holds: its topics, reader groups and claims. Made by `engine.role`;
-    threads may share it.
+    """A role that this process holds: its topics, reader groups and claims. `engine.role` returns
+    it; threads may share it.
 
     It is held until it is closed, lost or handed over, or its engine closes: dropping this object
     does not release it. A lost role is lost for good (rule B4): request it again.
@@ -143,7 +143,7 @@ class Role(Closing):
         self._claimants = parts.numbers
 
     def register(self) -> None:
-        """Notifications about the role go to it from now on, and its engine keeps it."""
+        """Let its engine keep this object and notify it of changes of the role."""
         roles = self._engine.role_store
         for number, membership in zip(self._claimants, self._memberships.values(), strict=True):
             roles.keep(number, membership)
@@ -151,8 +151,8 @@ class Role(Closing):
 
     # ---- facts ---------------------------------------------------------------------------
 
-    # `name`, `epoch` (grows with every holder: a fencing token for other systems) and `claim` are
-    # attributes.
+    # Attributes: `name`, `epoch` (grows with every holder, so it serves other systems as a fencing
+    # token) and `claim`.
 
     @property
     def topics(self) -> list[str]:
@@ -188,15 +188,15 @@ class Role(Closing):
     # ---- use -----------------------------------------------------------------------------
 
     def producer(self, topic: str, **options: Unpack[SendingOptions]) -> Producer:
-        """The role's producer of one of its topics, which is the topic's only one.
+        """The role's producer of one of its topics. The topic has no other producer.
 
         - `topic`: one of `topics`.
         - `options`: `linger`, `max_batch_messages`, `max_batch_bytes`, `max_pending_bytes` and
-          `serializer`, as in `Topic.producer`; those of the first call count until the producer is
+          `serializer`, as in `Topic.producer`. Those of the first call apply until the producer is
           closed.
 
-        Its name is the role's, so that sequence ids go on from one holder to the next. Closing it
-        sends what waits; the topic stays the role's. Once the role is lost, its sends raise
+        It has the role's name, so that sequence ids continue from one holder to the next. Closing
+        it commits pending sends; the role keeps the topic. Once the role is lost, sends raise
         ProducerRevokedError, or ProducerMovedError after a hand-over.
 
         Raises ValueError if the role has no such topic, OwnershipLostError if the role is lost.
@@ -234,8 +234,9 @@ class Role(Closing):
         - `group`: may be left out if only one of the role's groups reads the topic.
         - The other parameters are those of `Topic.reader`.
 
-        It goes on where the group committed last, and raises ReaderFencedError once the role is
-        lost. Closing it leaves the group with the role. Use one reader of a topic at a time.
+        It continues at the group's last commit, and raises ReaderFencedError once the role is
+        lost. After it is closed, the role still holds the group. Use one reader of a topic at a
+        time.
         """
         chosen = self._group(group, topic)
         self.claim.check()
@@ -289,10 +290,10 @@ class Role(Closing):
           role and its topics are reserved for its next request until the deadline.
         - `timeout`: seconds until the deadline.
 
-        What the role's producers have accepted is committed first. The role's `state` is "moved"
-        then, and the errors of its parts name the successor. If the move fails, the role stays
-        here, and `Move.reason` says why. Raises OwnershipLostError if the role is lost, and
-        LedgerError if there is no such engine.
+        What the role's producers have accepted is committed first. Afterwards the role's `state` is
+        "moved", and the errors of its parts name the successor. If the move fails, this process
+        keeps the role, and `Move.reason` says why. Raises OwnershipLostError if the role is lost,
+        and LedgerError if there is no such engine.
 
         >>> with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
         ...     first = a.role("billing", topics=["invoices"])
@@ -319,7 +320,7 @@ class Role(Closing):
         return self._seat.move_async(to, timeout)
 
     def lose(self, error: OwnershipLostError) -> None:
-        """It was lost: wake its readers, and call `on_lost`."""
+        """The role was lost: wake its readers, and call `on_lost`."""
         for membership in self._memberships.values():
             membership.lose(error)
         on_lost = self._on_lost
@@ -327,8 +328,8 @@ class Role(Closing):
             self._engine.call_soon(lambda: on_lost(self, error))
 
     def close(self) -> None:
-        """Send what the role's producers have accepted, then release the role; the next waiter
-        gets it in the same transaction. Closing twice, or a lost role, does nothing."""
+        """Commit what the role's producers have accepted, then release the role; the next waiter
+        gets it in the same transaction. Closing a closed or lost role does nothing."""
         if self._engine.forked:
             return
         if self._engine.busy_here:
@@ -354,12 +355,12 @@ class Role(Closing):
         return f"<Role {self.name!r}, epoch {self.epoch}, topics {self.topics}>"
 
 
-_OPTIONS = Options(follow=False)  # of the producer that has a role's seat
+_OPTIONS = Options(follow=False)  # of the producer that owns the role's own topic
 
 
 class RoleFuture(GrantFuture[Role]):
-    """A role that may have to be waited for; made by `engine.role_async`. `cancel()` leaves no
-    trace (rule D5).
+    """A future with a role; `engine.role_async` returns it. `cancel()` removes the request (rule
+    D5).
 
     >>> role = engine.role("billing", topics=["invoices"])
     >>> future = engine.role_async("billing", topics=["invoices"])
@@ -380,7 +381,7 @@ class RoleFuture(GrantFuture[Role]):
 
     @property
     def topics(self) -> frozenset[int]:
-        """The role's own topic, and those that it binds."""
+        """The ids of the role's own topic, and of those that it binds."""
         return frozenset((self.topic_id, *self.definition.topics))
 
     @property
@@ -389,7 +390,7 @@ class RoleFuture(GrantFuture[Role]):
         return f"role {self.name!r} was not granted within its timeout"
 
     def blocking(self) -> Set[int]:
-        """The topics whose holders keep it waiting, and the roles that have its claims."""
+        """The topics that must become free for it, and the roles that hold its claims."""
         return self.topics | self._engine.role_store.conflicting_roles(self.definition)
 
     def make(self, session: Any, last_sequence: int) -> Role:
@@ -402,11 +403,11 @@ class RoleFuture(GrantFuture[Role]):
         except BaseException:
             seat.sender.session.abandon()
             raise
-        self.granted.register()  # only now: an interrupt must leave it to `give_up`
+        self.granted.register()  # last: after an interrupt before this, `give_up` closes the role
         return self.granted
 
     def give_up(self) -> None:
-        """Leave the queue; a grant that came first is released."""
+        """Leave the queue. If the role was granted already, release it."""
         granted = self.granted
         super().give_up()
         if granted is not None:
@@ -456,7 +457,7 @@ def request_role(
 
 
 def check_role_name(name: object) -> str:
-    """The name, if it is a role's; else ValueError or TypeError."""
+    """Return the name; ValueError or TypeError if no role can have it."""
     checked = check_name(name, "name")
     if len(checked.encode()) > NAME_BYTES:
         raise ValueError(f"name={name!r}: a role's name has at most {NAME_BYTES} bytes of UTF-8")

@@ -1,8 +1,7 @@
-"""Serialisers of keys and values (rule G1). None of them is pickle: reading a log runs no code.
+"""Serialisers of keys and values (rule G1). None of them uses pickle: reading a log runs no code.
 
-`exact` is msgpack that restores every type that it accepts, also tuples, sets, keys that are not
-str, large ints, dates and decimals; it raises TypeError for others. Programs without this library
-see msgpack's extension types.
+`exact` is msgpack with extension types. It restores every type that it accepts, including tuples,
+sets, keys that are not str, large ints, dates and decimals; it raises TypeError for others.
 
 `model(cls)` stores objects of a pydantic model or of a dataclass as JSON.
 
@@ -38,7 +37,7 @@ class Serde:
     loads: Callable[[builtins.bytes], Any]
 
 
-# Functions with names where a reader has them: its messages can be pickled then.
+# Named functions, not lambdas, so that messages of a reader that uses them can be pickled.
 
 
 def _check_bytes(value: Any) -> builtins.bytes:
@@ -75,7 +74,7 @@ msgpack = Serde(_msgpack.packb, _load_msgpack)
 @_functools.cache
 def _kinds() -> list[tuple[type, Callable[[Any], Any], Callable[[Any], Any]]]:
     """(type, encode, decode); the index in this list is the extension type's code on disk."""
-    # Only here: who uses another serialiser need not wait for these two.
+    # Imported only here, because only this serialiser needs them.
     import decimal
     import uuid
 
@@ -175,13 +174,13 @@ def _pydantic_model(cls: Any) -> Serde:
 # ---- options -----------------------------------------------------------------------------
 
 _NAMED = {"bytes": bytes, "str": str, "json": json, "msgpack": msgpack, "exact": exact}
-# What else stands for one of them: the types and the modules of these names.
+# Types and modules that are accepted instead of these names.
 _SAME = ((builtins.bytes, bytes), (builtins.str, str), (_json, json), (_msgpack, msgpack))
 _TAKES = "bytes, str, json, msgpack, exact, a Serde, a pydantic model or a dataclass"
 
 
 def _find(option: Any, argument: builtins.str) -> Any:
-    """The Serde that an option stands for; the option itself if it stands for none."""
+    """The Serde that an option means; the option itself if it means none."""
     if isinstance(option, builtins.str):
         if option not in _NAMED:
             raise ValueError(f"{argument}={option!r}: it takes {_TAKES}")
@@ -203,7 +202,7 @@ def _method(found: Any, side: builtins.str) -> Callable[[Any], Any] | None:
 
 
 def _as_bytes(dumps: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A function that encodes the str that `dumps` of a module such as simplejson returns."""
+    """Wrap `dumps` so that it returns bytes; that of a module such as simplejson returns str."""
 
     def encode(value: Any) -> Any:
         made = dumps(value)
@@ -219,7 +218,7 @@ def _side_of(option: Any, argument: builtins.str, side: builtins.str) -> Callabl
     return function
 
 
-# Callable, but none of them reads what a message has.
+# Callable, but useless as a deserializer.
 _CONTAINERS = (dict, list, tuple, set, frozenset, object)
 
 
@@ -239,24 +238,24 @@ def _pick(option: Any, argument: builtins.str, side: builtins.str) -> Callable[[
 
 
 def dumps_of(option: Any, argument: builtins.str) -> Callable[[Any], builtins.bytes]:
-    """Return the function that encodes, of what stands for a Serde."""
+    """Return the `dumps` of an option that means a Serde."""
     return _side_of(option, argument, "dumps")
 
 
 def loads_of(option: Any, argument: builtins.str) -> Callable[[builtins.bytes], Any]:
-    """Return the function that decodes, of what stands for a Serde."""
+    """Return the `loads` of an option that means a Serde."""
     return _side_of(option, argument, "loads")
 
 
 def name_of(option: Any) -> builtins.str | None:
-    """Return the name of one of the serialisers above; None for the application's own."""
+    """Return the name of a serialiser of this module; None for another one."""
     found = _find(option, "serde")
     return next((name for name, serde in _NAMED.items() if serde is found), None)
 
 
 def pick_dumps(option: Any) -> Callable[[Any], builtins.bytes] | None:
-    """Return the function for a `serializer=` option: a name, a Serde or what stands for one, or
-    the function itself. ValueError for an unknown name, TypeError for anything else."""
+    """Return the function for a `serializer=` option: a name, a Serde, a type or module that means
+    one, or the function itself. ValueError for an unknown name, TypeError for anything else."""
     return _pick(option, "serializer", "dumps")
 
 

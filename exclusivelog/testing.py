@@ -1,17 +1,17 @@
-"""Test your own leaders: a temporary ledger, real processes, and faults on purpose.
+"""Test your own leader processes: a temporary ledger, real processes, and injected faults.
 
-A plugin of pytest, loaded by one line of the root `conftest.py`:
+This is a pytest plugin, loaded by one line of the root `conftest.py`:
 
 ```python
 pytest_plugins = ["exclusivelog.testing"]
 ```
 
-- `ledger`: an `Engine` on a temporary directory.
-- `second_process`: runs a function in a process of its own, which the test can `kill`, `stop` and
-  `resume`.
-- `fence` takes a topic away from its holder; `wait_until` waits for a condition.
+- The fixture `ledger`: an `Engine` on a temporary directory.
+- The fixture `second_process`: runs a function in another process, which the test can `kill`,
+  `stop` and `resume`.
+- The function `fence` takes a topic away from its holder; `wait_until` waits for a condition.
 
-Nothing here is imported by the library itself. docs/testing.md has a whole example.
+The library itself does not import this module. docs/testing.md has a complete example.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ import exclusivelog as xl
 
 __all__ = ["Process", "Start", "fence", "ledger", "second_process", "wait_until"]
 
-PATIENCE = 30.0  # seconds that calls here wait at most, by default
-STOP_SECONDS = 10.0  # a thread in the middle of a flush stops behind it
+PATIENCE = 30.0  # seconds: the default timeout of the calls in this module
+STOP_SECONDS = 10.0  # a thread that is in a flush stops only after it
 POLL_SECONDS = 0.005
 
 Found = TypeVar("Found")
 Outcome = tuple[Any, BaseException | None]  # what a function returned, or raised
 
-_processes = multiprocessing.get_context("spawn")  # nothing of the test's process is in them
+_processes = multiprocessing.get_context("spawn")  # they inherit nothing from the test's process
 
 
 class Process:
-    """A function that runs in another process; made by the fixture `second_process`."""
+    """A function that runs in another process; the fixture `second_process` returns it."""
 
     def __init__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self._name = getattr(function, "__qualname__", repr(function))
@@ -66,13 +66,15 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """Does it run? One that is stopped does."""
+        """Whether the process exists; also True while it is stopped."""
         return self._process.is_alive()
 
     def result(self, timeout: float = PATIENCE) -> Any:
-        """What the function returned, within `timeout` seconds; what it raised is raised here.
+        """Return what the function returned, or raise what it raised.
 
-        Raises TimeoutError if it still runs, and ChildProcessError if the process was killed.
+        - `timeout`: seconds to wait for its end.
+
+        Raises TimeoutError if it still runs then, and ChildProcessError if the process was killed.
         """
         self._asked = True
         value, error = self._ended(timeout)
@@ -81,19 +83,20 @@ class Process:
         return value
 
     def kill(self) -> None:
-        """End it at once, as `kill -9` or the kernel does; returns when it is gone."""
+        """Send SIGKILL, as the kernel does when memory is short; return when the process has
+        ended."""
         self._asked = True
         self._process.kill()
         self._process.join(PATIENCE)
 
     def stop(self) -> None:
-        """Let it do nothing at all from now on, as under a debugger, in a frozen container or on a
-        machine that swaps; returns when every thread has stopped."""
+        """Send SIGSTOP: the process pauses as under a debugger, in a frozen container or on a
+        machine that swaps. Returns when every thread has stopped."""
         self._signal(signal.SIGSTOP)
         wait_until(lambda: _is_stopped(self.pid), STOP_SECONDS, f"{self!r} to stop")
 
     def resume(self) -> None:
-        """Let it go on after `stop`, as if no time had passed."""
+        """Send SIGCONT: the process continues after `stop`."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
@@ -115,7 +118,7 @@ class Process:
         return self._outcome
 
     def _end(self) -> BaseException | None:
-        """Reap it. What its function raised, if the test has not read that."""
+        """Reap the process. Returns what its function raised, if the test has not read it."""
         error = None
         if not self._asked and self._pipe.poll():
             error = self._ended(0)[1]
@@ -126,7 +129,7 @@ class Process:
 
 
 def _run(pipe: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    """In the other process."""
+    """The main function of the other process."""
     threading.Thread(target=_end_with_the_test, daemon=True).start()
     outcome: Outcome
     try:
@@ -158,10 +161,10 @@ def _is_stopped(pid: int) -> bool:
 def wait_until(
     condition: Callable[[], Found], timeout: float = PATIENCE, what: str | None = None
 ) -> Found:
-    """Ask again and again until `condition()` gives something true, and return that.
+    """Call `condition()` every few milliseconds until it returns something true; return that.
 
-    - `timeout`: in seconds; AssertionError if it is still false then.
-    - `what`: what is waited for, for the error.
+    - `timeout`: seconds after which it raises AssertionError.
+    - `what`: describes the condition in that error.
 
     >>> wait_until(lambda: len(engine.engines()))
     1
@@ -175,8 +178,8 @@ def wait_until(
 
 
 def fence(engine: xl.Engine, topic: str) -> int:
-    """Take a topic away from all who hold it or wait for it, and leave it free: what another
-    leader does with `exclusive_with_fencing`. Returns the epoch that the taker had.
+    """Fence all holders and waiters of a topic, as another leader does with
+    `exclusive_with_fencing`, and leave the topic free. Returns the epoch that was used for this.
 
     >>> leader = engine.topic("orders").producer("exclusive")
     >>> fence(engine, "orders")
@@ -193,24 +196,24 @@ class Start(Protocol):
     """`second_process(function, *args, **kwargs)`."""
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Process:
-        """Start it."""
+        """Start the process."""
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[xl.Engine]:
-    """An engine on an empty ledger, for this test alone; `ledger.path` is what other processes
-    open. Its durability is "process": a test's messages need not survive a power cut."""
+    """An engine on an empty ledger of this test; other processes open `ledger.path`. Its durability
+    is "process": the messages of a test need not survive a power loss."""
     with xl.open(tmp_path / "ledger", "test", durability="process") as engine:
         yield engine
 
 
 @pytest.fixture
 def second_process() -> Iterator[Start]:
-    """`second_process(function, *args)` runs a function in a process of its own.
+    """`second_process(function, *args)` runs a function in another process.
 
-    The function and its arguments are pickled: it is one of a module. The processes are killed at
-    the end of the test; what a function has raised until then, and was not read by
-    `result()`, fails the test.
+    The function and its arguments are pickled, so the function must be defined at the top level of
+    a module. The processes are killed at the end of the test. If a function has raised an error
+    that `result()` was not called for, the test fails.
     """
     started: list[Process] = []
 

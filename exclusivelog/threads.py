@@ -16,9 +16,9 @@ REFUSED, SHUTTING_DOWN = "can't start new thread", "at interpreter shutdown"
 
 
 def patched() -> bool:
-    """Were threads and locks replaced by those of one thread that switches (gevent, eventlet)?
+    """Whether gevent or eventlet has replaced threads and locks.
 
-    A debugger that wraps the start of a thread leaves the locks alone, and is none of these.
+    A debugger wraps only the start of a thread, not the locks; that returns False.
 
     >>> patched()
     False
@@ -29,7 +29,7 @@ def patched() -> bool:
 
 
 def refuse_patched(path: str) -> None:
-    """LedgerError where `threading` has no threads of the operating system."""
+    """Raise LedgerError if `threading` does not start threads of the operating system."""
     if patched():
         raise LedgerError(
             f"{path}: threading was patched (gevent, eventlet), and the ledger needs real threads; "
@@ -40,7 +40,7 @@ def refuse_patched(path: str) -> None:
 
 @contextlib.contextmanager
 def needed(path: str) -> Iterator[None]:
-    """LedgerError where a thread cannot be started in the block."""
+    """Raise LedgerError if a thread cannot be started in the block."""
     try:
         yield
     except RuntimeError as error:
@@ -50,14 +50,13 @@ def needed(path: str) -> Iterator[None]:
         try:
             raise raised from error
         finally:
-            del (
-                raised
-            )  # the error and the frame would refer to each other, and keep what was opened
+            # Otherwise the error and the frame would refer to each other, and keep what was opened.
+            del raised
 
 
 def start(path: str, thread: threading.Thread) -> threading.Thread:
-    """Start this thread, for the ledger in `path`; LedgerError if there can be none."""
-    try:  # not `needed`: each commit of the main thread starts one
+    """Start this thread for the ledger in `path`; LedgerError if it cannot be started."""
+    try:  # not `needed`, which costs more: each commit of the main thread starts one
         thread.start()
     except RuntimeError as error:
         with needed(path):
@@ -81,7 +80,7 @@ def refusal(path: str, error: RuntimeError) -> LedgerError | None:
 
 
 def limits() -> str:
-    """The limits on threads that this process is under.
+    """The limits on the number of threads of this process, as text.
 
     >>> "RLIMIT_NPROC" in limits()
     True

@@ -74,14 +74,14 @@ class ProducerOptions(ManyOptions, total=False):
 
 
 class Topic:
-    """An ordered log of messages with dense offsets from 0. Made by `engine.topic`.
+    """An ordered log of messages with dense offsets from 0. `engine.topic` returns it.
 
     >>> topic = engine.topic("orders")
     >>> topic.name, topic.epoch, topic.next_offset, topic.owner
     ('orders', 0, 0, None)
 
-    `len(topic)` is the number of its messages, without those that were trimmed. A topic is true,
-    also if it is empty.
+    `len(topic)` is the number of its messages, without those that were trimmed. `bool(topic)` is
+    always True, also if it is empty.
 
     >>> with topic.producer() as producer:
     ...     _ = producer.send_many([b"a", b"b", b"c"])
@@ -101,12 +101,12 @@ class Topic:
 
     @property
     def epoch(self) -> int:
-        """How many owners the topic has had; grows with each (rule B1)."""
+        """The number of owners that the topic has had (rule B1)."""
         return self._store.facts().epoch
 
     @property
     def first_offset(self) -> int:
-        """The offset of the first message that is still there."""
+        """The offset of the first message that was not trimmed."""
         return self._store.facts().first_offset
 
     @property
@@ -115,7 +115,7 @@ class Topic:
         return self._store.next_offset()
 
     def __len__(self) -> int:
-        first = self.first_offset  # before the other one: it may be trimmed meanwhile
+        first = self.first_offset  # read it first: a trim may come between the two reads
         return self.next_offset - first
 
     def __bool__(self) -> bool:
@@ -123,7 +123,7 @@ class Topic:
 
     @property
     def owner(self) -> OwnerInfo | None:
-        """The session that owns the topic; None if no live engine has one."""
+        """The session that owns the topic; None if no live engine owns it."""
         return self._store.owner()
 
     @property
@@ -134,7 +134,7 @@ class Topic:
     @property
     def transfer(self) -> TransferInfo | None:
         """The topic's hand-over to another engine: its state, source, destination and deadline
-        (rules E1, E3). None if no hand-over is under way or reserved that can still succeed.
+        (rules E1, E3). None if no hand-over is under way, or it can no longer succeed.
 
         >>> with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
         ...     topic = a.topic("orders")
@@ -159,8 +159,8 @@ class Topic:
     @property
     def kind(self) -> str:
         """What the topic holds: "messages", "map" (`SharedMap`), "state" (`SharedState`), or
-        "events" (`__events__`). A map that was written to in ledger format 3 only is a "state" if
-        it has a snapshot, and "messages" if not.
+        "events" (`__events__`). A map that was last written in ledger format 3 is shown as "state"
+        if it has a snapshot, and as "messages" if not.
 
         >>> topic = engine.topic("settings")
         >>> with xl.SharedMap(topic) as settings:
@@ -173,13 +173,14 @@ class Topic:
     @property
     def serializers(self) -> dict[str, str | None]:
         """The names of a map's serialisers, by "key" and "value" (None: the application's own);
-        empty where the topic's `kind` is not "map"."""
+        empty if the topic's `kind` is not "map"."""
         return self._store.kind()[1]
 
     @property
     def announcement(self) -> Announcement | None:
-        """What an owner of the topic announced last (`Producer.announce`); None if none has. It
-        stays when that owner leaves, until the next one announces. Deleting the topic removes it.
+        """The last announcement of an owner of the topic (`Producer.announce`); None if there is
+        none. It stays when that owner leaves, until a later owner announces. Deleting the topic
+        removes it.
 
         >>> with topic.producer("exclusive", announce={"address": "tcp://127.0.0.1:7001"}):
         ...     topic.announcement.info["address"], topic.announcement.epoch
@@ -213,23 +214,23 @@ class Topic:
         """Open a producer (PIP-68; the table of rule A).
 
         - `access_mode`: shared, exclusive, wait_for_exclusive or exclusive_with_fencing.
-        - `name`: sequence ids are counted under it (rule G2). At most one live producer of a
-          topic has a given name (rule A6). Default: a name that was never used before.
+        - `name`: sequence ids are counted for each name (rule G2). At most one live producer of a
+          topic has a given name (rule A6). Default: a new, unique name.
         - `priority`: in the queue, higher first; a signed 64-bit number (PIP-440, rule D1).
           Other modes ignore it.
         - `topic_epoch`: the epoch that this producer had before it lost the topic. The grant keeps
           this epoch if no other producer has owned the topic since (rule B5).
         - `timeout`: seconds to wait in the queue; in shared and exclusive mode, seconds to wait
-          while the topic is being handed over to this engine (rule E3). None: for ever.
+          while the topic is being handed over to this engine (rule E3). None: without limit.
         - `settle`: the longest delay, in seconds, before a waiter that has just joined the queue
           takes a free topic, so that waiters of higher priority can reconnect first (rule D7).
           Default 0, at most 86400; other modes ignore it. Of the priorities known on the topic,
-          the lowest has the whole delay, the highest none, those in between in proportion; before
-          two are known, every waiter has the whole delay. It counts from when the topic became
-          free, or from when the ledger was opened again after all engines had closed it or died. A
-          waiter that had been queued for its delay when the topic became free is promoted at
-          once. Only the delay of the best waiter counts.
-        - `properties`: a mapping of str to str that others see in `topic.owner`.
+          the lowest waits the whole delay, the highest not at all, those in between in proportion;
+          while only one is known, every waiter waits the whole delay. The delay starts when the
+          topic becomes free, or when the ledger is opened again after all engines have closed it or
+          died. A waiter that had already been queued for its delay when the topic became free is
+          promoted at once. Only the delay of the best waiter counts.
+        - `properties`: a mapping of str to str that other processes read in `topic.owner`.
         - `announce`: a mapping of str to str to announce in the transaction of the grant; others
           read it as `topic.announcement` (see `Producer.announce`). Not for shared producers.
         - `linger`: seconds that `send_async` may hold a message back to commit it with
@@ -243,10 +244,10 @@ class Topic:
         - `on_fenced`: called with (producer, error), in a thread of its own, when the topic
           is lost (rule C6).
         - `on_wanted`: called with (producer), in a thread of its own, when another producer begins
-          to wait for the topic that this one owns; it may close the producer to give way.
+          to wait for the topic that this one owns; it may close this producer to release the topic.
         - `follow`: True: after a hand-over to an engine of this process, sends go through that
-          engine. False: any hand-over ends this producer; for an owner whose next send depends on
-          having seen all earlier messages (rule E2).
+          engine. False: any hand-over ends this producer. Use it if a send is correct only after
+          the owner has read all earlier messages (rule E2).
         - `claim`: a claim of this engine, or a role's (`role.claim`), that the producer is bound
           to. It can append, or wait in the queue, only while the claim is held; each append checks
           that in its critical section. Afterwards every call raises ProducerRevokedError (rules
@@ -287,10 +288,10 @@ producer; it is held by producer 'leader' ...
     ) -> ProducerFuture:
         """Open a producer as `producer` does, with the same options, and return a future at once.
 
-        The future has the producer once it is promoted, or raises WaitTimeoutError after
-        `timeout`. `cancel()` removes the request without a trace, or returns False because the
-        grant came first (rule D5). A waiter costs no thread. A request that is refused raises from
-        the future; wrong arguments raise from this call.
+        The future returns the producer once it is promoted, or raises WaitTimeoutError after
+        `timeout`. `cancel()` removes the request, or returns False if it was already granted (rule
+        D5). A waiter needs no thread. A refused request raises from the future; wrong arguments
+        raise from this call.
 
         >>> with topic.producer("exclusive"):
         ...     standby = topic.producer_async("wait_for_exclusive", priority=7)
@@ -331,17 +332,17 @@ producer; it is held by producer 'leader' ...
         return self._store.compact()
 
     def trim(self, before: int | dt.datetime | None = None, max_bytes: int | None = None) -> int:
-        """Remove old messages for good (rule G8). Returns the topic's new first offset.
+        """Remove old messages permanently (rule G8). Returns the topic's new first offset.
 
         - `before`: an offset, or a datetime (naive: local time). Earlier messages are removed.
         - `max_bytes`: how many bytes of the newest entries may stay, without those in the journal.
 
         It takes one of them, or both: TypeError if neither is given.
 
-        Sequence ids stay. A reader whose position is removed raises OffsetTrimmedError or goes on
-        at the earliest message, as its option `trimmed` says. A topic that holds a shared map gets
-        a snapshot first. One that holds another state raises StateError if its newest snapshot
-        does not cover what would be removed.
+        Sequence ids stay used. A reader whose position is removed raises OffsetTrimmedError or
+        continues at the earliest message, according to its option `trimmed`. If the topic holds a
+        shared map, a snapshot of it is stored first. If it holds another shared state, and the
+        newest snapshot does not cover what would be removed, this raises StateError.
 
         >>> with topic.producer() as producer:
         ...     _ = producer.send_many([b"a", b"b", b"c"])
@@ -365,14 +366,14 @@ producer; it is held by producer 'leader' ...
     def retention(
         self, max_age: float | dt.timedelta | None = None, max_bytes: int | None = None
     ) -> None:
-        """Remove old messages in the background from now on (rule G8). Any process that has the
+        """Remove old messages in the background from now on (rule G8); any process that has the
         ledger open does it. With None for both, the default, everything is kept.
 
-        - `max_age`: seconds, or a timedelta, since a message was published. Messages found overdue
-          by more than an hour are removed an hour later (or `max_age` later, if that is less),
-          because the clock may have been set ahead by mistake.
-        - `max_bytes`: how many bytes of the newest entries are kept; of compressed ones those that
-          are stored.
+        - `max_age`: seconds, or a timedelta, since a message was published. Messages that seem to
+          be more than an hour too old are removed only after another hour (or `max_age`, if that is
+          less), because the clock may have been set ahead by mistake.
+        - `max_bytes`: how many bytes of the newest entries are kept; for compressed entries, their
+          compressed size counts.
 
         Messages that a shared state's newest snapshot does not cover are kept (rule I4). The topic
         `__events__` keeps its newest 250,000 by default; `max_age=math.inf` keeps all of them.
@@ -388,17 +389,18 @@ producer; it is held by producer 'leader' ...
         self._store.retain(max_age, max_bytes)
 
     def compression(self, method: Literal["lz4", "zstd"] | None) -> None:
-        """Compress the topic's messages on the disk from now on, whichever process sends them.
-        Readers read compressed and other messages alike.
+        """Compress the topic's messages on disk from now on, from all processes. Readers need no
+        setting: they read compressed and uncompressed messages.
 
-        - `method`: "lz4": new messages by LZ4. What is stored already stays as it is. "zstd": the
-          same, and messages older than ten minutes are compressed again by Zstandard, in the
-          background, by any process that has the ledger open: they become about half as long as
-          by LZ4, and take longer to read. None, the default: new messages are not compressed.
+        - `method`: "lz4": new messages are compressed with LZ4; what is already stored stays as it
+          is. "zstd": the same, and any process that has the ledger open compresses messages older
+          than ten minutes again with Zstandard, in the background: about half as many bytes as
+          with LZ4, and slower to read. None, the setting of a new topic: new messages are not
+          compressed.
 
         Every process that writes to the ledger, or reads the topic, needs the library: `pip install
-        'exclusivelog[lz4]'` or `'exclusivelog[zstd]'`. Without it, `open` and reads raise
-        MissingLibraryError, and so does this call. `stats` has what is saved.
+        'exclusivelog[lz4]'` or `'exclusivelog[zstd]'`. Without it, `open`, reads and this call
+        raise MissingLibraryError. `stats` shows the ratio.
 
         >>> topic.compression("lz4")
         >>> with topic.producer() as producer:
@@ -413,11 +415,11 @@ producer; it is held by producer 'leader' ...
         self._store.compress(method)
 
     def stats(self, storage: bool = True) -> TopicStats:
-        """How much the topic has, who waits for it and reads it; and how its messages are stored:
-        compression, and bytes with and without it. See `TopicStats`.
+        """Figures of the topic: messages, waiters, reader groups, and how the messages are stored
+        (compression, and bytes with and without it). See `TopicStats`.
 
-        - `storage`: False leaves out how they are stored, which needs a walk through all entries
-          that reads the end of each. The fields about entries are 0 then.
+        - `storage`: False leaves out how they are stored, which takes a scan that reads the end of
+          each entry. The fields about entries are 0 then. Default: True.
 
         >>> with topic.producer() as producer:
         ...     _ = producer.send_many([b"%d" % n for n in range(100_000)])
@@ -430,10 +432,10 @@ producer; it is held by producer 'leader' ...
         return self._store.stats(storage)
 
     def terminate(self) -> int:
-        """Terminate the topic for good: it can be read, and never written again (rule G8).
+        """Terminate the topic permanently: it can be read, but not written again (rule G8).
 
-        Returns the topic's next offset, which no message will have. Its producers and waiters
-        raise TopicTerminatedError at their next call, and so do readers at the end.
+        Returns the offset after the last message. Its producers and waiters raise
+        TopicTerminatedError at their next call, and so do readers that reach the end.
 
         >>> topic.terminate()
         0
@@ -460,10 +462,11 @@ producer; it is held by producer 'leader' ...
 
         - `start`: "earliest"; "latest" (the end: only later messages); an offset; -n: the last n
           messages, or all if there are fewer; a datetime (naive: local time): the first message
-          published then or later; a timedelta: the first message published that long ago or later.
+          published at that time or later; a timedelta: the first message published at that time
+          before now, or later.
         - `inclusive`: False begins after the message at that offset or time.
-        - `read_compacted`: read the compacted view as it is now, where there is one (see
-          `compact`), then all messages sent since (rule G7).
+        - `read_compacted`: read the present compacted view, if there is one (see `compact`), then
+          all messages after it (rule G7).
         - `group`: become the only reader of this group on the topic. The group's former reader is
           fenced, and raises ReaderFencedError from then on (rule F6). The new one continues at the
           group's last `reader.commit()`, or at `start` if there is none. It claims (group, topic)
@@ -472,11 +475,11 @@ producer; it is held by producer 'leader' ...
           A number below the last one is refused with OwnershipError. An equal or higher one, and
           always 0, fences the group's former reader.
         - `trimmed`: what to do if the position has been trimmed: "error" raises
-          OffsetTrimmedError, "earliest" goes on with the first message that is left (rule G8).
+          OffsetTrimmedError, "earliest" continues with the first remaining message (rule G8).
         - `deserializer`, `key_deserializer`: bytes, str, json, msgpack, exact (names of
           `exclusivelog.serde`), a Serde, a pydantic model, a dataclass, an object with `loads`, or
-          a function of bytes. `value` and `key` of a message are what it returns; they raise
-          DeserializationError if it raises. Default: bytes.
+          a function of bytes. It computes `value` and `key` of each message; they raise
+          DeserializationError if it raises. Default: they are bytes.
 
         Raises TopicNotFoundError if the topic was deleted, and what `engine.own` raises with
         `group`; ValueError and TypeError for wrong arguments.
@@ -515,7 +518,7 @@ def _check_max_bytes(max_bytes: object) -> None:
 
 
 def sending_options(options: ProducerOptions) -> Options:
-    """How a producer with these options sends."""
+    """The options that concern how the producer sends."""
     chosen = {name: options[name] for name in SENDING if name in options}  # type: ignore[literal-required]
     if options.get("claim") is not None:
         chosen["follow"] = False

@@ -1,15 +1,15 @@
-"""Spans of OpenTelemetry for sends, promotions and hand-overs. Needs the extra `[otel]`.
+"""OpenTelemetry spans for sends, promotions and hand-overs. Needs the extra `[otel]`.
 
 >>> from exclusivelog import tracing
 >>> tracing.instrument()
->>> producer.send(b"paid")            # a span, where the application has configured OpenTelemetry
+>>> producer.send(b"paid")            # makes a span, if the application configured OpenTelemetry
 0
 >>> tracing.uninstrument()
 
-Nothing is traced before `instrument()`: the library has no code of it on the path of a send.
+Before `instrument()` nothing is traced, and a send runs no code for it.
 
 ```text
-send {topic}        PRODUCER   send, send_many, and send_async until its receipt has its outcome
+send {topic}        PRODUCER   send, send_many; send_async, until its receipt is settled
 promote {topic}     INTERNAL   from the request of a producer until it is granted
 hand over {topic}   INTERNAL   engine.unload, unload_async, producer.move; an event for each topic
 ```
@@ -46,10 +46,10 @@ _originals: dict[tuple[type, str], Any] = {}
 
 
 def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
-    """Trace what this process does from now on, also by engines that are open. Calling it again
-    changes the provider.
+    """Trace the calls of this process from now on, including those of open engines. Calling it
+    again changes the provider.
 
-    - `tracer_provider`: where spans go; by default the application's global one.
+    - `tracer_provider`: the provider that gets the spans. Default: the application's global one.
 
     >>> from exclusivelog import tracing
     >>> tracing.instrument()
@@ -70,7 +70,7 @@ def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
 
 
 def uninstrument() -> None:
-    """Trace nothing any more."""
+    """Stop tracing."""
     for (owner, name), original in _originals.items():
         setattr(owner, name, original)
     _originals.clear()
@@ -202,7 +202,8 @@ def _requested(original: Any, future: Any, *arguments: Any, **options: Any) -> N
 def _promoted(
     tracer: trace.Tracer, original: Any, future: Any, session: Any, last_sequence: int
 ) -> Producer:
-    """The span is a child of the request's, whichever thread settles the promotion."""
+    """Make a span that is a child of the request's span, although another thread may settle the
+    promotion."""
     since, parent = getattr(future, "requested", (None, trace.INVALID_SPAN_CONTEXT))
     context = trace.set_span_in_context(trace.NonRecordingSpan(parent))
     span = tracer.start_span(

@@ -1,9 +1,9 @@
 """Claims (`engine.own`), and transactions that may require them.
 
-By a transaction, messages to several topics, and reader cursors, enter the log together. Nothing
-is written before the commit. The commit is one transaction of the ledger, which checks every
-session, every reader's claim and all that was required. So it is atomic after any crash, and fenced
-as a whole (rules B3, F5, F6, G3). Consume, process and produce exactly once:
+A transaction appends messages to several topics and stores reader cursors, together. Nothing is
+written before the commit. The commit is one transaction of the ledger, which checks every session,
+every reader's claim and all that was required. So it is atomic after any crash, and fenced as a
+whole (rules B3, F5, F6, G3). Consume, process and produce exactly once:
 
 >>> with topic.producer() as producer:
 ...     _ = producer.send_many([b"1", b"2"])
@@ -105,7 +105,8 @@ class Claim:
             raise self._lost_error()
 
     def check_in(self, transaction: Any) -> None:
-        """As `check`, within a transaction: all that it writes is written under this claim."""
+        """As `check`, within a transaction of the ledger: what it writes is written only if the
+        claim is held."""
         if not self._session.is_held_in(transaction):
             raise self._lost_error()
 
@@ -171,7 +172,7 @@ class Claim:
 
 
 def check_transaction(given: object) -> Transaction:
-    """What a send takes as `transaction`, or TypeError."""
+    """Return the `transaction` argument of a send, or raise TypeError."""
     if not isinstance(given, Transaction):
         raise TypeError(f"transaction takes what engine.transaction() returns, not {given!r}")
     return given
@@ -181,7 +182,7 @@ def own(
     engine: Opened, group: str | Mapping[str, int | None] | None,
     resources: Mapping[str, int | None] | None, timeout: float | None, on_lost: OnLost | None,
 ) -> Claim:  # fmt: skip
-    """Check the arguments, and claim, with a wait of up to `timeout` seconds; see `Engine.own`."""
+    """Check the arguments, and make a claim within `timeout` seconds; see `Engine.own`."""
     backend: EngineBackend = engine.backend
     backend.check_writable()
     if isinstance(group, Mapping) and resources is None:
@@ -237,11 +238,11 @@ class GroupMember(Protocol):
 
 
 class HoldsClaim(Protocol):
-    """A role: what it holds is lost with its claim."""
+    """A role: it is lost with its claim."""
 
     @property
     def claim(self) -> Claim:
-        """The claim that it is bound to."""
+        """The claim that the role is bound to."""
 
 
 Caller = tuple[int, object]
@@ -258,21 +259,21 @@ def this_caller() -> Caller:
 
 
 class Sender(Protocol):
-    """What sends for a producer, as a transaction uses it."""
+    """The sender of a producer, as a transaction uses it."""
 
     @property
     def ledger(self) -> object:
-        """What keeps its messages."""
+        """What stores its messages."""
 
     def here(self, numbered: bool) -> ProducerSession:
-        """The session that appends what the producer is given, in this process. `numbered`: with
-        sequence ids of its own name."""
+        """The session of this process that appends the producer's messages. `numbered`: they have
+        sequence ids of its name."""
 
     def enlist(self, producer: SendingProducer, caller: Caller) -> None:
         """A `with` block of this caller has begun to send by the producer in a transaction."""
 
     def discharge(self, producer: SendingProducer, caller: Caller) -> bool:
-        """That block has ended."""
+        """The block of this caller has ended."""
 
 
 class SendingProducer:
@@ -284,7 +285,7 @@ class SendingProducer:
 
 
 class Transaction:
-    """Messages and reader positions that are committed together. Made by `engine.transaction`.
+    """Messages and reader positions that are committed together. `engine.transaction` returns it.
 
     As a context manager it commits when its block ends, and aborts when an exception leaves the
     block. For one thread at a time. After the commit, `offsets` has the offsets of each producer's
@@ -312,13 +313,14 @@ class Transaction:
     def state(self) -> State:
         """ "open", "committed", "aborted" or "unknown".
 
-        It is "unknown" during the commit, and after an I/O error in it. Then open the engine and
-        the producers again: `last_sequence_id`, or the group's position, shows the outcome."""
+        It is "unknown" during the commit, and after an I/O error in it. After such an error, open
+        the engine and the producers again: `last_sequence_id`, or the group's position, shows
+        whether the transaction was committed."""
         return self._state
 
     def add(self, producer: SendingProducer, put: Put, numbered: bool) -> None:
-        """Have a producer's messages appended by the commit: `put` gives them to an appender,
-        `numbered`: with sequence ids of their own."""
+        """Let the commit append messages of a producer. `put` adds them to an appender;
+        `numbered`: they have sequence ids of their own."""
         self.check_open()
         if producer.sender.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes producers and readers of its own ledger")
@@ -332,8 +334,8 @@ class Transaction:
         """Let the commit fail unless this claim or role is held, or this producer still has its
         topic.
 
-        - `holder`: a claim of `engine.own`, a role of `engine.role`, or a producer; it need not
-          send in this transaction. Call this once for each.
+        - `holder`: a claim of `engine.own`, a role of `engine.role`, or a producer, which need not
+          send in this transaction. To require several, call this for each of them.
 
         The commit checks it in its critical section. If the check fails, nothing of the transaction
         is in the log, and the commit raises OwnershipLostError for a claim or a role that was
@@ -364,7 +366,7 @@ class Transaction:
         self.check_open()
         if producer.sender.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes producers and readers of its own ledger")
-        self._parts.puts.setdefault(producer, [])  # it is checked as one that sends
+        self._parts.puts.setdefault(producer, [])  # the commit checks it as one that sends
         self._parts.announced[producer] = info
 
     def commit_cursor(self, reader: GroupMember) -> None:
@@ -381,21 +383,21 @@ class Transaction:
         self._parts.cursors[reader] = membership, reader.offsets_to_commit()
 
     def check_open(self) -> None:
-        """TransactionAbortedError unless it can still be added to."""
+        """Raise TransactionAbortedError if the transaction was committed or aborted."""
         if self._state != "open":
             raise TransactionAbortedError(
                 f"this transaction is {self._state}; begin a new one with engine.transaction()"
             )
 
     def commit(self) -> None:
-        """Append and commit everything, or nothing: durable when it returns.
+        """Append and commit everything, or nothing. It is durable when this returns.
 
         Raises ProducerFencedError, ReaderFencedError, OwnershipLostError, LedgerFullError,
-        DuplicateSequenceError, TopicTerminatedError, ... Then nothing of it is in the log, unless
-        the error's `maybe_written` is true.
+        DuplicateSequenceError, TopicTerminatedError, ... Then nothing of the transaction is in the
+        log, unless the error's `maybe_written` is True.
 
-        Ctrl-C interrupts only the wait. A commit that has begun goes on, and `state` shows its
-        outcome once it is over.
+        Ctrl-C interrupts only the wait: a commit that has begun continues, and `state` shows its
+        outcome afterwards.
         """
         self.check_open()
         self._engine.check_free()
@@ -410,8 +412,8 @@ class Transaction:
             self._commit()
 
     def _commit_elsewhere(self) -> None:
-        # Signals interrupt the main thread: during a commit their handlers would wait for locks
-        # that this thread has, and an interrupt would leave producers without the outcome.
+        # Signals interrupt the main thread. During a commit their handlers would wait for locks
+        # that this thread holds, and an interrupt would leave producers without the outcome.
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
         thread = threading.Thread(
             target=self._commit_for, args=(done,), name="exclusivelog-transaction", daemon=True
@@ -421,8 +423,8 @@ class Transaction:
             in_slices(functools.partial(settled, done), None, self._engine.check_not_forked)
             done.result(0)
         finally:
-            done.cancel()  # where an interrupt came before it had begun
-            del done  # it may have an error, whose traceback has this frame
+            done.cancel()  # an interrupt may come before the commit has begun
+            del done  # it may hold an error whose traceback refers to this frame
 
     def _commit_for(self, done: concurrent.futures.Future[None]) -> None:
         try:

@@ -40,10 +40,10 @@ ModeName = Literal["shared", "exclusive", "wait_for_exclusive", "exclusive_with_
 class AccessMode(str, enum.Enum):
     """How a producer shares its topic with others (PIP-68, rules A1-A6).
 
-    - `SHARED`: beside other shared producers.
-    - `EXCLUSIVE`: alone, or an error at once.
-    - `WAIT_FOR_EXCLUSIVE`: alone, after waiting in the priority queue (PIP-440).
-    - `EXCLUSIVE_WITH_FENCING`: alone, at once: present holders and waiters are fenced.
+    - `SHARED`: the topic may have other shared producers.
+    - `EXCLUSIVE`: the only producer; an error if the topic is not free.
+    - `WAIT_FOR_EXCLUSIVE`: the only producer; waits for the topic in a priority queue (PIP-440).
+    - `EXCLUSIVE_WITH_FENCING`: the only producer, at once: present holders and waiters are fenced.
     """
 
     SHARED = "shared"
@@ -116,8 +116,8 @@ class OwnerInfo:
 class Announcement:
     """The last announcement of a topic (`producer.announce`), and the owner that made it.
 
-    `epoch` is that owner's epoch, `time` is in ms since 1970. If the topic's epoch is higher, a
-    later owner has announced nothing yet.
+    `epoch` is that owner's epoch, `time` is in ms since 1970. If the topic's epoch is higher, the
+    topic had later owners, and they have announced nothing.
 
     >>> leader = topic.producer("exclusive")
     >>> leader.announce({"address": "unix:/run/leader"})
@@ -159,8 +159,8 @@ class WaiterInfo:
 class ClaimInfo:
     """A claim that is held.
 
-    `group` is "" if it was left out; `since` is in ms since 1970. `reader` is true for the claim of
-    a group reader, whose resources are the names of its topics.
+    `group` is "" if it was left out; `since` is in ms since 1970. `reader` is True for the claim of
+    a group reader; its resources are the names of the reader's topics.
 
     >>> claim = engine.own("workers", {"shard-7": None})
     >>> [(info.group, dict(info.generations)) for info in engine.claims()]
@@ -183,9 +183,9 @@ class RoleInfo:
 
     - `epoch`: how many holders it has had. `holder`: the present one; None if no live engine has
       the role.
-    - `topics`, `groups` ({group: names of its topics}), `claims` ({group: resources}): what its
-      last holder's request bound.
-    - `waiters`: who waits for it, in the order of their promotion.
+    - `topics`, `groups` ({group: names of its topics}), `claims` ({group: resources}): what the
+      request of the last holder stated.
+    - `waiters`: the sessions that wait for it, in the order of their promotion.
 
     >>> role = engine.role("billing", topics=["invoices"])
     >>> [(info.name, info.epoch, info.topics) for info in engine.roles()]
@@ -231,8 +231,8 @@ class TransferInfo:
       `target`.
     - `source`: the session that is to release it; None once it has.
     - `target`: the destination engine.
-    - `until`: the deadline, in ms since 1970. What `source` has not released by then stays there,
-      and a reservation ends.
+    - `until`: the deadline, in ms since 1970. If `source` has not released the topic by then, it
+      keeps it; a reservation ends then.
     - `producer`: the name of the shared producer that moves alone; None if the ownership of the
       topic moves.
     - `groups`: the groups whose claims on the topic move with it.
@@ -286,13 +286,14 @@ class Move:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How often values fell between two powers of two.
+    """A histogram whose buckets end at powers of two.
 
     - `bounds`: the upper bound of each bucket; the last is infinite.
-    - `counts`: how many values were in each bucket: below its bound, and not below the one before.
-    - `sum`: of all values.
+    - `counts`: the number of values in each bucket: below its bound, and not below the previous
+      bound.
+    - `sum`: the sum of all values.
 
-    Other processes add to it while it is read, so `sum` may lack a value that a count has.
+    Other processes add to it while it is read, so `sum` may lack a value that `counts` includes.
 
     >>> seconds = Histogram((0.25, 0.5, float("inf")), (3, 1, 0), 0.9)
     >>> seconds.count, seconds.quantile(0.5), seconds.quantile(0.99)
@@ -305,17 +306,18 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values there were."""
+        """The number of values."""
         return sum(self.counts)
 
     @property
     def mean(self) -> float:
-        """Their mean; 0.0 if there were none."""
+        """The mean of the values; 0.0 if there are none."""
         return self.sum / self.count if self.count else 0.0
 
     def quantile(self, share: float) -> float:
-        """An upper bound of the value below which this share of them lie, at most twice that value;
-        0.0 if there were none."""
+        """An upper bound of a quantile, at most twice its true value; 0.0 if there are no values.
+
+        - `share`: 0.5 for the median, 0.99 for the 99th percentile."""
         wanted, seen = share * self.count, 0
         for bound, count in zip(self.bounds, self.counts, strict=True):
             seen += count
@@ -328,36 +330,40 @@ class Histogram:
 class EngineStats:
     """The figures of a ledger, and of the engine that reads them (`engine.stats()`).
 
-    What is counted, is counted by all processes together, since the first of the engines opened
-    the ledger that have it open now. A read-only engine that is alone sees what was counted last.
-    A process that is killed may leave out the event that it was about to count. Sizes are in
-    bytes, times in seconds.
+    All processes that have the ledger open count together. Counters start at 0 when an engine
+    opens a ledger that no other engine has open. A read-only engine that is alone reads the last
+    values. If a process is killed, the event that it was about to count may be missing. Sizes are
+    in bytes, times in seconds.
 
-    - `topics`, `engines`, `waiters`: topics, open engines, and producers that wait in queues.
-    - `unresponsive`: engines whose processes exist, but have been silent for longer than their
-      `keepalive`. They are not among the open ones.
+    - `topics`, `engines`, `waiters`: the numbers of topics, of open engines, and of producers that
+      wait in queues.
+    - `unresponsive`: engines whose processes exist, but have not sent a heartbeat for longer than
+      their `keepalive`. `engines` does not count them.
     - `groups`: each reader group on each topic, with its lag in messages.
-    - `appended_messages`, `appended_bytes`: into the journal and the tables; bytes with headers.
+    - `appended_messages`, `appended_bytes`: appended to the journal and the tables; the bytes
+      include headers.
     - `flushed_messages`: how many messages each flush of the journal made durable.
-      `flush_seconds`: how long each took.
-    - `append_seconds`: from the call until the message is in the journal, the wait for other
-      writers included. One in 256 calls of a process is timed.
-    - `durable_seconds`: from then on until it is flushed, of each call that waits for that.
-    - `wake_up_seconds`: from an append until the reader goes on that it woke. A reader that polls
-      for some microseconds, because messages come in quick succession, is not woken.
+      `flush_seconds`: how long each flush took.
+    - `append_seconds`: from the call until the message is in the journal, including the wait for
+      other writers. One in 256 calls of a process is timed.
+    - `durable_seconds`: from then until the message is flushed, for each call that waits for it.
+    - `wake_up_seconds`: from an append until the reader that it woke runs. A reader that polls for
+      some microseconds, because messages come in quick succession, is not woken.
     - `promotion_seconds`: from the transaction that grants a topic to a waiter until its process
       has the producer.
-    - `checkpoint_seconds`, `checkpoint_bytes`: how long each checkpoint took that had something
-      to move, and how much all of them moved.
-    - `journal_bytes`, `journal_capacity`: what waits for a checkpoint, and the most that can.
-    - `used_bytes`, `map_size`: of the tables. `large_bytes`: of the large entries beside them.
-      `disk_bytes`: of all files, as allocated. `disk_free_bytes`: what this user can still write
-      there, None if it cannot be read; `disk_low`: that is so little that the library warns.
-    - `transactions`: of the tables, since the ledger was made. `readers`, `max_readers`: places
-      for read transactions.
-    - `oldest_reader`: None, or the process that keeps the tables from reusing space: {"pid": ...,
-      "engine": name or None, "transactions_behind": ...}.
-    - `pending_messages`, `pending_bytes`: what producers of this engine have queued for a commit.
+    - `checkpoint_seconds`, `checkpoint_bytes`: how long each checkpoint that moved anything took,
+      and how much all of them moved from the journal into the tables.
+    - `journal_bytes`, `journal_capacity`: how much waits for a checkpoint, and how much fits.
+    - `used_bytes`, `map_size`: used bytes and maximum size of the tables. `large_bytes`: size of
+      the large entries, which are stored in files of their own.
+      `disk_bytes`: disk space that all files occupy. `disk_free_bytes`: space that this user can
+      still write, None if it cannot be read; `disk_low`: True if it is so little that the library
+      warns.
+    - `transactions`: number of transactions of the tables since the ledger was created. `readers`,
+      `max_readers`: used slots for read transactions, and all slots.
+    - `oldest_reader`: None, or the process whose read transaction keeps the tables from reusing
+      space: {"pid": ..., "engine": name or None, "transactions_behind": ...}.
+    - `pending_messages`, `pending_bytes`: queued for a commit by the producers of this engine.
 
     `stats["topics"]` is `stats.topics`, and `dict(stats)` has all fields.
 
@@ -411,12 +417,12 @@ class EngineStats:
 
 @dataclass(frozen=True)
 class ProducerStats:
-    """What one producer has sent (`producer.stats()`), since its session began: when it was opened,
-    or when it followed its topic to another engine.
+    """Figures of one producer (`producer.stats()`), since it was opened or has followed its topic
+    to another engine.
 
-    - `messages`: that were appended, but for those of transactions.
+    - `messages`: the number of messages appended, without those of transactions.
     - `pending_messages`, `pending_bytes`: queued for a commit.
-    - `last_sequence_id`: the last one given to a message; -1 if there is none.
+    - `last_sequence_id`: the sequence id of its last message; -1 if there is none.
 
     >>> shared = topic.producer(name="feed")
     >>> _ = shared.send(b"x")
@@ -435,18 +441,18 @@ class ProducerStats:
 
 @dataclass(frozen=True)
 class TopicStats:
-    """How much a topic has, and how its entries are stored (`topic.stats()`).
+    """Figures of one topic, and of how its entries are stored (`topic.stats()`).
 
-    - `messages`: that are there. `first_offset`, `next_offset`: of the first one, and of the next
-      one to be sent.
+    - `messages`: the number of messages, without trimmed ones. `first_offset`, `next_offset`: the
+      offsets of the first message, and of the next one to be sent.
     - `epoch`, `holders`, `waiters`: how many owners it has had, how many producers may write, and
       how many wait in its queue.
     - `groups`: its reader groups, with their lag in messages.
 
-    The others are about the entries in the tables, without those in the journal:
+    The other fields are about the entries in the tables, without those in the journal:
 
     - `compression`: the topic's setting, "lz4", "zstd" or None. It applies to new entries.
-    - `entries`, `raw_bytes`, `stored_bytes`: how many there are, and their bytes without
+    - `entries`, `raw_bytes`, `stored_bytes`: the number of entries, and their bytes without
       compression and as they are stored.
     - `methods`: {"lz4", "zstd" or "none": stored bytes}.
 
@@ -470,13 +476,13 @@ class TopicStats:
 
     @property
     def ratio(self) -> float:
-        """How many times shorter compression makes them; 1.0 if there are none."""
+        """`raw_bytes` divided by `stored_bytes`; 1.0 if there are no entries."""
         return self.raw_bytes / self.stored_bytes if self.stored_bytes else 1.0
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `engine.verify()` found. `problems` is empty on a sound ledger.
+    """The result of `engine.verify()`. `problems` is empty if the ledger is undamaged.
 
     >>> report = engine.verify()
     >>> report.ok, report.topics
@@ -490,5 +496,5 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """True when nothing is wrong."""
+        """True if there are no problems."""
         return not self.problems

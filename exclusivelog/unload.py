@@ -15,7 +15,8 @@ CANCELLED_WITHIN = 5.0  # seconds that a cancel waits for its transaction
 
 
 class UnloadFuture(EngineFuture[list[Move]]):
-    """Moves in progress; made by `engine.unload_async`. Its result is the outcome for each topic.
+    """Moves in progress. `engine.unload_async` returns it; its result is a list of one `Move` for
+    each topic.
 
     >>> with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
     ...     future = a.unload_async(["orders"], to=b.id) if a.topic("orders") else None

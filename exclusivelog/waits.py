@@ -1,7 +1,7 @@
 """Waits, and the future of a request that may have to wait.
 
 A signal handler may fork while its thread waits, and return in the child, too. The child then waits
-for a thread that only its parent has. So every wait checks for a fork now and then (rule C5).
+for a thread that only its parent has. So every wait periodically checks for a fork (rule C5).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ READER_LOOK_UP_SECONDS = 1.0
 def in_slices(
     wait: Callable[[float], bool], timeout: float | None, check: Callable[[], object]
 ) -> bool:
-    """Call `wait(seconds)` until it is true, or `timeout` seconds (None: for ever) have passed:
-    False. In between, `check()` may raise.
+    """Call `wait(seconds)` until it returns True; False after `timeout` seconds (None: no limit).
+    Between the calls, `check()` may raise.
 
     >>> in_slices(lambda seconds: True, None, check=int)
     True
@@ -43,10 +43,10 @@ def in_slices(
 
 
 def settled(future: Future[Any], seconds: float) -> bool:
-    """Wait until the future is done, for so many seconds; is it?
+    """Wait up to so many seconds until the future is done; return whether it is.
 
-    Not by its `exception`: its TimeoutError looks like one that a signal handler raises. Nor by
-    `concurrent.futures.wait`, which an interrupt leaves with its locks taken.
+    `Future.exception` does not serve here: its TimeoutError looks like one that a signal handler
+    raises. Nor does `concurrent.futures.wait`: after an interrupt it leaves its locks taken.
     """
     with future._condition:
         if not future.done():
@@ -55,13 +55,13 @@ def settled(future: Future[Any], seconds: float) -> bool:
 
 
 def check_timeout(timeout: object) -> None:
-    """TypeError or ValueError unless it is a number of seconds, 0 or more, or None: for ever."""
+    """Raise TypeError or ValueError unless this is a number of seconds from 0 on, or None."""
     if timeout is not None:
         check_seconds(timeout, "timeout", "seconds from 0 on, or None")
 
 
 def check_seconds(value: object, argument: str, takes: str) -> None:
-    """TypeError or ValueError unless it is a number of seconds, 0 or more."""
+    """Raise TypeError or ValueError unless this is a number of seconds from 0 on."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise TypeError(f"{argument}={value!r}: it takes {takes}")
     if not value >= 0:
@@ -74,11 +74,11 @@ def check_seconds(value: object, argument: str, takes: str) -> None:
 SETTLING_SECONDS = 5.0
 
 
-Granted = TypeVar("Granted")  # what a future gives, which has a close()
+Granted = TypeVar("Granted")  # the result of a future; it has a close()
 
 
 class Requests(Protocol):
-    """Where requests wait for their outcome."""
+    """The requests that wait for their outcome."""
 
     def forget(self, future: GrantFuture[Any]) -> bool:
         """Remove a request that waits for a hand-over; False if it does not wait for one."""
@@ -87,14 +87,14 @@ class Requests(Protocol):
         """Take a waiting session out of the queue; False if it was granted or fenced first."""
 
     def settles(self, session: Any) -> bool:
-        """Will another thread settle this session's future?"""
+        """Whether another thread is about to settle this session's future."""
 
 
 class ForkChecked(Protocol):
-    """An engine, as what waits for its threads knows it."""
+    """An engine that can tell that it was inherited by a forked child."""
 
     def check_not_forked(self) -> None:
-        """EngineClosedError in a forked child."""
+        """Raise EngineClosedError in a forked child."""
 
 
 class EngineFuture(concurrent.futures.Future[Granted], Generic[Granted]):
@@ -108,18 +108,18 @@ class EngineFuture(concurrent.futures.Future[Granted], Generic[Granted]):
         self._engine = engine
 
     def result(self, timeout: float | None = None) -> Granted:
-        """The result; waits for it, up to `timeout` seconds (None: without a limit)."""
+        """Return the result; wait for it up to `timeout` seconds (None, the default: no limit)."""
         self._await(timeout)
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What it failed with, or None; waits as `result` does."""
+        """Return the error that it failed with, or None; wait as `result` does."""
         self._await(timeout)
         return super().exception(0)
 
     def _await(self, timeout: float | None) -> None:
         if not self.done():
-            self._engine.check_not_forked()  # the thread that would settle it is the parent's
+            self._engine.check_not_forked()  # only the parent has the thread that would settle it
             in_slices(functools.partial(settled, self), timeout, self._engine.check_not_forked)
 
 
@@ -128,14 +128,14 @@ class Host(ForkChecked, Protocol):
 
     @property
     def pending(self) -> Requests:
-        """Where the request waits."""
+        """The requests that wait."""
 
     def check_open(self) -> None:
-        """EngineClosedError unless the engine can be used here."""
+        """Raise EngineClosedError if the engine is closed, or inherited by a forked child."""
 
 
 class GrantFuture(EngineFuture[Granted]):
-    """The outcome of a request. `cancel()` removes the request without a trace (rule D5)."""
+    """The outcome of a request. `cancel()` removes the request (rule D5)."""
 
     _engine: Host
 
@@ -143,7 +143,7 @@ class GrantFuture(EngineFuture[Granted]):
         super().__init__(engine)
         self.has_callbacks = False
         self.topic_id = topic
-        self.session: Any = None  # its registration, once there is one
+        self.session: Any = None  # set once the request is registered
         self.granted: Granted | None = None
 
     @property
@@ -162,12 +162,12 @@ class GrantFuture(EngineFuture[Granted]):
         return f"producer {name!r} was not granted the topic within its timeout"
 
     def make(self, session: Any, last_sequence: int) -> Granted:
-        """What the future gives, now that its session was granted."""
+        """The result of the future, after its session was granted."""
         raise NotImplementedError
 
     def cancel(self) -> bool:
-        """Leave the queue. False if it is too late: the future has its producer, or its
-        error, at once then."""
+        """Leave the queue. False if it is too late: the future then has its result or error, or
+        gets it at once."""
         if self.done() or not (self._engine.pending.forget(self) or self._withdraw()):
             return self.cancelled()
         cancelled = super().cancel()
@@ -186,7 +186,7 @@ class GrantFuture(EngineFuture[Granted]):
         return False
 
     def give_up(self) -> None:
-        """Leave the queue; a grant that came first is released."""
+        """Leave the queue. If the request was granted already, release the grant."""
         if not self.cancel():
             self.add_done_callback(_close_granted)
 
@@ -205,8 +205,9 @@ AnyFuture = GrantFuture[Any]
 
 
 def give_granted(future: AnyFuture) -> None:
-    """Settle the future with what it gives."""
-    # Only its result may keep it: the future itself must not, where nothing refers to the result.
+    """Set the future's result."""
+    # Only the future's result may refer to it from now on, so that it is released when the
+    # application drops the result.
     granted, future.granted = future.granted, None
     if granted is not None:
         future.set_result(granted)

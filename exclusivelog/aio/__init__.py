@@ -1,4 +1,4 @@
-"""The public interface for asyncio: the same names, awaitable.
+"""The public interface for asyncio, with the same names as `exclusivelog`.
 
 ```python
 import exclusivelog.aio as xl
@@ -11,17 +11,18 @@ async with xl.open("data/log") as engine:
         ...
 ```
 
-Every public name of `exclusivelog` is here, too, with the same parameters. Every call that may have
-to wait is awaited, and never blocks the loop. What is only read, from memory or from the ledger,
-such as `topic.next_offset`, is not awaited.
+This module has every public name of `exclusivelog`, with the same parameters. Every call that may
+have to wait is awaited, and never blocks the loop. Facts that are only read, from memory or from
+the ledger, such as `topic.next_offset`, are not awaited.
 
 A call that opens something can be awaited, or entered by `async with`, which also closes it:
 `producer = await topic.producer()`, `async with topic.producer() as producer`.
 
-Cancellation at any await leaves no waiter, no owner, and loses no message that was read. A call in
-progress is completed: a message that is being sent may get into the log.
+If a task is cancelled at any await, it leaves no waiter and no owner, and loses no message that was
+read. A call that is in progress in a thread is completed: a message that is being sent may still
+enter the log.
 
-docs/asyncio.md describes how it works, and what a call costs.
+docs/asyncio.md describes how it works, and the cost of a call.
 
 >>> async def example():
 ...     async with aio.open(path) as engine:
@@ -224,6 +225,6 @@ async def upgrade(
     *,
     despite_damage: bool = False,
 ) -> Upgrade:
-    """Upgrade a ledger of an earlier format after a backup, as `exclusivelog.upgrade`. If
-    cancelled, it takes its course."""
+    """Upgrade a ledger of an earlier format after a backup, as `exclusivelog.upgrade`. It runs to
+    its end even if the task is cancelled."""
     return await in_thread(_opening.upgrade, path, backup, despite_damage=despite_damage)

@@ -1,6 +1,6 @@
-"""Waiting calls of a task, made in a thread, and their cancellation.
+"""Run the waiting calls of a task in a thread, and cancel them.
 
-A thread costs a task some 50 to 100 microseconds, and the loop goes on meanwhile.
+A call in a thread costs 50 to 100 microseconds more; the loop runs other tasks meanwhile.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def like(method: Callable[..., Any]) -> Callable[[F], F]:
 def in_task(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Any, P], asyncio.Task[R]]:
-    """The method's second form, which returns a task; cancelling it has no further effect on the
-    ledger."""
+    """The method's second form, which returns a task. Cancelling that task is the same as
+    cancelling an await of the method."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Task[R]:
         return asyncio.create_task(method(self, *args, **kwargs))
@@ -86,9 +86,9 @@ def in_executor(loop: asyncio.AbstractEventLoop, call: Callable[[], R]) -> async
 
 
 async def opened(call: Callable[[], R], close: Callable[[R], object]) -> R:
-    """Run `call()` in a thread, and return what it opens. If cancelled meanwhile, pass that to
-    `close` when `call` returns, even after the loop's end. Waits for that only for a short time, as
-    the ledger may be blocked."""
+    """Run `call()` in a thread, and return what it opens. If cancelled meanwhile, pass the result
+    to `close` when `call` returns, even after the loop's end. The cancelled task waits for that
+    only `GIVEN_BACK_SECONDS`, because the ledger may be blocked."""
     made: list[R] = []
     abandoned = threading.Event()
 
@@ -99,7 +99,7 @@ async def opened(call: Callable[[], R], close: Callable[[R], object]) -> R:
 
     def give_back() -> None:
         with contextlib.suppress(IndexError):
-            # `call` has not returned, or the other thread closes it.
+            # Empty if `call` has not returned yet, or the other thread closes the result.
             close(made.pop())
 
     loop = asyncio.get_running_loop()
@@ -132,13 +132,15 @@ async def outcome_of(future: concurrent.futures.Future[R], end: Callable[[], obj
 
 # ---- long work in the loop -----------------------------------------------------------------
 
-STEPS_PER_SWITCH = 960  # messages that a task reads without waiting before other tasks run,
-STEPS_PER_CLOCK = 16  # ... checking the clock after so many,
-SWITCH_SECONDS = 0.005  # ... to let others run after this time, too
+# A task that reads messages without waiting lets other tasks run after so many messages, or after
+# so many seconds; it reads the clock only after every `STEPS_PER_CLOCK` messages.
+STEPS_PER_SWITCH = 960
+STEPS_PER_CLOCK = 16
+SWITCH_SECONDS = 0.005
 
 
 class Steps:
-    """Counts steps without a wait, so that a task that makes only those does not block the loop."""
+    """Counts the steps of a task that never waits, so that it does not block the loop."""
 
     __slots__ = ("_count", "_since")
 
@@ -157,7 +159,7 @@ class Steps:
 
 
 async def in_steps(begin: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
-    """Iterate over an iterator asynchronously; lets other tasks run as `Steps` says."""
+    """Iterate over an iterator asynchronously; let other tasks run as often as `Steps` does."""
     count, since = 0, time.monotonic()
     for found in begin():
         yield found
@@ -171,23 +173,23 @@ async def in_steps(begin: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
 
 # ---- callbacks ---------------------------------------------------------------------------
 
-# Running coroutines of callbacks, as loops refer to tasks only weakly.
+# Running coroutines of callbacks: loops keep only weak references to tasks.
 _running: set[asyncio.Future[Any]] = set()
-# {id of a synchronous object: the awaitable one}. Weak, so that an object is closed when the
+# {id of a synchronous object: its awaitable wrapper}. Weak, so that an object is closed when the
 # application drops it.
 _twins: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 class Callbacks(Generic[T, R]):
     """Calls functions of the application in its loop. Replaces their first argument, a synchronous
-    object, by the awaitable one, made by `make`."""
+    object, by its awaitable wrapper, which `make` creates."""
 
     def __init__(self, make: Callable[[T], R]) -> None:
         self._make = make
         self._loop = asyncio.get_running_loop()
 
     def twin(self, sync: T) -> R:
-        """The awaitable object for a synchronous one, always the same. Called in the loop's
+        """The awaitable wrapper of a synchronous object, always the same one. Called in the loop's
         thread."""
         found: R | None = _twins.get(id(sync))
         if found is None:
@@ -195,8 +197,8 @@ class Callbacks(Generic[T, R]):
         return found
 
     def of(self, function: Any) -> Any:
-        """Wrap `function` so that any thread may call it, and it runs in the loop. None for
-        None."""
+        """Wrap `function` so that any thread may call it, and it runs in the loop. Anything that is
+        not callable, such as None, is returned as it is."""
         if not callable(function):
             return function
 

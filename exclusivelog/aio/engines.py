@@ -52,10 +52,10 @@ class ManyOptions(AnyOptions, total=False):
 
 
 class Engine(Handle[SyncEngine]):
-    """An `exclusivelog.Engine`, awaitable; `sync` is that one. Made by `open`. `aio.Engine(engine)`
-    wraps one that threads use, too.
+    """An awaitable wrapper of an `exclusivelog.Engine`, which is `sync`. `open` returns it.
+    `aio.Engine(engine)` wraps an engine that threads use, too.
 
-    Facts about the ledger, such as `topics()`, are read at once, without an `await`.
+    Facts about the ledger, such as `topics()`, are read without an `await`.
     """
 
     # ---- facts ---------------------------------------------------------------------------
@@ -67,7 +67,7 @@ class Engine(Handle[SyncEngine]):
 
     @property
     def name(self) -> str:
-        """Its name, for people."""
+        """Its name in errors and listings."""
         return self.sync.name
 
     @property
@@ -77,7 +77,7 @@ class Engine(Handle[SyncEngine]):
 
     @property
     def info(self) -> EngineInfo:
-        """What others see of it."""
+        """The facts about it that other processes read."""
         return self.sync.info
 
     @property
@@ -112,8 +112,8 @@ class Engine(Handle[SyncEngine]):
     # ---- topics --------------------------------------------------------------------------
 
     def topic(self, name: str, create: bool = True) -> Topic:
-        """The topic of that name; it is made if there is none, as soon as it is awaited, or
-        something is opened on it. `create=False` raises TopicNotFoundError at once.
+        """Return the topic of that name. If it does not exist, it is created when it is awaited, or
+        when something is opened on it. `create=False` raises TopicNotFoundError at once.
 
         >>> async def example():
         ...     async with aio.open(path) as engine:
@@ -137,8 +137,8 @@ class Engine(Handle[SyncEngine]):
         **options: Unpack[ManyOptions],
     ) -> Opening[list[Producer]]:  # fmt: skip
         """Open a producer on each of many topics, in one transaction, as
-        `exclusivelog.Engine.producers`: `await` them, or `async with` them. If cancelled, those
-        that were opened are closed.
+        `exclusivelog.Engine.producers`: `await` the call, or enter it by `async with`. If
+        cancelled, producers that were opened are closed.
 
         >>> async def example():
         ...     async with aio.open(path) as engine:
@@ -172,8 +172,8 @@ class Engine(Handle[SyncEngine]):
         key_deserializer: Any = None,
     ) -> GroupReader:  # fmt: skip
         """Open one reader of a group on several topics; the parameters are those of
-        `exclusivelog.Engine.reader`. It claims them, which may have to wait: it is open once it
-        was awaited, entered by `async with`, or read from.
+        `exclusivelog.Engine.reader`. It claims the topics, which may have to wait: so it is opened
+        when it is awaited, entered by `async with`, or first read from.
 
         >>> async def example():
         ...     async with aio.open(path) as engine:
@@ -214,9 +214,9 @@ class Engine(Handle[SyncEngine]):
         resources: Mapping[str, int | None] | None = None, timeout: float | None = None, *,
         on_lost: OnLost | None = None,
     ) -> Opening[Claim]:  # fmt: skip
-        """Claim resources, as `exclusivelog.Engine.own`: `await` it, or `async with` it. `on_lost`
-        is called in the loop; it may be a coroutine function. If cancelled, a claim that was
-        granted is released.
+        """Claim resources, as `exclusivelog.Engine.own`: `await` the call, or enter it by `async
+        with`. `on_lost` is called in the loop; it may be a coroutine function. If cancelled, a
+        claim that was granted is released.
 
         >>> async def example():
         ...     async with aio.open(path) as engine:
@@ -256,11 +256,11 @@ class Engine(Handle[SyncEngine]):
         access_mode: AccessMode | ModeName = AccessMode.WAIT_FOR_EXCLUSIVE, priority: int = 0,
         timeout: float | None = None, settle: float = 0.0, on_lost: OnRoleLost | None = None,
     ) -> Opening[Role]:  # fmt: skip
-        """Become the only holder of a role, as `exclusivelog.Engine.role`: `await` it, or `async
-        with` it. Wait in its queue if the mode says so: that costs no thread.
+        """Become the only holder of a role, as `exclusivelog.Engine.role`: `await` the call, or
+        enter it by `async with`. Waiting in the role's queue needs no thread.
 
         `on_lost` is called in the loop; it may be a coroutine function. If cancelled, the request
-        leaves the queue, and a role that was granted is given back.
+        leaves the queue, and a role that was granted is released.
 
         >>> async def example():
         ...     async with aio.open(path) as engine:

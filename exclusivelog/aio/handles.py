@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def check_loop() -> None:
-    """RuntimeError outside of asyncio."""
+    """Raise RuntimeError outside of asyncio."""
     task = None
     with contextlib.suppress(RuntimeError):  # no loop runs in this thread
         task = asyncio.current_task()
@@ -33,7 +33,7 @@ def check_loop() -> None:
         )
 
 
-# ---- what was not awaited ------------------------------------------------------------------
+# ---- objects that were not awaited ---------------------------------------------------------
 
 
 class NotAwaitedError(TypeError, AttributeError):
@@ -66,7 +66,7 @@ class NotOpen:
 class _NoWith:
     """Refuses `with`, as only `async with` can wait."""
 
-    if not TYPE_CHECKING:  # a type checker would take these for a context manager
+    if not TYPE_CHECKING:  # otherwise a type checker would accept `with`
 
         def __enter__(self) -> NoReturn:
             self._misused = True
@@ -81,10 +81,10 @@ class _NoWith:
 
 
 class Wrapper(Generic[T]):
-    """An object of `exclusivelog`, awaitable; `sync` is that one."""
+    """An awaitable wrapper of an object of `exclusivelog`, which is `sync`."""
 
     sync: T
-    _shown: object = None  # by `repr`, in place of a `sync` that may not exist yet
+    _shown: object = None  # what `repr` shows if `sync` may not exist yet
 
     def __init__(self, sync: T) -> None:
         self.sync = sync
@@ -95,7 +95,7 @@ class Wrapper(Generic[T]):
 
 
 class Closing(_NoWith, metaclass=abc.ABCMeta):
-    """`async with`: closes itself at the end of the block."""
+    """Base of classes that `async with` closes at the end of the block."""
 
     @abc.abstractmethod
     async def close(self) -> None:
@@ -114,31 +114,31 @@ class Closing(_NoWith, metaclass=abc.ABCMeta):
 
 
 async def finished(closing: Coroutine[Any, Any, None]) -> None:
-    """Await it to its end, even if this task is cancelled meanwhile."""
+    """Run `closing` to its end, even if this task is cancelled meanwhile."""
     await asyncio.shield(asyncio.ensure_future(closing))
 
 
 class Handle(Wrapper[T], Closing, Generic[T]):
-    """The synchronous object to be closed."""
+    """A wrapper of an object that has to be closed."""
 
     async def close(self) -> None:
-        """Close it, as the synchronous one; closing twice does nothing."""
+        """Close it, as the synchronous object; closing twice does nothing."""
         closing: Any = self.sync
         await in_thread(closing.close)
 
 
 class Openable(Handle[T], Generic[T]):
-    """A handle that is opened when it is awaited or entered; awaiting one that is open returns it.
+    """A handle that is opened when it is awaited or entered. Awaiting an open one returns it.
 
-    `_opens_late` makes one that is not open yet.
+    `_opens_late` makes a handle that is not open yet.
     """
 
     _make: Callable[[], T] | None = None  # opens it; None once that is done
     _opening: asyncio.Lock
 
     def _opens_late(self, call: str, make: Callable[[], T]) -> Self:
-        """Make it unopened: `make` opens it, in a thread; `call` is the application's call, for
-        errors."""
+        """Mark the handle as not open: `make` will open it, in a thread. `call` is the
+        application's call, for errors."""
         self.sync = cast(T, NotOpen(call))
         self._make, self._opening = make, asyncio.Lock()
         return self
@@ -160,7 +160,7 @@ class Openable(Handle[T], Generic[T]):
         return await self._opened()
 
     async def close(self) -> None:
-        """Close it, as the synchronous one; closing twice does nothing."""
+        """Close it, as the synchronous object; closing twice does nothing."""
         if self._make is not None:
             async with self._opening:
                 pass  # another task may be opening it
@@ -176,19 +176,19 @@ def _close(made: Any) -> None:
 
 
 class Opening(_NoWith, Coroutine[Any, None, T], Generic[T]):
-    """The result of a call that opens something: `await` it, or enter it by `async with`, which
-    closes what it has opened at the end of the block. Before that, nothing has been done.
+    """The result of a call that opens something. `await` it, or enter it by `async with`, which
+    closes the opened object at the end of the block. Before that, the call has done nothing.
 
-    It is a coroutine, too, for `asyncio.create_task` and task groups.
+    It is also a coroutine, for `asyncio.create_task` and task groups.
 
-    - `call`: what the application has written, for errors.
-    - `kind`: the type of what is opened.
-    - `begin`: opens it; if cancelled, nothing stays open.
-    - `leave`: closes it, at the end of an `async with`.
+    - `call`: the application's call as text, for errors.
+    - `kind`: the type of the object that is opened.
+    - `begin`: opens the object; if cancelled, nothing stays open.
+    - `leave`: closes the object, at the end of an `async with`.
     """
 
     _begun: bool = True  # for the finalizer, if `__init__` fails
-    _misused = False  # set by `with`, whose error is enough
+    _misused = False  # set by `with`, which raises: no warning is needed then
 
     def __init__(
         self, call: str, kind: type, begin: Callable[[], Coroutine[Any, Any, T]],
@@ -219,7 +219,8 @@ class Opening(_NoWith, Coroutine[Any, None, T], Generic[T]):
     # ---- as the coroutine of a task ------------------------------------------------------
 
     def send(self, value: None = None, /, *more: Any, **options: Any) -> Any:
-        """For tasks. A producer's `send` has the same name: it was not awaited."""
+        """For tasks. If the application calls it instead, it meant the `send` of a producer that it
+        did not await."""
         if self._steps is None:
             if value is not None or more or options or not self._is_run_by_a_task():
                 raise not_awaited(self._call)
@@ -246,9 +247,9 @@ class Opening(_NoWith, Coroutine[Any, None, T], Generic[T]):
         if self._steps is not None:
             self._steps.close()
 
-    # ---- as what it has not opened yet -----------------------------------------------------
+    # ---- use before it is open -------------------------------------------------------------
 
-    if not TYPE_CHECKING:  # it would take every attribute for one of these
+    if not TYPE_CHECKING:  # otherwise a type checker would accept every attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             if not name.startswith("_") and hasattr(self._kind, name):

@@ -1,5 +1,5 @@
 """Awaitable producers. A send is queued in the loop's own thread, and the engine's commit thread
-wakes its task. So sends need no other thread, and all tasks share commits."""
+wakes its task. So a send needs no further thread, and all tasks share commits."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ MOST_DELAY = 0.01  # seconds between two attempts, while threads append by the s
 
 class Receipt:
     """The outcome of one `Producer.send_async`: `await` it for the message's offset. It never
-    blocks the loop: `result()` and `exception()` raise asyncio.InvalidStateError until `done()`, as
-    those of a future of asyncio do."""
+    blocks the loop: like those of an asyncio future, `result()` and `exception()` raise
+    asyncio.InvalidStateError before it is done."""
 
     __slots__ = ("_of",)
 
@@ -104,8 +104,8 @@ class Line:
 
 
 class Producer(Sender):
-    """An `exclusivelog.Producer`, awaitable; `sync` is that one. Made by `Topic.producer`; tasks
-    may share it.
+    """An awaitable wrapper of an `exclusivelog.Producer`, which is `sync`. `Topic.producer` returns
+    it; tasks may share it.
 
     >>> async def example():
     ...     async with aio.open(path) as engine:
@@ -121,7 +121,7 @@ class Producer(Sender):
         super().__init__(sync)
         self._line = Line()  # for messages that cannot be queued at once
         self._late: set[asyncio.Task[int]] = set()  # tasks of send_async for such messages
-        self._passing: asyncio.Future[Any] | None = None  # waits for the end of a hand-over
+        self._passing: asyncio.Future[Any] | None = None  # done at the end of a hand-over
 
     # ---- facts ---------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class Producer(Sender):
 
     @property
     def name(self) -> str:
-        """The name under which sequence ids are counted (rule G2)."""
+        """The name for which sequence ids are counted (rule G2)."""
         return self.sync.name
 
     @property
@@ -147,22 +147,22 @@ class Producer(Sender):
 
     @property
     def topic_epoch(self) -> int:
-        """The epoch it writes under. Keep it to reconnect with `topic_epoch=` (rule B5)."""
+        """The epoch that its messages get. Keep it to reconnect with `topic_epoch=` (rule B5)."""
         return self.sync.topic_epoch
 
     @property
     def last_sequence_id(self) -> int:
-        """The last sequence id sent under this name, -1 if none was (rule G2)."""
+        """The last sequence id sent under this name; -1 if there is none (rule G2)."""
         return self.sync.last_sequence_id
 
     def stats(self) -> ProducerStats:
-        """What this producer has sent, and what waits for a commit; as
+        """How much this producer has sent, and how much waits for a commit; as
         `exclusivelog.Producer.stats`."""
         return self.sync.stats()
 
     @property
     def state(self) -> State:
-        """What has become of it, read from the ledger: "open", "fenced", "moved" or "closed"."""
+        """Its state, read from the ledger: "open", "fenced", "moved" or "closed"."""
         return self.sync.state
 
     # ---- send ----------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class Producer(Sender):
                 sequence_id=sequence_id, transaction=joined(transaction, self),
             )  # fmt: skip
         message = self.sync.sender.encode(value, key, properties, event_time, sequence_id)
-        # Queue it at once, so that gathered sends of a task stay in order.
+        # Queue it at once, so that several sends that a task gathers stay in order.
         receipt = None if self._line else self.sync.sender.offer(message)
         if receipt is not None and timeout is None:
             return int(await receipt)
@@ -218,8 +218,8 @@ class Producer(Sender):
         return receipt
 
     async def _passed(self) -> None:
-        """Wait for the end of a hand-over. One thread waits on behalf of all messages, and goes on
-        if their tasks are cancelled."""
+        """Wait for the end of a hand-over. One thread waits on behalf of all messages, and
+        continues if their tasks are cancelled."""
         if self._passing is None or self._passing.done():
             self._passing = asyncio.ensure_future(in_thread(self.sync.sender.here, False))
             self._passing.add_done_callback(drop_outcome)
@@ -313,15 +313,15 @@ class Producer(Sender):
     # ---- move ----------------------------------------------------------------------------
 
     async def move(self, to: str, timeout: float = 10.0, *, groups: Iterable[str] = ()) -> Move:
-        """Move this producer, and no other one, to another engine, as `exclusivelog.Producer.move`.
-        If cancelled, it stays where it is, unless it has been released."""
+        """Move only this producer to another engine, as `exclusivelog.Producer.move`. If cancelled,
+        it stays where it is, unless it has already been released."""
         return (await (await self.move_async(to, timeout, groups=groups)))[0]
 
     async def move_async(
         self, to: str, timeout: float = 10.0, *, groups: Iterable[str] = ()
     ) -> UnloadFuture:
-        """Begin what `move` does, and return a task with a list of one `Move`; cancelling it ends
-        the move, unless the producer has been released."""
+        """Begin what `move` does, and return a task with a list of one `Move`. Cancelling the task
+        ends the move, unless the producer has already been released."""
         return await begun(functools.partial(self.sync.move_async, to, timeout, groups=groups))
 
 

@@ -1,4 +1,4 @@
-"""Awaitable readers. They read in the loop's own thread; at the end of a topic, one thread waits on
+"""Awaitable readers. They read in the loop's own thread. At the end of a topic, one thread waits on
 behalf of all tasks."""
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Watch:
     def _run(self) -> None:
         try:
             idle = 0
-            while idle < 2:  # stay for a moment, as readers usually come back
+            while idle < 2:  # stay for a moment, because readers usually wait again soon
                 mark = self._reader.cursor.mark()
                 idle = 0 if self._wake(mark) else idle + 1
                 self._reader.cursor.await_mark(mark, SLICE_SECONDS)
@@ -103,8 +103,7 @@ def _wake_up(future: asyncio.Future[None]) -> None:
 
 
 async def wait_for_any(readers: Sequence[SyncReader], marks: Sequence[int], seconds: float) -> None:
-    """Return when one of the readers' topics no longer has the mark that was seen, or so many
-    seconds have passed."""
+    """Return when the mark of one of the readers' topics has changed, or after so many seconds."""
     if len(readers) == 1:
         return await Watch.of(readers[0]).wait(marks[0], seconds)
     waits = [
@@ -120,7 +119,7 @@ async def wait_for_any(readers: Sequence[SyncReader], marks: Sequence[int], seco
 
 
 def _forget_watches() -> None:
-    """Reset in a forked child: the threads, and the holder of the lock, are the parent's."""
+    """Reset in a forked child: it has neither the threads nor the holder of the lock."""
     Watch.lock = threading.Lock()
     Watch._there = {}
 
@@ -136,11 +135,11 @@ class Following(Openable[T], Generic[T, M]):
 
     @abc.abstractmethod
     async def read_next(self, timeout: float | None = None) -> M:
-        """Return what comes next."""
+        """Return the next message or change."""
 
     async def follow(self, timeout: float | None = None) -> AsyncIterator[M]:
-        """Iterate over everything that comes, and wait at the end, until nothing has come for
-        `timeout` seconds (default: None, no limit) or nothing can come any more."""
+        """Iterate over the messages or changes, and wait for new ones at the end. It stops if none
+        comes for `timeout` seconds (default: None, no limit), or if the topic is terminated."""
         while True:
             try:
                 found = await self.read_next(timeout)
@@ -173,7 +172,7 @@ class Reading(Following[T, M], Generic[T, M]):
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         while True:
-            # Before reading: what comes after these marks ends the wait.
+            # Taken before reading, so that any later append ends the wait.
             marks = [reader.cursor.mark() for reader in self._parts]
             try:
                 found: M = sync.read_next(timeout=0)
@@ -211,8 +210,9 @@ class Reading(Following[T, M], Generic[T, M]):
     async def values(
         self, *, follow: bool = False, timeout: float | None = None
     ) -> AsyncIterator[Any]:
-        """Iterate over the values alone, up to the end as it is now; `follow=True`: for ever, with
-        `timeout` as in `follow()`. A reader of several topics gives (topic, value)."""
+        """Iterate over the values only, up to the present end; with `follow=True`, wait for new
+        ones at the end, with `timeout` as in `follow()`. A reader of several topics returns
+        (topic, value)."""
         check_following(follow, timeout)
         await self._opened()
         sync: Any = self.sync
@@ -229,11 +229,12 @@ class Reading(Following[T, M], Generic[T, M]):
 
 
 class Reader(Reading[SyncReader, Message]):
-    """An `exclusivelog.Reader`, awaitable; `sync` is that one. Made by `Topic.reader`; for one task
-    at a time. `async for` reads up to the end as it is now; `follow()` waits there for more.
+    """An awaitable wrapper of an `exclusivelog.Reader`, which is `sync`. `Topic.reader` returns it;
+    for one task at a time. `async for` reads up to the present end; `follow()` waits there for more
+    messages.
 
-    A reader of a group is open, and its predecessor fenced, once it was awaited, entered by `async
-    with`, or read from. Any other reader is open at once.
+    The reader of a group is opened, and its predecessor fenced, when it is awaited, entered by
+    `async with`, or first read from. Any other reader is open at once.
 
     >>> async def example():
     ...     async with aio.open(path) as engine:
@@ -258,17 +259,17 @@ class Reader(Reading[SyncReader, Message]):
 
     @property
     def position(self) -> int:
-        """The offset of the next message, if the topic has it."""
+        """The offset of the next message to read; the topic may not have it yet."""
         return self.sync.position
 
     @property
     def group(self) -> str | None:
-        """The group that it is the reader of."""
+        """The name of its group; None without a group."""
         return self.sync.group
 
     @property
     def generation(self) -> int | None:
-        """Of its claim on (group, topic); None without a group."""
+        """The generation of its claim on (group, topic); None without a group."""
         return self.sync.generation
 
     @like(SyncReader.seek)
@@ -283,8 +284,8 @@ class Reader(Reading[SyncReader, Message]):
         self, max_bytes: int = 1 << 20, columns: Sequence[str] | None = None
     ) -> pa.RecordBatch | None:
         """Return the next messages as a pyarrow RecordBatch, as `exclusivelog.Reader.read_arrow`;
-        None at the end. Other tasks do not run while they are read: keep `max_bytes` (default: 1
-        MiB) at some MiB."""
+        None at the end. Other tasks do not run while they are read, so do not set `max_bytes`
+        (default: 1 MiB) above a few MiB."""
         await self._opened()
         if "pyarrow" not in sys.modules:
             await in_thread(import_pyarrow)  # in a thread, as the import takes a tenth of a second
@@ -298,11 +299,12 @@ class Reader(Reading[SyncReader, Message]):
 
 
 class GroupReader(Reading[SyncGroupReader, Found]):
-    """An `exclusivelog.GroupReader`, awaitable; `sync` is that one. Made by `Engine.reader`; for
-    one task at a time. `async for` reads up to the ends as they are now; `follow()` waits there.
+    """An awaitable wrapper of an `exclusivelog.GroupReader`, which is `sync`. `Engine.reader`
+    returns it; for one task at a time. `async for` reads up to the present ends; `follow()` waits
+    there for more messages.
 
-    It is open, and its predecessors fenced, once it was awaited, entered by `async with`, or asked
-    for a message.
+    It is opened, and its predecessors fenced, when it is awaited, entered by `async with`, or first
+    read from.
     """
 
     @property
@@ -316,17 +318,17 @@ class GroupReader(Reading[SyncGroupReader, Found]):
 
     @property
     def group(self) -> str:
-        """The group that it is the reader of."""
+        """The name of its group."""
         return self.sync.group
 
     @property
     def generations(self) -> dict[str, int]:
-        """{topic: generation} of its claim."""
+        """{topic: generation} of the reader's claim."""
         return self.sync.generations
 
     @property
     def positions(self) -> dict[str, int]:
-        """{topic: the offset of the next message}."""
+        """{topic: the offset of the next message to read}."""
         return self.sync.positions
 
     @like(SyncGroupReader.seek)

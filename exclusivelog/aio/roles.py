@@ -20,7 +20,7 @@ from exclusivelog.types import Move
 
 
 class Role(Handle[SyncRole]):
-    """An `exclusivelog.Role`, awaitable; `sync` is that one. Made by `Engine.role`."""
+    """An awaitable wrapper of an `exclusivelog.Role`, which is `sync`. `Engine.role` returns it."""
 
     @property
     def name(self) -> str:
@@ -29,7 +29,8 @@ class Role(Handle[SyncRole]):
 
     @property
     def epoch(self) -> int:
-        """Grows with every holder: a fencing token for other systems."""
+        """The role's epoch. It grows with every holder, so it serves other systems as a fencing
+        token."""
         return int(self.sync.epoch)
 
     @property
@@ -60,14 +61,14 @@ class Role(Handle[SyncRole]):
 
     @property
     def closed(self) -> bool:
-        """Was it closed here?"""
+        """Whether it was closed by this process."""
         return self.sync.closed
 
     # ---- use -----------------------------------------------------------------------------
 
     def producer(self, topic: str, **options: Unpack[SendingOptions]) -> Opening[Producer]:
         """Open the role's producer of one of its topics, as `exclusivelog.Role.producer`: `await`
-        it, or `async with` it."""
+        the call, or enter it by `async with`."""
         for option in options.keys() - SendingOptions.__annotations__.keys():
             raise TypeError(f"role.producer takes no option {option!r}")
 
@@ -83,7 +84,7 @@ class Role(Handle[SyncRole]):
         key_deserializer: object = None,
     ) -> Reader:  # fmt: skip
         """Open the reader of one topic of a group that the role binds, as
-        `exclusivelog.Role.reader`. It is open at once: the role has the group already."""
+        `exclusivelog.Role.reader`. It is open at once, because the role already has the group."""
         return Reader(
             self.sync.reader(
                 topic, group=group, start=start, inclusive=inclusive,
@@ -111,13 +112,13 @@ class Role(Handle[SyncRole]):
     # ---- the end -------------------------------------------------------------------------
 
     async def hand_over(self, to: str, timeout: float = 10.0) -> Move:
-        """Move the role to another engine, as `exclusivelog.Role.hand_over`. If cancelled, the
-        role stays here unless it has moved."""
+        """Move the role to another engine, as `exclusivelog.Role.hand_over`. If cancelled, this
+        process keeps the role, unless it has already moved."""
         return (await (await self.hand_over_async(to, timeout)))[0]
 
     async def hand_over_async(self, to: str, timeout: float = 10.0) -> UnloadFuture:
-        """Begin what `hand_over` does, and return a task with a list of one `Move`; cancelling it
-        keeps the role here unless it has moved."""
+        """Begin what `hand_over` does, and return a task with a list of one `Move`. If that is
+        cancelled, this process keeps the role, unless it has already moved."""
         return await begun(functools.partial(self.sync.hand_over_async, to, timeout))
 
 

@@ -1,5 +1,5 @@
-"""Awaitable shared states and maps. The calls of all tasks run in the state's own background
-thread, in order, and share flushes."""
+"""Awaitable shared states and maps. The calls of all tasks run in order, in the background thread
+of the state, and share flushes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ At = int | dt.datetime
 
 CALLS_PER_SWITCH = 8  # calls without a wait before other tasks run
 
-# ---- calls, from a loop to the background threads of states, and back --------------------
+# ---- calls between a loop and the background threads of states ---------------------------
 
 
 class _Call:
@@ -103,8 +103,9 @@ class Traffic:
         return found
 
     def yields(self) -> bool:
-        """Should other tasks run now? True after some calls without a wait: a switch costs more
-        than such a call, but a task that makes only those must not block the loop."""
+        """Whether other tasks should run now: True after every few calls that did not wait. A
+        switch costs more than such a call, but a task that makes only those must not block the
+        loop."""
         self._made += 1
         return self._made % CALLS_PER_SWITCH == 0
 
@@ -152,7 +153,8 @@ class Traffic:
 
 
 async def called(state: Shared, call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-    """Run a method of a state in its background thread. Cancellation ends a wait for the topic."""
+    """Run a method of a state in its background thread. If cancelled, it stops waiting for the
+    topic."""
     loop = asyncio.get_running_loop()
     traffic = Traffic.of(loop)
     mine = _Call(state, functools.partial(call, *args, **kwargs), loop.create_future(), traffic)
@@ -168,7 +170,7 @@ async def called(state: Shared, call: Callable[..., R], *args: Any, **kwargs: An
 
 
 async def put(shared: _map.SharedMap[K, V], key: K, value: V | None) -> V | None:
-    """`put`, made in the loop's own thread if only its flush has to be awaited, which costs a
+    """`put`. It runs in the loop's own thread if only the flush has to be waited for: that costs a
     fraction of a call in another thread."""
     loop = asyncio.get_running_loop()
     traffic = Traffic.of(loop)
@@ -214,17 +216,18 @@ class _Shared(Openable[T], Generic[T]):
 
     @property
     def topic(self) -> Topic:
-        """The topic that it is kept in."""
+        """The topic that stores it."""
         if self._topic is None:
             shared: Any = self.sync
             self._topic = Topic(shared.topic)
         return self._topic
 
     async def snapshot(self) -> int:
-        """Store a snapshot, so that opening the state need not read what led to it (rule I4).
-        Returns the offset that it goes up to: `topic.trim(before=...)` can remove what is older.
+        """Store a snapshot, so that opening the state need not read earlier messages (rule I4).
+        Returns the offset after the last message that it includes: `topic.trim(before=...)` can
+        remove the messages before it.
 
-        Raises StateError if the state would not come back from it as it is."""
+        Raises StateError if the state could not be restored from it."""
         shared: Any = self.sync
         return int(await in_thread(shared.snapshot))
 
@@ -235,9 +238,9 @@ class _Shared(Openable[T], Generic[T]):
 
 
 class SharedState(_Shared[_state.SharedState[S, Op]], Generic[S, Op]):
-    """An `exclusivelog.SharedState`, awaitable; `sync` is that one. `await` it, or enter it by
-    `async with`, to open it. Parameters are those of `exclusivelog.SharedState`; writes of many
-    tasks share flushes.
+    """An awaitable wrapper of an `exclusivelog.SharedState`, which is `sync`. `await` it, or enter
+    it by `async with`, to open it. The parameters are those of `exclusivelog.SharedState`; writes
+    of many tasks share flushes.
 
     >>> def add(state, op):
     ...     state[op["name"]] = state.get(op["name"], 0) + op["amount"]
@@ -289,9 +292,9 @@ class SharedState(_Shared[_state.SharedState[S, Op]], Generic[S, Op]):
 
 
 class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
-    """An `exclusivelog.SharedMap`, awaitable; `sync` is that one. `await` it, or enter it by `async
-    with`, to open it. Parameters are those of `exclusivelog.SharedMap`; writes of many tasks share
-    flushes. `async for key in map` iterates over the keys of one moment.
+    """An awaitable wrapper of an `exclusivelog.SharedMap`, which is `sync`. `await` it, or enter it
+    by `async with`, to open it. The parameters are those of `exclusivelog.SharedMap`; writes of
+    many tasks share flushes. `async for key in map` iterates over the keys of one moment.
 
     >>> async def example():
     ...     async with aio.open(path) as engine:
@@ -421,8 +424,8 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
         self, key: K | None = None, *, prefix: Any = None, start: int | None = None
     ) -> MapWatch[K, V]:
         """Watch every change of one key, of the keys that begin with `prefix`, or of all keys, as
-        `exclusivelog.SharedMap.watch`. It sees what is written after it was opened: by `await`, by
-        `async with`, or by the first change that is read; or from its `start` on.
+        `exclusivelog.SharedMap.watch`. It is opened when it is awaited, entered by `async with`, or
+        first read from; without `start`, it returns the changes after that.
 
         >>> async def example():
         ...     async with aio.open(path) as engine, aio.SharedMap(engine.topic("jobs")) as jobs:
@@ -467,8 +470,8 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
 
 
 class MapWatch(Following[_past.MapWatch[K, V], MapChange[K, V]], Generic[K, V]):
-    """An `exclusivelog.MapWatch`, awaitable; `sync` is that one. Made by `SharedMap.watch`: `async
-    for change in watch` waits for changes without end."""
+    """An awaitable wrapper of an `exclusivelog.MapWatch`, which is `sync`. `SharedMap.watch`
+    returns it. `async for change in watch` waits for changes without a limit."""
 
     @property
     def position(self) -> int:

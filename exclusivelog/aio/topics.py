@@ -75,7 +75,7 @@ class NamedTopic:
 
     @property
     def exists(self) -> bool:
-        """Does it exist by now?"""
+        """Whether it exists by now."""
         try:
             return self.existing() is not None
         except TopicNotFoundError:
@@ -116,7 +116,7 @@ class _ByName(Wrapper[SyncTopic]):
 
     @property
     def sync(self) -> SyncTopic:  # type: ignore[override]
-        """The synchronous one; TopicNotFoundError if it does not exist yet."""
+        """The synchronous topic; TopicNotFoundError if it does not exist yet."""
         return self._named.existing()
 
     def __repr__(self) -> str:
@@ -124,10 +124,10 @@ class _ByName(Wrapper[SyncTopic]):
 
 
 class Topic(_ByName):
-    """An `exclusivelog.Topic`, awaitable; `sync` is that one. Made by `Engine.topic`.
+    """An awaitable wrapper of an `exclusivelog.Topic`, which is `sync`. `Engine.topic` returns it.
 
-    `await` it to be sure that the topic exists; what opens something on it makes it, too. What a
-    topic has of itself, such as `next_offset`, is read at once, without an `await`.
+    `await` it to create the topic if it does not exist; opening something on it does this, too.
+    Facts about the topic, such as `next_offset`, are read without an `await`.
     """
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -143,12 +143,12 @@ class Topic(_ByName):
 
     @property
     def epoch(self) -> int:
-        """How many owners the topic has had; grows with each (rule B1)."""
+        """The number of owners that the topic has had (rule B1)."""
         return self.sync.epoch
 
     @property
     def first_offset(self) -> int:
-        """The offset of the first message that is still there."""
+        """The offset of the first message that was not trimmed."""
         return self.sync.first_offset
 
     @property
@@ -158,7 +158,7 @@ class Topic(_ByName):
 
     @property
     def owner(self) -> OwnerInfo | None:
-        """The session that owns the topic; None if no live engine has one."""
+        """The session that owns the topic; None if no live engine owns it."""
         return self.sync.owner
 
     @property
@@ -193,7 +193,7 @@ class Topic(_ByName):
 
     @property
     def announcement(self) -> Announcement | None:
-        """What an owner of the topic announced last; None if none has."""
+        """The last announcement of an owner of the topic; None if there is none."""
         return self.sync.announcement
 
     @like(SyncTopic.stats)
@@ -201,11 +201,11 @@ class Topic(_ByName):
         return await self._named.run(SyncTopic.stats, storage)
 
     def __len__(self) -> int:
-        """How many messages it has, from the first offset to the next one."""
+        """The number of its messages, without those that were trimmed."""
         return len(self.sync)
 
     def __bool__(self) -> bool:
-        """True: a topic without messages is a topic."""
+        """Always True, also if it has no messages."""
         return True
 
     # ---- write ---------------------------------------------------------------------------
@@ -231,13 +231,13 @@ class Topic(_ByName):
         follow: bool = True,
         claim: Claim | None = None,
     ) -> Opening[Producer]:
-        """Open a producer: `await` it, or `async with` it. Wait in the queue if the mode says so:
-        that costs no thread.
+        """Open a producer: `await` the call, or enter it by `async with`. Waiting in the queue
+        needs no thread.
 
         Parameters and errors are those of `exclusivelog.Topic.producer`. `on_fenced` and
-        `on_wanted` are called in the loop, with the producer of this package; they may be coroutine
-        functions. If cancelled, the request leaves the queue, and a topic that was granted is given
-        back.
+        `on_wanted` are called in the loop, with a producer of this package; they may be coroutine
+        functions. If cancelled, the request leaves the queue, and a topic that was granted is
+        released.
 
         >>> async def example():
         ...     async with aio.open(path) as engine:
@@ -300,8 +300,8 @@ class Topic(_ByName):
     ) -> Reader:
         """Open a reader; the parameters are those of `exclusivelog.Topic.reader`.
 
-        Without a group it is open at once. With one it claims (group, topic), which may have to
-        wait: it is open once it was awaited, entered by `async with`, or read from.
+        Without a group it is open at once. With a group it claims (group, topic), which may have to
+        wait: so it is opened when it is awaited, entered by `async with`, or first read from.
 
         >>> async def example():
         ...     async with aio.open(path) as engine:

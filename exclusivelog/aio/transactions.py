@@ -17,8 +17,8 @@ from exclusivelog.transaction import Transaction as SyncTransaction
 
 
 class Claim(Wrapper[SyncClaim], _NoWith):
-    """An `exclusivelog.Claim`, awaitable; `sync` is that one. Made by `Engine.own`. `async with`
-    releases it at the end of the block."""
+    """An awaitable wrapper of an `exclusivelog.Claim`, which is `sync`. `Engine.own` returns it.
+    `async with` releases it at the end of the block."""
 
     @property
     def group(self) -> str:
@@ -65,7 +65,7 @@ class Claim(Wrapper[SyncClaim], _NoWith):
 
 
 class Sender(Handle[SyncProducer]):
-    """A producer, as far as a transaction knows it."""
+    """A producer, as a transaction uses it."""
 
 
 class _Required(Protocol):
@@ -73,7 +73,7 @@ class _Required(Protocol):
 
     @property
     def sync(self) -> SyncClaim | SyncProducer | HoldsClaim:
-        """The synchronous one."""
+        """The synchronous object."""
 
 
 class _GroupMember(Protocol):
@@ -81,14 +81,14 @@ class _GroupMember(Protocol):
 
     @property
     def sync(self) -> GroupMember:
-        """The synchronous one."""
+        """The synchronous object."""
 
 
 class Transaction(Wrapper[SyncTransaction], _NoWith):
-    """An `exclusivelog.Transaction`, awaitable; `sync` is that one. Made by `Engine.transaction`.
-    `async with` commits at the end of the block, or aborts if an exception leaves it.
+    """An awaitable wrapper of an `exclusivelog.Transaction`, which is `sync`. `Engine.transaction`
+    returns it. `async with` commits at the end of the block, or aborts if an exception leaves it.
 
-    A cancelled `commit` takes its course; `state` then says how it ended.
+    A `commit` runs to its end even if it is cancelled; afterwards `state` shows its outcome.
     """
 
     def __init__(self, sync: SyncTransaction) -> None:
@@ -97,7 +97,7 @@ class Transaction(Wrapper[SyncTransaction], _NoWith):
 
     @property
     def state(self) -> State:
-        """What has become of it: "open", "committed", "aborted" or "unknown"."""
+        """Its state: "open", "committed", "aborted" or "unknown"."""
         return self.sync.state
 
     @property
@@ -107,7 +107,7 @@ class Transaction(Wrapper[SyncTransaction], _NoWith):
         return {p: there[p.sync] for p in self._senders if p.sync in there}
 
     def _joined_by(self, sender: Sender) -> SyncTransaction:
-        """Let a producer take part; return the synchronous transaction."""
+        """Note that a producer sends in it; return the synchronous transaction."""
         self._senders.add(sender)
         return self.sync
 
@@ -153,7 +153,7 @@ def unwrapped(argument: str, given: Any) -> Any:
 
 
 def joined(transaction: Transaction | None, sender: Sender) -> SyncTransaction | None:
-    """The synchronous transaction that this producer takes part in from now on; None for None."""
+    """Let this producer send in a transaction; return the synchronous one, or None for None."""
     if transaction is None:
         return None
     if not isinstance(transaction, Transaction):

@@ -70,8 +70,8 @@ class Calls:
         return getattr(self._here, "call", None)
 
     def defer(self, pending: Any) -> bool:
-        """Acknowledge the call that this thread executes only once `pending` is durable. False if
-        it executes none."""
+        """Acknowledge the call that this thread executes only after `pending` is durable. False if
+        this thread executes no call."""
         if self.current is None:
             return False
         self._here.pending = pending
@@ -79,13 +79,13 @@ class Calls:
 
     @property
     def idle(self) -> bool:
-        """Is no submitted call pending, so that another thread may run a call without overtaking
-        one?"""
+        """Whether no submitted call is pending: another thread can then run a call without
+        overtaking one."""
         return bool(self._threads) and not self._working
 
     def acknowledge(self, future: Any, result: Any, pending: Any) -> None:
-        """Have `future.set_result(result)` called in the background, once `pending` is durable;
-        `future.set_exception(error)` if it cannot be."""
+        """Call `future.set_result(result)` in the background once `pending` is durable, or
+        `future.set_exception(error)` if that fails."""
         try:
             self._finish(_Done(future, result, None, pending))
         except RuntimeError:  # another thread has closed it

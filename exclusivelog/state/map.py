@@ -1,4 +1,4 @@
-"""`SharedMap`: a map that several processes share, and its content in memory (rule I2)."""
+"""`SharedMap`: a map that several processes share (rule I2)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class MapContent(_core.MapBase):
     def restore(self, items: list[Item]) -> None:
         """Replace the map by that of a snapshot."""
         if any(key is None or value is None for key, value in items):
-            raise ValueError("it is no snapshot of a map")
+            raise ValueError("it is not a snapshot of a map")
         self.entries = {k: v for k, v in items if k is not None and v is not None}
 
     def change(self, name: bytes, data: bytes | None) -> list[Item]:
@@ -87,14 +87,15 @@ class MapContent(_core.MapBase):
     def set_if(
         self, name: bytes, data: bytes | None, expected: Any
     ) -> tuple[list[Item], tuple[bool, bytes | None]]:
-        """Return the same if the value is `expected`: (messages, (matched, value before))."""
+        """As `change`, but only if the value is `expected`. Returns (messages, (matched, value
+        before))."""
         old = self.entries.get(name)
         made = expected is _core.ANY or old == expected
         return self.change(name, data) if made else [], (made, old)
 
 
 class MapCodec(Generic[K, V]):
-    """A map's keys and values to and from bytes."""
+    """Converts a map's keys and values to and from bytes."""
 
     def __init__(self, topic: str, key: Any, value: Any) -> None:
         self.topic = topic
@@ -130,15 +131,15 @@ class MapCodec(Generic[K, V]):
         )  # fmt: skip
 
     def unpack(self, data: bytes | None) -> V | None:
-        """The value; None for none."""
+        """Decode a value; None stays None."""
         return None if data is None else self.load(data)
 
     def pack(self, value: V | None) -> bytes | None:
-        """The value as bytes; None for none."""
+        """Encode a value; None stays None."""
         return None if value is None else self.dump(value)
 
     def load_all(self, entries: Mapping[bytes, bytes]) -> dict[K, V]:
-        """A whole map."""
+        """Decode a whole map."""
         return {self.load_key(name): self.load(data) for name, data in entries.items()}
 
 
@@ -156,7 +157,7 @@ class SharedMap(Shared, MutableMapping[K, V]):
     which is true if the write was made, and has the value before as `previous`.
 
     Every message of the topic sets one key, removes one key, or removes all keys; so the topic's
-    compacted view is the map, too. Each method that may wait has a second form that ends in
+    compacted view also contains the map. Each method that may wait has a second form, which ends in
     `_async` and returns a future.
 
     Raises StateError if the topic holds something else, TypeError or ValueError for a wrong
@@ -185,8 +186,10 @@ class SharedMap(Shared, MutableMapping[K, V]):
     # ---- read ----------------------------------------------------------------------------
 
     def get(self, key: K, default: D | None = None, *, latest: bool = False) -> V | D | None:  # type: ignore[override]
-        """Return the key's value, or `default`, as `dict.get`. With `latest` (keyword only), it
-        sees every write that has returned by now, in any process."""
+        """Return the key's value, or `default`, as `dict.get`.
+
+        - `latest`: True: see every write that has returned by now, in any process. False, the
+          default: see all writes of this process, and those of others up to some earlier moment."""
         data = self._get_at_once(self._dump_key(key), latest)
         if data is NOT_NOW:
             data = self._find(key, latest)
@@ -212,9 +215,11 @@ class SharedMap(Shared, MutableMapping[K, V]):
         self, fn: Callable[[K, V], object] | None = None, *,
         filter: Callable[[K], object] | None = None, latest: bool = False,
     ) -> list[tuple[K, V]]:  # fmt: skip
-        """Return the (key, value) pairs of one moment; call `fn(key, value)` with each.
+        """Return the (key, value) pairs as of one moment.
 
-        - `filter`: only the keys for which `filter(key)` is true; no other value is decoded.
+        - `fn`: if given, call `fn(key, value)` for each pair.
+        - `filter`: only the keys for which `filter(key)` is true; other values are not decoded.
+          Default: all keys.
         - `latest`: as for `get`.
         """
         pairs = self._read(lambda: list(self._content.entries.items()), latest)
@@ -249,17 +254,17 @@ class SharedMap(Shared, MutableMapping[K, V]):
         return iter(self.list_keys())
 
     def items(self) -> ItemsView[K, V]:
-        """Return a view of the (key, value) pairs; each iteration is over those of one moment."""
+        """Return a view of the (key, value) pairs; each iteration sees those of one moment."""
         return _Items(self)
 
     def values(self) -> ValuesView[V]:
-        """Return a view of the values; each iteration is over those of one moment."""
+        """Return a view of the values; each iteration sees those of one moment."""
         return _Values(self)
 
     # ---- write ---------------------------------------------------------------------------
 
     def put(self, key: K, value: V | None) -> V | None:
-        """Set the key's value; None removes the key. Returns the value before, or None."""
+        """Set the key's value; None removes the key. Returns the previous value, or None."""
         data = None if value is None else self._codec.dump(value)
         old = self._set(self._dump_key(key), data, _core.ANY)[1]
         try:
@@ -289,14 +294,14 @@ class SharedMap(Shared, MutableMapping[K, V]):
         self._set(self._codec.dump_key(key), self._codec.pack(value), _core.ANY)
 
     def put_if_absent(self, key: K, value: V | None) -> Change[V]:
-        """Set the key's value if it has none. The `Change` is true if it had none; otherwise its
-        `previous` is the value that the key has."""
+        """Set the key's value if it has none. If it had one, the `Change` is false, and its
+        `previous` is that value."""
         return self._set_if(key, value, None)
 
     def replace(self, key: K, expected: V | None, value: V | None) -> Change[V]:
-        """Set the key's value if it is `expected` (both are compared as bytes). The `Change` is
-        true if it was; otherwise its `previous` is the value that the key has, and nothing is
-        appended (rule I3). None is "no value"."""
+        """Set the key's value if its present value is `expected` (compared as bytes; None: no
+        value). If it is another one, nothing is appended (rule I3), the `Change` is false, and its
+        `previous` is the present value."""
         return self._set_if(key, value, self._codec.pack(expected))
 
     @overload  # type: ignore[override]
@@ -312,9 +317,10 @@ class SharedMap(Shared, MutableMapping[K, V]):
     def update(self, key: Any, fn: Any = None, /, *, with_key: bool = False) -> Change[V] | None:
         """Set one key's value by a function, or several keys' values, atomically.
 
-        - `update(key, fn)`: to `fn(value)`, or with `with_key` to `fn(key, value)`; None is "no
-          value". Returns a `Change`. `fn` may be called more than once.
-        - `update(values)`: to those of a mapping or of (key, value) pairs, as `dict.update`.
+        - `update(key, fn)`: set it to `fn(value)`, or with `with_key=True` to `fn(key, value)`.
+          None means no value, as argument and as result. Returns a `Change`. `fn` may be called
+          more than once.
+        - `update(values)`: set those of a mapping or of (key, value) pairs, as `dict.update`.
         """
         if fn is None:
             self.put_all(dict(key))
@@ -368,7 +374,7 @@ class SharedMap(Shared, MutableMapping[K, V]):
         return self.put_if_absent(key, default).value
 
     def delete(self, key: K) -> V | None:
-        """Remove a key. Returns the value before, or None."""
+        """Remove a key. Returns the previous value, or None."""
         return self.put(key, None)
 
     def __delitem__(self, key: K) -> None:
@@ -400,7 +406,7 @@ class SharedMap(Shared, MutableMapping[K, V]):
         return self._codec.load_key(name), self._codec.load(data)
 
     def clear(self) -> None:
-        """Remove all keys, by one message of the topic."""
+        """Remove all keys, with a single message."""
         self._append(lambda: ([(None, None)] if self._content.entries else [], None))
 
     # ---- changes, and the past -----------------------------------------------------------
@@ -411,9 +417,9 @@ class SharedMap(Shared, MutableMapping[K, V]):
         """Watch every change of one key, of the keys that begin with `prefix`, or of all keys, in
         order (rule I6); see `MapWatch`.
 
-        - `start`: the offset of the first message to watch; None: what is written from now on.
+        - `start`: the offset of the first message to watch. None, the default: only later writes.
 
-        Raises OffsetTrimmedError if the map as of `start` cannot be restored any more.
+        Raises OffsetTrimmedError if the map as of `start` can no longer be restored.
 
         >>> with xl.SharedMap(topic) as jobs, jobs.watch(prefix="job/") as watch:
         ...     _ = jobs.put("job/1", "new"), jobs.put("other", 1), jobs.put("job/1", "done")
@@ -445,7 +451,8 @@ class SharedMap(Shared, MutableMapping[K, V]):
         """Return the map as it was before the message at an offset, or at a time (a datetime;
         naive: local time).
 
-        Raises OffsetTrimmedError if neither the log nor the snapshot reaches back so far.
+        Raises OffsetTrimmedError if the messages from then were trimmed, and no snapshot is old
+        enough.
 
         >>> with xl.SharedMap(topic) as settings:
         ...     _ = settings.put("a", 1), settings.put("a", 2)
@@ -456,7 +463,7 @@ class SharedMap(Shared, MutableMapping[K, V]):
         return self._codec.load_all(map_at(self.topic, when)[1])
 
     def diff(self, a: At, b: At) -> dict[K, tuple[V | None, V | None]]:
-        """Return {key: (value at `a`, value at `b`)} of the keys whose values differ; None is no
+        """Return {key: (value at `a`, value at `b`)} of the keys whose values differ; None means no
         value. `a` and `b` are offsets or datetimes, as for `at`.
 
         >>> with xl.SharedMap(topic) as settings:
@@ -534,8 +541,8 @@ class _Values(ValuesView[V]):
 
 
 def _checked(dumps: Callable[[Any], bytes], argument: str) -> Callable[[Any], bytes]:
-    """Return `dumps`, checked: its result must be bytes, as no process could apply anything else.
-    Its errors name the argument."""
+    """Wrap `dumps`: raise TypeError if its result is not bytes, and let its errors name the
+    argument."""
 
     def dump(item: Any) -> bytes:
         try:

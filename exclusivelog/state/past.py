@@ -1,8 +1,8 @@
-"""Past contents of a map, and its changes.
+"""Past contents of a map, and watches of its changes.
 
-`map_at` restores a map at an offset or time, from a snapshot or compacted view and the log.
+`map_at` restores a map as of an offset or time, from a snapshot or compacted view and the log.
 
-`MapWatch` watches the changes of a map (rule I6).
+`MapWatch` returns the changes of a map in order (rule I6).
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ def apply_to(entries: dict[bytes, bytes], key: bytes | None, value: bytes | None
     elif value is None:
         entries.clear()
     else:
-        raise ValueError("it is no message of a map")
+        raise ValueError("it is not a message of a map")
 
 
 def map_at(topic: Topic, when: At) -> tuple[int, dict[bytes, bytes]]:
-    """Return (offset, map) before the message at an offset, or before the first one that was
-    published at a time or later; at the end of the topic if there is none."""
+    """Return (offset, map): the map before the message at an offset, or before the first message
+    published at a time or later; if there is none, the present map."""
     if isinstance(when, bool) or not isinstance(when, (int, dt.datetime)):
         raise TypeError(f"when={when!r}: it takes an offset or a datetime")
     if isinstance(when, int) and when < 0:
@@ -100,7 +100,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class MapChange(Generic[K, V]):
-    """A change of a key's value by the message at `offset`; the value None is no value.
+    """A change of a key's value by the message at `offset`; None means no value.
 
     >>> MapChange("limit", None, 20, 3).value
     20
@@ -113,15 +113,15 @@ class MapChange(Generic[K, V]):
 
 
 class MapWatch(Closing, Generic[K, V]):
-    """The changes of a shared map, in order; made by `SharedMap.watch`.
+    """The changes of a shared map, in order. `SharedMap.watch` returns it.
 
-    `for change in watch` waits for changes without end; `follow(timeout)` ends when none has come
-    for so long; `read_next(timeout)` returns one. None of them polls. A `clear` is one change for
-    each key.
+    `for change in watch` waits for changes without a limit; `follow(timeout)` stops if none comes
+    for `timeout` seconds; `read_next(timeout)` returns one. None of them polls. A `clear` is one
+    change for each key.
 
-    A watch has its own copy of the keys that it watches, and its own reader: it goes on after the
-    map is closed, and a slow one does not slow down others. If messages are trimmed that it has
-    not read yet, it has fallen behind and raises OffsetTrimmedError; open another one.
+    A watch has its own copy of the keys that it watches, and its own reader: it continues after the
+    map is closed, and a slow watch does not slow down others. If messages that it has not read yet
+    are trimmed, it raises OffsetTrimmedError; open a new watch then.
 
     >>> with xl.SharedMap(engine.topic("settings")) as settings:
     ...     watch = settings.watch("limit")
@@ -187,8 +187,8 @@ class MapWatch(Closing, Generic[K, V]):
         return None if data is None else self._load(data)
 
     def follow(self, timeout: float | None = None) -> Iterator[MapChange[K, V]]:
-        """Iterate over the changes, until none has come for `timeout` seconds (default: None, no
-        limit) or the topic is terminated."""
+        """Iterate over the changes. It stops if none comes for `timeout` seconds (default: None, no
+        limit), or if the topic is terminated."""
         while True:
             try:
                 change = self.read_next(timeout)

@@ -2,15 +2,15 @@
 
 A write makes this process the topic's exclusive owner (`Ownership`), brings the copy in memory up
 to date (`Replica`), appends, and applies the appended messages. This process stays the owner until
-another one waits for the topic.
+another process waits for the topic.
 
 Writers hold the state's lock only to compute, append and apply. They wait for the flush without it,
-so that one flush serves all that wait (rule I5). A read that has seen an unflushed write waits for
-that flush, too, so that no caller sees a write that a power loss could undo.
+so that concurrent writers share one flush (rule I5). A read that has seen an unflushed write waits
+for that flush, too: otherwise its caller would see a write that a power loss could undo.
 
-**A replica** is a copy of a topic's state in the memory of this process (rules I1, I4). It begins
-with the newest snapshot, and applies every message behind it once, in order. state.py and map.py
-define what a message does.
+**A replica** is a copy of a topic's state in the memory of this process (rules I1, I4). It starts
+with the newest snapshot, and applies every later message once, in order. state.py and map.py define
+the effect of a message.
 
 **Ownership** of a state's topic is acquired by the first write, and kept until another process
 waits for the topic (rules B2, D8, I1). **Snapshots** are taken by a background thread (rule I4).
@@ -60,14 +60,14 @@ NEVER = (1 << 63) - 1
 
 
 class SnapshotRefused(StateError):
-    """The state would not be restored as it is from its snapshot, which was not stored."""
+    """A snapshot was not stored, because the state could not be restored from it."""
 
 
 class Snapshots(_core.SnapshotsBase):
     """The schedule of one state's snapshots.
 
-    - `every`: take one after so many messages; None: never.
-    - `take`: takes one, in the background thread.
+    - `every`: take a snapshot after so many messages; None: never.
+    - `take`: takes a snapshot; called in the background thread.
     """
 
     def __init__(self, topic: str, every: int | None, take: Callable[[], object]) -> None:
@@ -87,7 +87,7 @@ class Snapshots(_core.SnapshotsBase):
             self.due_at = self._newest + self._every
 
     def take_if_due(self, position: int) -> None:
-        """Start one in the background, if one is due at this offset and none is being taken."""
+        """Take a snapshot in the background, if one is due at this offset and none is running."""
         if position < self.due_at or (self._thread is not None and self._thread.is_alive()):
             return
         self.note(position)
@@ -126,7 +126,7 @@ class Content(Protocol):
 
     @property
     def restores_views(self) -> bool:
-        """Can it be restored from a compacted view of the topic?"""
+        """Whether it can be restored from a compacted view of the topic."""
 
     def reset(self) -> None:
         """Return to the content before the first message."""
@@ -147,7 +147,7 @@ class Replica(_core.ReplicaBase):
     def __init__(self, topic: Topic, content: Content, snapshots: Snapshots) -> None:
         self.content = content
         self.position = 0  # all messages before it are applied; the reader's position may differ
-        self.torn = False  # was an apply interrupted? Then restore everything again
+        self.torn = False  # True: an apply was interrupted, so the content must be restored
         self.failure: StateError | None = None  # a message that cannot be applied
         self._store: TopicStore = topic.engine.backend.topic_store(topic.id)
         self.words, self.word = self._store.change_counter()
@@ -172,8 +172,7 @@ class Replica(_core.ReplicaBase):
                 self._read_on()
                 break
             except OffsetTrimmedError as error:
-                # Other processes may trim messages that a snapshot has, again and again while this
-                # one restores.
+                # Other processes may trim messages that a snapshot covers while this one reads.
                 if not self._take_snapshot():
                     raise OffsetTrimmedError(
                         f"the state in topic {self._topic.name!r} cannot be restored: {error}; its "
@@ -264,10 +263,10 @@ TENURE_SECONDS = 0.005
 
 
 class Ownership(_core.OwnershipBase):
-    """This process's ownership of one topic.
+    """The ownership of one topic by this process.
 
-    - `writing`: the lock that serialises writes; it is held to acquire or release.
-    - `prepare`: called before the first write of each new owner, to catch up.
+    - `writing`: the lock that serialises writes; held during an acquire or release.
+    - `prepare`: called to catch up after each acquire, before the first write.
     """
 
     def __init__(
@@ -278,14 +277,13 @@ class Ownership(_core.OwnershipBase):
         self.checked = -1  # the ownership version at which this process last found itself the owner
         self._topic, self._writing, self._calls, self._prepare = topic, writing, calls, prepare
         self._engine: EngineBackend = topic.engine.backend
-        self._waiting: ProducerFuture | None = None  # for the topic,
-        # And the background call that waits for it.
-        self._waiting_for: CallFuture[Any] | None = None
+        self._waiting: ProducerFuture | None = None  # the request for the topic, while it waits
+        self._waiting_for: CallFuture[Any] | None = None  # the background call that made it
         self._since = 0.0
         self._ended = False
 
     def is_held(self) -> bool:
-        """Is this process still the owner, so that no other process has written?"""
+        """Whether this process is still the owner, so that no other process can have written."""
         producer = self.producer
         if producer is None:
             return False
@@ -299,8 +297,8 @@ class Ownership(_core.OwnershipBase):
         return True
 
     def acquire(self, end: float | None) -> Producer:
-        """Become the owner and catch up; returns the producer. Waits for the topic until `end`
-        (monotonic clock; None: for ever)."""
+        """Become the owner and catch up; return the producer. Waits for the topic until `end`
+        (monotonic clock; None: no limit)."""
         asked, self.asked = self.asked, None
         if asked is not None:
             self._give_back(asked)
@@ -465,7 +463,7 @@ class Shared(_core.SharedBase, Closing):
         replica.catch_up()
         self._replica = replica  # set last: from now on the state may be called
 
-    # ---- may it be called? ---------------------------------------------------------------
+    # ---- checks --------------------------------------------------------------------------
 
     def _check(self) -> None:
         """Raise unless the state can be used by this thread."""
@@ -567,7 +565,7 @@ class Shared(_core.SharedBase, Closing):
         """Compute, append and apply; `write.done` stays False if the topic was lost before the
         append."""
         self._replica.check()
-        # A write that appends nothing depends on what is unflushed.
+        # A write that appends nothing depends on the unflushed ones that it has read.
         write.appended = self._unflushed
         self._inside = threading.get_ident()
         try:
@@ -594,7 +592,7 @@ class Shared(_core.SharedBase, Closing):
             return False
         except StateError as error:
             self._ownership.release()
-            error.maybe_written = True  # it is
+            error.maybe_written = True  # the message is in the log
             raise
         except BaseException:
             # It is unknown how much was applied: the next owner reads it from the log.
@@ -611,7 +609,8 @@ class Shared(_core.SharedBase, Closing):
     # ---- durability ----------------------------------------------------------------------
 
     def _settle(self, appended: Appended) -> None:
-        """Return once this is durable. In a background call, its acknowledgement waits instead."""
+        """Return once this is durable. In a background call return at once: the acknowledgement of
+        that call waits instead."""
         if not self._calls.defer(appended):
             self._flush(appended)
 
@@ -632,10 +631,11 @@ class Shared(_core.SharedBase, Closing):
             self._flush(seen)
 
     def snapshot(self) -> int:
-        """Store a snapshot, so that opening the state need not read what led to it (rule I4).
-        Returns the offset that it goes up to: `topic.trim(before=...)` can remove what is older.
+        """Store a snapshot, so that opening the state need not read earlier messages (rule I4).
+        Returns the offset after the last message that it includes: `topic.trim(before=...)` can
+        remove the messages before it.
 
-        Raises StateError if the state could not be restored from it as it is.
+        Raises StateError if the state could not be restored from it.
         """
         self._check()
         with self._lock:
@@ -679,22 +679,22 @@ class Shared(_core.SharedBase, Closing):
             raise
 
     def give_up(self, future: Future[Any]) -> None:
-        """Let a call that was submitted stop waiting for the topic, if it does: it leaves the
-        queue. A write that has begun takes its course."""
+        """If a submitted call waits for the topic, let it leave the queue. A write that has already
+        begun is finished."""
         if isinstance(future, CallFuture):
             self._ownership.give_up(future)
 
     def close(self) -> None:
         """Release the topic and end the background threads. Closing twice does nothing. Calls
-        that were submitted before are run; those that would have to wait for the topic end with
-        EngineClosedError. Raises RuntimeError inside one of the state's own functions."""
+        submitted before are executed; those that would have to wait for the topic end with
+        EngineClosedError. Raises RuntimeError in a function that the state runs."""
         if self._engine.forked:
             return
-        self._check_outside()  # it would deadlock: calls that it waits for wait for this one
-        if self._busy_here:  # a signal handler or a finalizer calls it
+        self._check_outside()  # else a deadlock: the calls that it waits for wait for this one
+        if self._busy_here:  # called by a signal handler or a finalizer
             self._engine.callbacks.call_later(self.close)
             return
-        self._closing = True  # no call is submitted from now on
+        self._closing = True  # from now on, no call can be submitted
         self._ownership.end()
         self._calls.close()
         with self._writing:

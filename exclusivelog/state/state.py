@@ -1,24 +1,24 @@
 """`SharedState`: a state that several processes share, with a topic as its log (rules I1-I7).
 
-Each process has the state in its own memory, and brings it up to date from the topic. A process
-that writes is the topic's exclusive owner meanwhile, and stays it until another one requests it.
+Each process has the state in its own memory, and updates it from the topic. A process that writes
+becomes the topic's exclusive owner, and stays the owner until another process requests the topic.
 
-What is guaranteed, and by which rule:
+The guarantees, and their rules:
 
-1. A write's operations are computed from the state as all earlier writes left it, appended
-   atomically, and applied: no other process writes in between, because the writer owns the topic
-   (B2, G3, I1). So writes are linearisable, in the order of the topic's offsets.
+1. A write's operations are computed from the state after all earlier writes, appended atomically,
+   and applied. No other process writes in between, because the writer owns the topic (B2, G3, I1).
+   So writes are linearisable, in the order of the topic's offsets.
 2. A read with `latest=True` sees every write that had returned before it began, in any process
-   (G5, G6). Without it, a read sees all writes of this process, and others' as of some moment
-   that never goes back.
+   (G5, G6). Without it, a read sees all writes of this process, and those of other processes up to
+   some earlier moment; later reads never see an older state.
 3. A write that has returned is as durable as the engine's `durability` says (H1). One that
    raised has appended nothing, unless the error has `maybe_written` set (B9, I3).
 4. An owner that was paused, killed or forked cannot write any more (B2, C2, C3): its write is
    retried once this process owns the topic again.
 5. User functions cannot change the state, and may be called more than once. What they return is
-   encoded before anything is appended, and applied as it is decoded, in every process alike (I3).
+   encoded before anything is appended, and every process applies what it decodes from that (I3).
 6. With snapshots, the cost of opening depends on the size of the state, not on its history (I4).
-   A snapshot that would not restore the state as it is is not stored.
+   A snapshot is stored only if decoding it returns an equal state.
 7. Writes of many threads and tasks share flushes (I5).
 
 It follows Pulsar's shared-state manager and map (apache/pulsar#13490).
@@ -66,13 +66,14 @@ class StateContent(Generic[S, Op]):
     def apply(self, key: bytes | None, value: bytes | None) -> None:
         """Apply one operation."""
         if key is not None:
-            raise ValueError("it is no message of a state: it has a key")
+            raise ValueError("it is not a message of a state: it has a key")
         changed = self._apply(self.state, self._decode(value or b""))
         if changed is not None:
             self.state = changed
 
     def to_items(self) -> list[Item]:
-        """The state as bytes that restore it, types included; else SnapshotRefused."""
+        """Encode the state; SnapshotRefused if decoding does not return an equal state with the
+        same types."""
         refused = []
         for mark, (encode, decode) in self._codecs.items():
             try:
@@ -101,7 +102,8 @@ class StateContent(Generic[S, Op]):
 
 
 class SharedState(Shared, Generic[S, Op]):
-    """Any state, changed by operations that are messages of a topic (rule I1).
+    """A state that several processes share. The messages of its topic are the operations that
+    change it (rule I1).
 
     - `initial`: a function that returns the first state (default: `dict`).
     - `apply`: `apply(state, op)` changes the state in place, or returns the new one. It must be
@@ -109,12 +111,13 @@ class SharedState(Shared, Generic[S, Op]):
     - `encode`, `decode`: an operation to and from bytes (default: msgpack). What is applied is
       what `decode` returns, also in the process that wrote it.
     - `encode_state`, `decode_state`: the state to and from bytes, for snapshots. Default:
-      `serde.exact`, which knows Python's containers, numbers and dates; for a state that it does
-      not take, `encode` and `decode`.
-    - `snapshot_every`: after so many operations a snapshot is taken in the background (default:
-      100 000; none where the engine keeps no snapshots); None: only by `snapshot()`.
-    - `copy`: copies the objects that functions are given and that are neither immutable nor a
-      dict, list, set or tuple (default: `copy.deepcopy`); None: all such objects are immutable.
+      `serde.exact`, which supports Python's containers, numbers and dates; for a state that it does
+      not support, `encode` and `decode`.
+    - `snapshot_every`: take a snapshot in the background after so many operations (default:
+      100 000; none if the engine does not support snapshots). None: only by `snapshot()`.
+    - `copy`: a function that copies objects of the state other than dicts, lists, sets, tuples and
+      immutable ones before they are passed to a function (default: `copy.deepcopy`). None: do not
+      copy them, because they are immutable, too.
     - `timeout`: seconds that a write waits to become the topic's owner, then WaitTimeoutError
       (default: None, no limit).
 
@@ -163,8 +166,10 @@ class SharedState(Shared, Generic[S, Op]):
     # ---- read and write ------------------------------------------------------------------
 
     def read(self, fn: Callable[[S], R], latest: bool = False) -> R:
-        """Return `fn(state)`, whose argument is read-only; see the class. With `latest`, the state
-        has every write that has returned by now, in any process."""
+        """Return `fn(state)`. Its argument is a read-only view; see the class.
+
+        - `latest`: True: the state includes every write that has returned by now, in any process.
+          Default: False."""
         return self._read(lambda: self._call(fn), latest)
 
     def _call(self, fn: Callable[[S], R]) -> R:

@@ -1,8 +1,8 @@
 """Read-only views of a state, for the functions that read it (rule I3).
 
-Nothing is copied: a view reads the state itself, one level at a time. It has no method that
-changes anything, and it is valid until the function returns, because the state changes afterwards.
-Views in what the function returns are replaced by plain copies, which may be kept.
+A view copies nothing: it reads the state itself, one level at a time. It has no method that changes
+the state. It is valid until the function returns, because the state may change afterwards. Views in
+the function's result are replaced by plain copies.
 
 >>> with Scope() as scope:
 ...     seen = scope.view({"a": [1, 2]})
@@ -32,7 +32,7 @@ PLAIN = frozenset({
 
 
 class Scope:
-    """The time for which views are valid: its `with` block. `copy` copies objects without a
+    """Views are valid during the `with` block of their scope. `copy` copies objects that have no
     view."""
 
     __slots__ = ("copy", "over")
@@ -42,7 +42,7 @@ class Scope:
         self.over = False
 
     def view(self, value: Any) -> Any:
-        """The value if it is immutable, a view of a dict, list or set, else a copy."""
+        """Return an immutable value itself, a view of a dict, list or set, and else a copy."""
         kind = type(value)
         if kind in PLAIN:
             return value

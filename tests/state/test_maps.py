@@ -117,7 +117,7 @@ def test_i2_clear_is_one_message_everywhere(shared: Map, topic: xl.Topic, other:
 def test_i3_what_only_looks_like_a_clear_is_named(topic: xl.Topic) -> None:
     with topic.producer() as producer:
         producer.send(None)
-    with pytest.raises(xl.StateError, match="no message of a map"):
+    with pytest.raises(xl.StateError, match="not a message of a map"):
         xl.SharedMap(topic)
 
 
@@ -213,12 +213,12 @@ def test_i4_a_map_s_messages_without_what_the_topic_holds_are_told_from_a_state_
     """As an earlier version wrote them."""
     with topic.producer() as producer:
         producer.send(b"\x01", key="a")
-    with pytest.raises(xl.StateError, match="no message of a state"):
+    with pytest.raises(xl.StateError, match="not a message of a state"):
         counts_of(topic)
     assert opened_afresh(topic) == {"a": 1}
     engine.backend.snapshot(topic.id, 1, [(None, b"\x81\xa1a\x01")])
     topic.engine.topic("orders").trim(before=1)
-    with pytest.raises(xl.StateError, match="no snapshot of a map"):
+    with pytest.raises(xl.StateError, match="not a snapshot of a map"):
         xl.SharedMap(topic)
 
 

@@ -639,5 +639,5 @@ def test_i3_what_is_no_message_of_a_map_is_named(topic: xl.Topic) -> None:
     with topic.producer() as producer:
         producer.send(b"value", key="a")
         producer.send(b"of something else")
-    with pytest.raises(xl.StateError, match=r"'orders'.*offset 1 .*no message of a map"):
+    with pytest.raises(xl.StateError, match=r"'orders'.*offset 1 .*not a message of a map"):
         xl.SharedMap(topic)
