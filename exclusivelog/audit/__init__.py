@@ -1,16 +1,16 @@
 """Audits and reports of a ledger, computed from its log.
 
-`audit` checks the promises of exclusive access; `report` writes an HTML page about
-who led when, what each failover cost, and where the load went. `audit` is some ten times faster
-with the extra `[arrow]`; `report` needs the extra `[report]`. For logs too large for one process,
+`audit` checks the promises of exclusive access. `report` writes an HTML page that shows the leaders
+over time, how long each failover took, and the load. `audit` is about ten times faster with the
+extra `[arrow]`; `report` needs the extra `[report]`. For logs that are too large for one process,
 `exclusivelog.spark` does the same with Spark.
 
 ```text
-runs.py      sums of messages, as Arrow
+runs.py      summaries of messages (runs), computed with Arrow
 plain.py     the same without pyarrow
 leaders.py   tenures of leaders, and costs of failovers, from the recorded changes of ownership
 judging.py   the claims about a topic, and their verdicts
-page.py      the page and its charts, of page.html.j2, page.css and page.js
+page.py      the page and its charts, from page.html.j2, page.css and page.js
 ```
 """
 
@@ -34,13 +34,13 @@ IN_ONE_PASS = 20_000  # events
 
 
 def audit(engine: Engine, topics: Sequence[str] | None = None) -> list[Verdict]:
-    """Judge topics (None: all) from their messages and the history of their owners.
+    """Check topics by their messages and the history of their owners.
 
-    Of each topic: its epochs lie one behind the other and never interleave, offsets are dense, each
-    exclusive epoch has one producer, sequence ids rise, and every exclusive epoch with messages was
-    granted once (rules B1, B8, E5, G2). A verdict for each of these claims.
+    - `topics`: names. None, the default: all topics.
 
-    Raises TopicNotFoundError.
+    Returns a verdict on each of these claims about each topic: epochs never interleave, offsets are
+    dense, each exclusive epoch has one producer, sequence ids rise, and every exclusive epoch with
+    messages was granted once (rules B1, B8, E5, G2). Raises TopicNotFoundError.
 
     >>> from exclusivelog.audit import audit
     >>> producer.send(b"paid")
@@ -57,13 +57,15 @@ def audit(engine: Engine, topics: Sequence[str] | None = None) -> list[Verdict]:
 
     names = names_of(engine, topics)
     found = [run for name in names for run in runs(engine.topic(name, create=False))]
-    changes = read_changes(engine)  # read last, to include leaders that came meanwhile
+    changes = read_changes(engine)  # last, to include the grants of all messages that were read
     return verdicts(names, found, changes, owned(engine, names))
 
 
 def report(engine: Engine, to: str | Path, topics: Sequence[str] | None = None) -> LeaderReport:
-    """Write the page about some topics (None: all) to the file `to`: one file of 5 MB or more, most
-    of it the library that draws. It loads nothing from elsewhere.
+    """Write an HTML page about topics to a file.
+
+    - `to`: the file. It has 5 MB or more, most of it the chart library, and loads nothing else.
+    - `topics`: names. None, the default: all topics.
 
     Raises TopicNotFoundError, OSError, and ImportError without the extra `[report]`.
     """
@@ -81,7 +83,8 @@ def write_page(
     engine: Engine, to: str | Path, names: Sequence[str],
     read: Callable[[Mapping[str, int]], Iterable[Record]],
 ) -> LeaderReport:  # fmt: skip
-    """Write the page about topics whose runs `read` gives: {topic: length of its buckets in ms}."""
+    """Write the page about topics. `read` returns their runs; its argument is {topic: length of its
+    buckets in ms}."""
     from exclusivelog.audit.judging import verdicts
     from exclusivelog.audit.leaders import LeaderReport, bucket_of, stories_of
     from exclusivelog.audit.page import page, parts
@@ -106,12 +109,11 @@ def _span(engine: Engine, name: str) -> int:
     return max((epoch.last_time for epoch in epochs), default=0) - first
 
 
-# ---- reading through an engine: the other modules know none ---------------------------------
+# ---- reading with an engine; the other modules use none --------------------------------------
 
 
 def names_of(engine: Engine, topics: Sequence[str] | None) -> list[str]:
-    """These topics, or (None) all; TopicNotFoundError for one that does not exist: nothing can
-    be said about it."""
+    """These topics, or (None) all; TopicNotFoundError for one that does not exist."""
     known = engine.topics()
     for topic in topics or ():
         if topic not in known:
@@ -126,11 +128,11 @@ def owned(engine: Engine, topics: Iterable[str]) -> set[tuple[str, int]]:
 
 
 def read_changes(engine: Engine) -> Changes:
-    """All that the ledger has kept."""
+    """All recorded changes of ownership."""
     from exclusivelog.audit import leaders
 
     told = engine.backend.events(None, None)
-    if told is not None:  # a cluster derives them from its own log, which keeps all
+    if told is not None:  # a cluster derives them from its log, which has all of them
         return leaders.Changes().add(leaders.changes_of(told))
     try:
         topic = engine.topic(EVENTS, create=False)
@@ -141,5 +143,5 @@ def read_changes(engine: Engine) -> Changes:
         values = (message.value for message in reader if message.value is not None)
         while some := list(islice(values, IN_ONE_PASS)):
             found.add(leaders.parsed(some))
-    found.complete = topic.first_offset == 0  # afterwards: some may go while they are read
+    found.complete = topic.first_offset == 0  # last: some may be removed while they are read
     return found

@@ -1,4 +1,4 @@
-"""Judging what a topic says of its epochs: the verdicts of audits and reports."""
+"""Check claims about a topic's epochs, for audits and reports."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from exclusivelog.audit.leaders import Change, Changes, Verdict
 Record = dict[str, Any]
 Epoch = tuple[str, int]  # topic, number
 
-SHOWN = 3  # faults that are named, of each kind
+SHOWN = 3  # faults of each kind that a verdict lists
 FOREVER = 2**63
 
 
 @dataclass
 class Span:
-    """The messages of one epoch and one producer; `times` are the first and the last one's of
-    each run."""
+    """The messages of one epoch and one producer; `times` has the times of the first and last
+    message of each run."""
 
     epoch: int
     producer: str
@@ -32,20 +32,21 @@ class Span:
 
 @dataclass
 class Tenure:
-    """Who owns an epoch, and from when to when, in ms since 1970; more than once where it came
-    back (rule B5). Whose end was not told, may hold it still, or leave it between batches."""
+    """The owner of an epoch, and the times (start, end; ms since 1970) at which it held the topic;
+    several if it reconnected (rule B5). A grant whose end was not recorded is not in `held`: the
+    owner may still hold the topic, or hold it only while it appends a batch."""
 
     producer: str
     held: list[tuple[int, int]] = field(default_factory=list)
 
     def covers(self, time: int) -> bool:
-        """Did it hold the topic then, for certain?"""
+        """Whether it certainly held the topic at that time."""
         return any(start < time < end for start, end in self.held)
 
 
 @dataclass
 class Summary:
-    """A topic, summed up from its runs in the order of their offsets."""
+    """The summary of a topic, computed from its runs in the order of their offsets."""
 
     topic: str
     spans: dict[tuple[int, str], Span] = field(default_factory=dict)
@@ -54,7 +55,7 @@ class Summary:
     gaps: int = 0
 
     def add(self, run: Record) -> None:
-        """Take the next run."""
+        """Add the next run."""
         key = run["epoch"], run["producer"]
         span = self.spans.get(key)
         if span is None:
@@ -86,8 +87,8 @@ def verdicts(
     topics: Iterable[str], found: Iterable[Record], changes: Changes,
     held: Set[Epoch] = frozenset(),
 ) -> list[Verdict]:  # fmt: skip
-    """Every claim about each of these topics, judged by its `runs`; the changes of owner were read
-    after them, and `held` is what is `owned` now."""
+    """The verdicts on these topics. `found`: their runs; `changes`: the changes of owner, read
+    after the runs; `held`: the epochs that have an owner now (see `owned`)."""
     judged = []
     for summary in _summaries(found, topics):
         about = changes.of.get(summary.topic, [])
@@ -106,7 +107,7 @@ def _summaries(found: Iterable[Record], topics: Iterable[str]) -> list[Summary]:
 
 
 def _grants(changes: Iterable[Change]) -> Counter[int]:
-    """Epoch -> how often it was granted, not counting who only came back."""
+    """Epoch -> the number of its grants, without reconnects."""
     return Counter(
         change.epoch for change in changes
         if change.kind == "grant" and change.reason != "reconnect"
@@ -114,15 +115,15 @@ def _grants(changes: Iterable[Change]) -> Counter[int]:
 
 
 def _known_since(grants: Counter[int]) -> int:
-    """The first epoch whose grant is among the changes that were kept (rule E5)."""
+    """The first epoch whose grant is among the recorded changes (rule E5)."""
     return min(grants, default=FOREVER)
 
 
 def _tenures(
     topic: str, changes: Iterable[Change], held: Set[Epoch], epochs: Set[int]
 ) -> dict[int, Tenure]:
-    """Epoch -> its owner, of these epochs of one topic. A run of batches (`once.py`) holds the
-    topic within its transactions alone, and gives nothing back."""
+    """Epoch -> its owner, for these epochs of one topic. A job that appends batches (`once.py`)
+    holds the topic only within its transactions, and no release is recorded."""
     found: dict[int, Tenure] = {}
     since: dict[int, int] = {}
     for change in changes if epochs else ():
@@ -147,7 +148,7 @@ def judge(
     summary: Summary, grants: Counter[int], tenures: Mapping[int, Tenure] | None = None,
     since: int = 0,
 ) -> list[Verdict]:  # fmt: skip
-    """Every claim about one topic. The grants of epochs before `since` are not known any more.
+    """The verdicts on one topic. The grants of epochs before `since` are no longer recorded.
 
     >>> summary = Summary("orders")
     >>> summary.add(dict(epoch=1, producer="a", first_offset=0, last_offset=4, messages=5,
@@ -199,12 +200,13 @@ def _density(summary: Summary) -> Found:
 def _producers(
     summary: Summary, grants: Counter[int], tenures: Mapping[int, Tenure], since: int
 ) -> Found:
-    """Others may share an exclusive epoch while its owner is away: never while it holds it."""
+    """Other producers may write in an exclusive epoch after its owner has released the topic, but
+    never while the owner holds it."""
     faults, exclusive = [], 0
     for spans in summary.epochs:
         epoch = spans[0].epoch
         if epoch < since or not grants[epoch]:
-            continue  # shared producers write under the epoch that was there before them
+            continue  # shared producers write in the epoch of the last owner before them
         exclusive += 1
         others = _in_between(spans, tenures.get(epoch))
         if others:
@@ -213,7 +215,7 @@ def _producers(
 
 
 def _in_between(spans: Sequence[Span], tenure: Tenure | None) -> list[str]:
-    """Who wrote among the messages of the epoch's owner, and not while it was away."""
+    """The producers that wrote between messages of the epoch's owner while it held the topic."""
     first = min(spans, key=lambda span: span.first)
     name = first.producer if tenure is None else tenure.producer
     owner = next((span for span in spans if span.producer == name), None)

@@ -1,7 +1,7 @@
 """Tenures of leaders, costs of failovers, and load.
 
-Computed from the changes of ownership in `__events__`, in a form that suits a million of them, and
-from the messages.
+Computed from the messages, and from the changes of ownership in `__events__`, in a form that is
+fast enough for a million of them.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ class Changes:
 
 
 def parsed(values: Sequence[bytes]) -> Iterable[Change]:
-    """Those of events as they are stored, without a Python object for each field of each event:
-    making these would take most of the time."""
+    """The changes of stored events, without a Python object for each field of each event: creating
+    these would take most of the time."""
     try:
         return list(_columns(values))
-    except (ImportError, ValueError):  # no pyarrow; names with half of a character, as JSON allows
+    except (ImportError, ValueError):  # no pyarrow; names with lone surrogates, which JSON allows
         return list(changes_of(map(Event.loads, values)))
 
 
 def changes_of(events: Iterable[Event]) -> Iterator[Change]:
-    """Those of the events that are about topics."""
+    """The changes of those events that concern topics."""
     return (Change.of(event) for event in events if event.topic and event.kind in KINDS)
 
 
@@ -109,7 +109,7 @@ def _columns(values: Sequence[bytes]) -> Iterator[Change]:
 
 
 def _strings(column: Any) -> list[str]:
-    """Use one object for equal values."""
+    """The strings of a column; equal values are the same object."""
     found = column.combine_chunks().dictionary_encode()
     names = found.dictionary.to_pylist()
     return [names[index] for index in found.indices.to_pylist()]
@@ -129,11 +129,11 @@ CRASHES = ("dead", "hung")
 
 @dataclass(slots=True)
 class Tenure:
-    """One leader's tenure. Times are in ms since 1970; `end` None: it still leads, or the end is
-    unknown.
+    """The tenure of one leader. Times are in ms since 1970; `end` None: it still leads, or the end
+    is unknown.
 
-    `why` it ended: closed, dead, hung, fenced, hand-over, or superseded (a run that holds no
-    topic between its batches, and lost it there).
+    `why`: the reason for its end: closed, dead, hung, fenced, hand-over, or superseded (the leader
+    was a job that appends batches, and another one took the topic between two batches).
     """
 
     epoch: int
@@ -149,7 +149,7 @@ class Tenure:
 
     @property
     def rate(self) -> float | None:
-        """Messages per second while it wrote; None for too few to say."""
+        """Messages per second between its first and last message; None if there are too few."""
         if self.first_message is None or self.last_message is None:
             return None
         lasted = self.last_message - self.first_message
@@ -157,8 +157,8 @@ class Tenure:
 
 
 class TakeOver(NamedTuple):
-    """A change from one leader to the next. `last_message`: the time of the last message before, of
-    any leader."""
+    """A change from one leader to the next. `last_message`: the time of the last message before it,
+    from any leader."""
 
     before: Tenure
     after: Tenure
@@ -166,12 +166,12 @@ class TakeOver(NamedTuple):
 
     @property
     def at(self) -> int:
-        """When the next leader began."""
+        """The time at which the next leader began."""
         return self.after.start
 
     @property
     def why(self) -> str:
-        """How the former leader ended."""
+        """The reason for the end of the former leader."""
         return self.before.why
 
     @property
@@ -181,17 +181,20 @@ class TakeOver(NamedTuple):
 
     @property
     def silence(self) -> int | None:
-        """ms from the last message before to the first one of the next leader; None if it sent
-        none."""
+        """ms from the last message before the change to the first message of the next leader; None
+        if it sent none."""
         last, first = self.last_message, self.after.first_message
         return None if last is None or first is None else max(0, first - last)
 
 
 @dataclass
 class Story:
-    """A topic's: its leaders, and its load: engine -> {beginning of a bucket: messages}; what
-    shared producers wrote has `SHARED` for its engine. `pauses`: (from, to, in ms) without a
-    message, which are longer than two buckets."""
+    """The history of one topic.
+
+    - `tenures`: of its leaders; `shared`: of its shared producers.
+    - `load`: engine -> {start of a bucket: messages}; `SHARED` stands for all shared producers.
+    - `pauses`: (from, to; in ms) without a message that are longer than two buckets.
+    """
 
     topic: str
     tenures: list[Tenure]
@@ -236,7 +239,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class LeaderReport:
-    """What the report found. `silences` are in ms, of all take-overs of all topics."""
+    """The content of a report. `silences`: those of all take-overs of all topics, in ms."""
 
     path: str
     stories: list[Story]
@@ -261,7 +264,7 @@ def stories_of(
 
 
 def bucket_of(span_ms: int) -> int:
-    """How long a bucket is, that the load over so long a time is drawn with.
+    """The length of a bucket (ms) for a chart of the load over `span_ms`.
 
     >>> bucket_of(0), bucket_of(12_000), bucket_of(86_400_000)
     (10, 50, 300000)
@@ -322,5 +325,5 @@ def _pauses(found: Sequence[Record], least: int) -> list[tuple[int, int]]:
 
 
 def median(numbers: Sequence[int]) -> float:
-    """The median; 0 of none."""
+    """The median; 0 if there are no numbers."""
     return statistics.median(numbers) if numbers else 0.0

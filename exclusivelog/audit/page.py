@@ -1,9 +1,9 @@
 """The page of a report: leaders, take-overs, silences and load, in one HTML file.
 
-Jinja fills page.html.j2 in, and Plotly draws the charts in the browser, as page.js tells it to; the
-page has all of it inside, and loads nothing. A chart shows of a topic no more than a browser can
-draw, whatever a log has; its times are in ms since the topic's first one, which makes the page
-shorter.
+Jinja renders page.html.j2, and page.js draws the charts with Plotly in the browser. The page
+contains all of this, and loads nothing. The number of elements in a chart is limited to what a
+browser can draw, whatever the size of the log. Times in a chart are in ms since the first time of
+its topic, which makes the page shorter.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MOST_MARKS = 1500
 MOST_SPANS = 300  # without a leader, or without a message
 
 Chart = dict[str, Any]
-Bar = list[Any]  # lane, start, end, tenures, text; until it is written, a tenure
+Bar = list[Any]  # lane, start, end, number of tenures, text (until `_bars` ends: the tenure)
 
 
 def chart_of(story: Story) -> Chart:
@@ -69,7 +69,7 @@ def lanes_of(story: Story) -> list[str]:
 
 
 def lane_of(lanes: Sequence[str]) -> Callable[[str], int]:
-    """Of an engine; those without a lane of their own have the last one."""
+    """A function that returns the lane of an engine; the last lane is for all other engines."""
     places = {name: place for place, name in enumerate(lanes)}
     return lambda engine: places.get(engine, len(lanes) - 1)
 
@@ -78,7 +78,8 @@ def lane_of(lanes: Sequence[str]) -> Callable[[str], int]:
 
 
 def _bars(story: Story, index: Callable[[str], int], start: int, end: int) -> list[Bar]:
-    """The tenures; where they are too many, those of a lane that lie close together as one."""
+    """The tenures as bars. If there are too many, tenures of a lane that lie close together are
+    merged into one bar."""
     found: list[Bar] = sorted(
         ([index(t.engine), t.start - start, (end if t.end is None else t.end) - start, 1, t]
          for t in (*story.tenures, *story.shared)), key=itemgetter(1),
@@ -93,7 +94,8 @@ def _bars(story: Story, index: Callable[[str], int], start: int, end: int) -> li
 
 
 def _merged(bars: Iterable[Bar], apart: float) -> list[Bar]:
-    """In the order of their starts, and with less than `apart` ms between them."""
+    """Merge bars of a lane with less than `apart` ms between them; `bars` are in the order of their
+    starts."""
     found: list[Bar] = []
     last: dict[int, Bar] = {}
     for lane, start, end, count, tenure in bars:
@@ -119,8 +121,8 @@ def _text(tenure: Tenure) -> str:
 
 
 def _marks(story: Story, index: Callable[[str], int], start: int, end: int) -> list[list[int]]:
-    """(lane, time, whether it crashed) where a leader crashed, was fenced or moved; of those too
-    close to tell apart, the first."""
+    """(lane, time, whether it crashed) for each leader that crashed, was fenced or handed over; if
+    marks are too close to distinguish, only the first."""
     least = (end - start) / MOST_MARKS
     found: list[list[int]] = []
     last: dict[tuple[int, bool], int] = {}
@@ -143,8 +145,8 @@ def _longest(spans: Iterable[tuple[int, int]], start: int) -> list[list[int]]:
 
 
 def _load(story: Story, lanes: Sequence[str], index: Callable[[str], int]) -> Chart | None:
-    """Messages of each lane in each bucket, from the first to the last; None where there are
-    none."""
+    """The messages of each lane in each bucket, from the first to the last bucket; None without
+    messages."""
     buckets = [bucket for times in story.load.values() for bucket in times]
     if not buckets:
         return None

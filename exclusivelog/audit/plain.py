@@ -1,4 +1,4 @@
-"""Runs without pyarrow: the rows of `exclusivelog.audit.runs`, some ten times slower."""
+"""Runs without pyarrow: the same rows as `exclusivelog.audit.runs`, about ten times slower."""
 
 from __future__ import annotations
 
@@ -40,4 +40,4 @@ def _rows(batch: Sequence[Message], bucket_ms: int) -> Iterator[Record]:
             "first_sequence_id": found[0].sequence_id, "last_sequence_id": found[-1].sequence_id,
             "falls": falls[producer], "gaps": gaps,
         }  # fmt: skip
-        gaps = 0  # the first row has them
+        gaps = 0  # only the first row of a batch counts them

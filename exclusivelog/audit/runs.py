@@ -1,9 +1,9 @@
-"""Runs: messages summed up where they are read, so that an audit of millions of them looks at a few
-thousand rows.
+"""Runs: summaries of messages, made while they are read, so that an audit of millions of messages
+processes a few thousand rows.
 
-A row is about the messages of one epoch and producer (and, with `bucket_ms`, of one stretch of
-time) among those that were read at once, 8192 at most. Rows of the same epoch, put together, say
-whether it lies in one piece.
+A row summarises the messages of one epoch and producer (and, with `bucket_ms`, of one time bucket)
+among those that are read at once, at most 8192. The rows of an epoch together show whether its
+messages are contiguous.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ NAMES = (
 
 
 def summed_up(batches: Iterable[pa.RecordBatch], bucket_ms: int) -> Iterator[pa.RecordBatch]:
-    """Batches with the columns `READ`, each as a few rows; `bucket_ms` 0: not cut by time."""
+    """Summarise each batch, which has the columns `READ`, in a few rows. `bucket_ms` 0: do not
+    group by time."""
     for batch in batches:
         yield _sum_up(batch, bucket_ms)
 
@@ -89,7 +90,7 @@ def _buckets(times: pa.Array, bucket_ms: int) -> pa.Array:
 
 
 def _falls(batch: pa.RecordBatch) -> dict[str, int]:
-    """Producer -> how often its sequence id did not rise (rule G2); each of its rows has it."""
+    """Producer -> how often its sequence id did not increase (rule G2)."""
     names = pc.unique(batch.column("producer")).to_pylist()
     found = {}
     for name in names:
@@ -99,7 +100,7 @@ def _falls(batch: pa.RecordBatch) -> dict[str, int]:
 
 
 def _steps(column: pa.Array, wrong: Any) -> int:
-    """How many steps from one number to the next are wrong."""
+    """The number of steps from one value to the next that are wrong."""
     if len(column) < 2:
         return 0
     steps = pc.subtract(column.slice(1), column.slice(0, len(column) - 1))

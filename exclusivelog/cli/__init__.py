@@ -1,8 +1,8 @@
-"""The `exclusivelog` command: inspect a ledger, send, verify, back up, and the demo.
+"""The `exclusivelog` command: inspect a ledger, send, verify, back up, and run the demo.
 
-Needs the extra `[cli]`. Commands that only read open the ledger with `readonly=True`. Tables are
-drawn on a terminal, and are tab-separated lines anywhere else. Exit status: 0 for success, 1 for
-an error, 2 for wrong arguments; `check --strict` has 3, too.
+Needs the extra `[cli]`. Commands that only read open the ledger with `readonly=True`. Output is a
+table on a terminal, and tab-separated lines elsewhere. Exit status: 0 for success, 1 for an error,
+2 for wrong arguments; `check --strict` also returns 3.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 
-TYPE_CHECKING = False  # as typing's, which need not be imported
+TYPE_CHECKING = False  # instead of typing's, to save its import
 
 if TYPE_CHECKING:
     import click
@@ -36,7 +36,7 @@ def load() -> click.Group:
 def main() -> None:
     """The entry point."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed, as by 2>&-: print would take stdout for it
+        if getattr(sys, name) is None:  # closed, as by 2>&-; `print(file=None)` writes to stdout
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     try:
         load()(prog_name=PROGRAM)

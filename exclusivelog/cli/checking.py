@@ -1,4 +1,4 @@
-"""`verify`, `check`, `audit` and `report`: is a log whole, healthy, and what it promises?"""
+"""`verify`, `check`, `audit` and `report`: check a log for damage, its health and its history."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Finding:
 
 
 def findings(stats: xl.EngineStats, inside: xl.EngineInfo | None) -> Iterator[Finding]:
-    """The findings from these figures. `inside`: the engine that is in the critical section."""
+    """The problems that these figures show. `inside`: the engine inside the critical section."""
     for engine in stats.unresponsive:
         who = f"engine {engine.name!r} (id {engine.id}, pid {engine.pid})"
         silent = f"{who} has been silent for {engine.heartbeat_age:.1f} s"
@@ -94,7 +94,7 @@ def check(path: str, strict: bool, as_json: bool) -> None:
     leave(ATTENTION if found and strict else 0)
 
 
-# ---- reading all of it -------------------------------------------------------------------
+# ---- checks that read the whole log --------------------------------------------------------
 
 
 maybe_topics = click.argument(
@@ -122,14 +122,14 @@ def verify(path: str, as_json: bool) -> None:
 @maybe_topics
 @as_json
 def audit(path: str, topics: tuple[str, ...], as_json: bool) -> None:
-    """Judge from its messages whether a log is what exclusive access promises.
+    """Check by its messages whether a log keeps the promises of exclusive access.
 
     Epochs never interleave, offsets are dense, each exclusive epoch has one producer and was
     granted once, sequence ids rise. The exit status is 1 if a claim does not hold.
     """
     from exclusivelog.audit import audit
 
-    gc.disable()  # millions of objects that stay until the end
+    gc.disable()  # it would only slow this down: millions of objects live until the end
     with open_to_read(path) as engine:
         verdicts = audit(engine, topics or None)
     if as_json:
@@ -150,7 +150,7 @@ def audit(path: str, topics: tuple[str, ...], as_json: bool) -> None:
 @maybe_topics
 @as_json
 def report(path: str, page: str, topics: tuple[str, ...], as_json: bool) -> None:
-    """Write an HTML page: who led when, what each take-over cost, and where the load went."""
+    """Write an HTML page: the leaders over time, how long each take-over took, and the load."""
     from exclusivelog.audit import report
 
     gc.disable()  # as above

@@ -1,4 +1,4 @@
-"""`completion`: what a shell needs to complete the command's words."""
+"""`completion`: a script with which a shell completes commands and options."""
 
 from __future__ import annotations
 

@@ -1,19 +1,18 @@
-"""The main job: a real event stream goes through leaders that are killed, and arrives whole.
+"""The demo: leaders append a real event stream, are killed, and no event is lost or duplicated.
 
-Three processes queue for one topic with different priorities. The owner reads the log to its
-end, which tells it how many events are in, and appends the next ones, each with its index as
-sequence id. Again and again the owner is killed with SIGKILL in the middle of its work; the
-next one takes over, and the killed one is started again and queues. In the end the log must
-hold every event exactly once and in order, and replaying it must give the true number of
-lines of every file.
+Three processes queue for one topic with different priorities. The owner reads the log to its end,
+so that it knows how many events are in it, and appends the next ones, each with its index as
+sequence id. The owner is repeatedly killed with SIGKILL during its work; the next process takes
+over, and the killed one is started again and queues. In the end the log must contain every event
+exactly once and in order, and replaying it must give the known number of lines of every file.
 
-Nothing else guards against loss and duplicates: catching up under a fenced epoch (rules B2,
-B10), durable appends (H1) and growing sequence ids (G2).
+Only these mechanisms prevent losses and duplicates: catching up under a fenced epoch (rules B2,
+B10), durable appends (H1) and increasing sequence ids (G2).
 
 ```text
 parent ── starts, kills, starts again ──► worker alice │ bob │ carol    one engine each
    ▲                                          │
-   └── a JSON line for each turn of its life ─┘         the parent gone = stdin closed = they end
+   └── a JSON line for each change of state ──┘         the parent ends = stdin closed = they end
 ```
 """
 
@@ -54,19 +53,19 @@ HISTORY, TRUTH = "redis-history.jsonl.gz", "redis-lines.json.gz"
 DEFAULT_DATA = Path(__file__).resolve().parent / "demo_data"
 DEFAULT_KILLS, DEFAULT_RATE = 20, 2000.0
 
-BURST = 64  # events in flight at most: so many are in doubt when their sender is killed
-STANDBY_SECONDS = 0.1  # how often one that waits reads what has come
+BURST = 64  # events in flight at most: these may be lost or stored when their sender is killed
+STANDBY_SECONDS = 0.1  # how often a waiting worker reads new events
 POLL_SECONDS = 0.004
 LONGEST_REST_SECONDS = 0.3  # between a death and the next start
 STALLED_SECONDS = 60.0
-PATIENCE_SECONDS = 86_400.0  # a worker's; its parent ends it long before
+PATIENCE_SECONDS = 86_400.0  # the longest wait of a worker; its parent ends it long before
 END_SECONDS = 10.0
 
 UNREADABLE = (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError)
 
 
 class DemoError(Exception):
-    """The demo cannot go on, for the reason in the text."""
+    """The demo cannot continue, for the reason in the text."""
 
 
 # ---- the data ----------------------------------------------------------------------------
@@ -81,7 +80,7 @@ class History:
 
 
 def read_events(directory: Path, most: int | None = None) -> list[bytes]:
-    """The first `most` events of the data in that directory (None: all)."""
+    """The first `most` events in the data directory (None: all)."""
     path = directory / HISTORY
     try:
         lines = gzip.decompress(path.read_bytes()).splitlines()
@@ -95,7 +94,7 @@ def read_events(directory: Path, most: int | None = None) -> list[bytes]:
 
 
 def read_history(directory: Path, most: int | None = None) -> History:
-    """The events and the truth. For a part of the events the truth is their replay."""
+    """The events and the expected result. For a part of the events, that is their replay."""
     events = read_events(directory)
     try:
         if most is not None and most < len(events):
@@ -134,7 +133,7 @@ def replay(events: Iterable[bytes]) -> dict[str, int]:
 
 @dataclass
 class Worker:
-    """One of the three. `run` returns when the parent says so, or is gone."""
+    """One of the three workers. `run` returns when the parent requests it or has ended."""
 
     path: str
     name: str
@@ -146,7 +145,7 @@ class Worker:
     waiting: Future[xl.Producer] | None = None
 
     def run(self) -> None:
-        """Queue, lead, and again when the lead was lost; rest when all events are in."""
+        """Queue and lead; repeat when the lead was lost. Wait once all events are in the log."""
         threading.Thread(target=self._watch_parent, daemon=True).start()
         with xl.open(self.path, self.name, create=False, **self.access) as engine:
             topic = engine.topic(TOPIC, create=False)
@@ -155,7 +154,7 @@ class Worker:
                     with contextlib.suppress(CancelledError):
                         self._queue_and_lead(topic)
                 except xl.ProducerFencedError:
-                    _report("fenced")  # it was stopped for too long; it may queue again
+                    _report("fenced")  # it was stopped for too long; it queues again
 
     def _watch_parent(self) -> None:
         # os.read, because a thread inside sys.stdin would disturb the interpreter's end.
@@ -163,9 +162,9 @@ class Worker:
             pass
         self.stop.set()
         if self.waiting is not None:
-            with contextlib.suppress(xl.ExclusiveLogError):  # closed in this very moment
+            with contextlib.suppress(xl.ExclusiveLogError):  # it may be closed at this moment
                 self.waiting.cancel()
-        time.sleep(END_SECONDS / 2)  # and if that does not help, for whatever reason:
+        time.sleep(END_SECONDS / 2)  # if `run` has not returned by then, end the process
         os._exit(1)
 
     def _queue_and_lead(self, topic: xl.Topic) -> None:
@@ -177,11 +176,11 @@ class Worker:
         if self.stop.is_set():
             self.waiting.cancel()
         while not self.waiting.done():
-            count = catch_up(reader, self.events, count)  # little is left when the turn comes
+            count = catch_up(reader, self.events, count)  # so little remains to read when it leads
             with contextlib.suppress(TimeoutError):
                 self.waiting.exception(STANDBY_SECONDS)
         with self.waiting.result(0) as producer:
-            # The others are fenced from here on, and append nothing to what is read now.
+            # The other workers are fenced from here on, and can append nothing behind this read.
             count = catch_up(reader, self.events, count)
             _report("leads", epoch=producer.topic_epoch, count=count)
             self._lead(producer, count)
@@ -213,7 +212,7 @@ class Worker:
 
 
 def catch_up(reader: xl.Reader, events: Sequence[bytes], count: int) -> int:
-    """Read to the end of the log; how many events are in. `count` were read before."""
+    """Read to the end of the log; return the number of events. `count` were read before."""
     for message in reader:
         if count >= len(events) or message.value != events[count]:
             raise DemoError(
@@ -225,9 +224,9 @@ def catch_up(reader: xl.Reader, events: Sequence[bytes], count: int) -> int:
 
 
 def _report(what: str, **facts: object) -> None:
-    # One write of one short line: it is in the pipe whole, or not at all, when we are killed.
+    # A single write of a short line is atomic, also if this process is killed.
     line = json.dumps({"what": what, **facts}) + "\n"
-    with contextlib.suppress(BrokenPipeError):  # the parent is gone; stdin says so too
+    with contextlib.suppress(BrokenPipeError):  # the parent has ended; `_watch_parent` notices
         os.write(1, line.encode())
 
 
@@ -235,13 +234,14 @@ def _report(what: str, **facts: object) -> None:
 
 
 class Child:
-    """A worker as its parent sees it. Its reports go to `reports`, "gone" at last."""
+    """A worker process, as its parent sees it. Its reports go to `reports`, with "gone" as the
+    last."""
 
     def __init__(self, name: str, arguments: Sequence[str], reports: queue.Queue[Report]) -> None:
         self.name = name
         self.noise: list[str] = []
         self._reports = reports
-        # A session of its own: Ctrl-C is for the parent, and closing stdin is for the child.
+        # In a session of its own, so that only the parent gets Ctrl-C; it ends the child by stdin.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "exclusivelog.cli.demo", name, *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -261,7 +261,7 @@ class Child:
         self._reports.put((self, {"what": "gone"}))
 
     def kill(self) -> int:
-        """SIGKILL, and reap it; the moment, in ns of the clock that all processes share."""
+        """Send SIGKILL and reap the process; return the time (ns of the monotonic clock)."""
         now = time.monotonic_ns()
         self._process.kill()
         self._process.wait(END_SECONDS)
@@ -274,7 +274,7 @@ class Child:
             self._process.stdin.close()
 
     def end(self) -> None:
-        """Make sure that it is gone."""
+        """End the process, by force if necessary."""
         self.dismiss()
         try:
             self._process.wait(END_SECONDS)
@@ -290,7 +290,7 @@ Report = tuple[Child, dict[str, Any]]
 
 @dataclass
 class Tenure:
-    """One leader's time, as it was observed."""
+    """The tenure of a leader, as the parent observed it."""
 
     epoch: int
     name: str
@@ -307,7 +307,7 @@ class Tenure:
 
 
 class Screen(Protocol):
-    """Callbacks of a run, about its progress."""
+    """Shows the progress of a run."""
 
     def leads(self, tenure: Tenure) -> None:
         """A new leader took over."""
@@ -367,7 +367,7 @@ class Run:
             raise DemoError(f"nothing was appended for {STALLED_SECONDS:.0f} s")
 
     def _choose_points(self, done: int) -> list[int]:
-        # Not at the very end: a kill waits until another process is there to take over.
+        # Not near the end: a kill waits until another process can take over.
         places = range(done + 1, done + int(0.95 * (len(self.events) - done)))
         return sorted(self._random.sample(places, min(self.wanted, len(places))))
 
@@ -408,7 +408,7 @@ class Run:
     # ---- kill ----------------------------------------------------------------------------
 
     def _kill_at(self, points: list[int], topic: xl.Topic) -> None:
-        """Kill the leader if the next of the chosen points has passed, and another one waits."""
+        """Kill the leader if the next chosen point has passed and another worker waits."""
         if not points or self._done < points[0]:
             return
         leader = next((r for r in reversed(self.tenures) if r.end == "leads"), None)
@@ -416,7 +416,7 @@ class Run:
         if leader is None or not waiters:
             return
         del points[0]
-        time.sleep(self._random.uniform(0, POLL_SECONDS))  # any moment, not only ours
+        time.sleep(self._random.uniform(0, POLL_SECONDS))  # else kills would follow the polls
         leader.best_waiter = waiters[0].priority
         child = self._children[leader.name]
         leader.killed = child.kill()
@@ -429,7 +429,7 @@ class Run:
         self._screen.killed(leader, self.kills, self.wanted)
 
     def _dismiss(self) -> None:
-        # The leader last: it keeps the topic, so that no other process is promoted in vain.
+        # End the leader last: it keeps the topic, so that no other worker is promoted for nothing.
         leader = self.tenures[-1].name
         for name in sorted(self._children, key=lambda name: name == leader):
             self._children[name].end()
@@ -460,8 +460,8 @@ class Finding:
 def judge(
     messages: Sequence[xl.Message], history: History, sound: Finding, tenures: Sequence[Tenure]
 ) -> list[Finding]:
-    """Every claim, judged from the log alone (and the order of the leaders as observed).
-    `sound`: what `check_log` found."""
+    """The verdict on every claim, from the log (and the observed order of the leaders). `sound`:
+    the result of `check_log`."""
     return [
         _judge_events(messages, history.events),
         _judge_epochs(messages),
@@ -472,7 +472,7 @@ def judge(
 
 
 def check_log(engine: xl.Engine) -> Finding:
-    """Are its checksums right? On a cluster, reading has verified them: are its grants right?"""
+    """Verify the log's checksums. On a cluster, reading verifies them, so audit the grants."""
     if engine.supports("verify"):
         return judge_report(engine.verify())
     from exclusivelog.audit import audit
@@ -481,13 +481,13 @@ def check_log(engine: xl.Engine) -> Finding:
 
 
 def judge_report(report: xl.Report) -> Finding:
-    """What `verify` has found."""
+    """The finding for a report of `verify`."""
     return Finding("the ledger is sound", report.ok, "; ".join(report.problems)
                    or f"{report.entries:,} entries, every checksum holds")  # fmt: skip
 
 
 def judge_audit(verdicts: Sequence[Verdict]) -> Finding:
-    """What `audit` has found."""
+    """The finding for the verdicts of `audit`."""
     wrong = [f"{each.claim}: {each.facts}" for each in verdicts if not each.holds]
     return Finding("the audit of its grants and messages", not wrong, "; ".join(wrong)
                    or f"{len(verdicts)} claims hold")  # fmt: skip
@@ -532,7 +532,7 @@ def _judge_order(tenures: Sequence[Tenure]) -> Finding:
             return Finding(claim, False, f"epoch {after.epoch} came after epoch {before.epoch}")
         if before.best_waiter is not None:
             count += 1
-            # A better one may have come in the moment between: never a worse one.
+            # A better waiter may have joined between the two reads, but never a worse one.
             if after.priority < before.best_waiter:
                 return Finding(claim, False, f"epoch {after.epoch} went to priority "
                                f"{after.priority}, {before.best_waiter} waited")  # fmt: skip
@@ -643,7 +643,7 @@ def show_tenures(
 
 
 def show_verdict(console: Console, findings: Sequence[Finding]) -> None:
-    """A line for each claim, and one for all."""
+    """Print a line for each claim, and a summary."""
     for finding in findings:
         mark = "[green]ok    [/]" if finding.holds else "[red]FAILED[/]"
         console.print(f"{mark}  {finding.claim}: ", end="")
@@ -652,7 +652,7 @@ def show_verdict(console: Console, findings: Sequence[Finding]) -> None:
     console.print("[bold green]verdict: all of it holds[/]" if ok else "[bold red]verdict: FAILED")
 
 
-# ---- the whole -----------------------------------------------------------------------------
+# ---- the demo ------------------------------------------------------------------------------
 
 
 def demo(
@@ -662,15 +662,15 @@ def demo(
 ) -> bool:  # fmt: skip
     """Run the job and show it; True if every claim holds. Raises DemoError.
 
-    - `path`: the ledger's directory, or the URL of a cluster's namespace, kept afterwards; goes on
-      with what is in it. None: a temporary directory.
-    - `data`: the directory of the events and the truth; None: those of the package.
-    - `events`: only so many of them.
-    - `kills`: how many leaders to kill; `seed` chooses when.
-    - `rate`: events that come in per second.
-    - `report`: let Spark audit the log as well, and write a page about the leaders there;
-      needs the extra `[spark]` and Java.
-    - `access`: what `open` takes for that URL.
+    - `path`: the ledger's directory, or the URL of a cluster's namespace. It is kept afterwards,
+      and a later run continues it. None: a temporary directory.
+    - `data`: the directory of the events and their expected result; None: those of the package.
+    - `events`: only the first so many events. None: all.
+    - `kills`: how many leaders to kill; `seed` determines the moments.
+    - `rate`: events per second.
+    - `report`: let Spark audit the log, too, and write a page about the leaders to this file; needs
+      the extra `[spark]` and Java.
+    - `access`: the arguments of `open` for the URL.
     """
     access = access or {}
     if report is not None:
@@ -707,7 +707,7 @@ def _directory(path: str | None) -> Iterator[str]:
 
 
 def _prepare(path: str, events: Sequence[bytes], access: Mapping[str, Any]) -> int:
-    """Make the topic if need be; how many events are in it."""
+    """Create the topic if it does not exist; return the number of events in it."""
     with xl.open(path, "demo", **access) as engine:
         return catch_up(engine.topic(TOPIC).reader(), events, 0)
 
@@ -745,12 +745,12 @@ def _check_report(path: str | None) -> None:
 
 def _draw(console: Console, path: str, to: Path) -> bool:
     """Audit the log with Spark, and write the report; True if the audit found nothing."""
-    # So short a job ends before a second compiler could gain anything.
+    # The job is so short that optimising compilers do not pay off.
     settings = ["spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
                 "spark.sql.codegen.factoryMode=NO_CODEGEN"]  # fmt: skip
     command = [sys.executable, "-m", "exclusivelog.spark", "report", path, str(to), "--quiet",
                *(f"--conf={setting}" for setting in settings)]  # fmt: skip
-    to.unlink(missing_ok=True)  # an earlier one must not pass for this one
+    to.unlink(missing_ok=True)  # an earlier page must not be taken for the new one
     with console.status("Spark audits the log, and draws the leaders"):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not to.exists():

@@ -1,4 +1,4 @@
-"""`demo`: its options; `demo.py` is the program that it runs."""
+"""The options of `demo`; `demo.py` is the program that it runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 
 from exclusivelog.cli.program import PATH, access, access_options, leave, program
 
-KILLS, RATE = 20, 2000.0  # as in demo.py, which a help text does not import
+KILLS, RATE = 20, 2000.0  # as in demo.py, which is not imported for the help text
 
 
 @program.command()
@@ -38,7 +38,7 @@ def demo(
     kills: int, seed: int | None, path: str | None, data: str | None, events: int | None,
     rate: float, report: str | None,
 ) -> None:  # fmt: skip
-    """Send real events while leaders are killed, then check that each is there once."""
+    """Send real events while leaders are killed, then check that each is in the log once."""
     import signal
     from pathlib import Path
 

@@ -58,10 +58,10 @@ def export(
 ) -> None:  # fmt: skip
     """Write a topic's messages to a file or to stdout.
 
-    FILE appears when all is written. In JSON lines, a value that is no UTF-8 text is in the field
-    value_base64, a key in key_base64; `send --json` reads them. In CSV, no value and an empty one
-    look the same. Parquet needs the extra arrow. --json is about what is said of FILE, not about
-    what is in it.
+    FILE appears when it is complete. In JSON lines, a value that is not UTF-8 text is in the field
+    value_base64, and such a key in key_base64; `send --json` reads both. In CSV, a missing and an
+    empty value look the same. Parquet needs the extra arrow. --json changes the line about FILE
+    that this command prints, not the content of FILE.
     """
     kind = kind or _kind(file)
     if kind == "parquet" and file is None:
@@ -91,13 +91,13 @@ def _offset(topic: xl.Topic, end: str) -> int:
 
 @contextlib.contextmanager
 def _written(file: str | None, force: bool) -> Iterator[IO[bytes]]:
-    """A file that appears when it is whole; or stdout."""
+    """A file that appears when it is complete; or stdout."""
     if file is None:
         yield sys.stdout.buffer
         return
     if os.path.exists(file) and not force:
         raise FileExistsError(f"{file} exists; give --force to replace it")
-    part = f"{file}.{os.urandom(4).hex()}.part"  # its own, beside another export to FILE
+    part = f"{file}.{os.urandom(4).hex()}.part"  # unique: another export to FILE may be running
     try:
         with open(part, "xb") as out:
             yield out
@@ -110,11 +110,11 @@ def _written(file: str | None, force: bool) -> Iterator[IO[bytes]]:
         raise
 
 
-# ---- what is exported --------------------------------------------------------------------
+# ---- the messages to export --------------------------------------------------------------
 
 
 class Wanted:
-    """The messages to export: from where the reader is to an offset, with one key or with any."""
+    """The messages to export: from the reader's position to an offset, with one key or with any."""
 
     def __init__(self, reader: xl.Reader, end: int, key: bytes | None) -> None:
         self.reader, self.end, self.key = reader, end, key
@@ -138,7 +138,7 @@ class Wanted:
             batch = self.reader.read_arrow(ARROW_BYTES)
             if batch is None:
                 return
-            # Whole entries are read: the last one may go on behind the end.
+            # Whole entries are read, so the last one may extend beyond the end.
             batch = batch.slice(0, batch.num_rows - max(0, self.reader.position - self.end))
             if self.key is not None:
                 batch = batch.filter(pc.equal(batch.column("key"), self.key))

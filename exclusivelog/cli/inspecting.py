@@ -1,4 +1,4 @@
-"""`topics`, `info`, `stats` and `metrics`: what there is, and what it has done."""
+"""`topics`, `info`, `stats` and `metrics`: the content and the figures of a log."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIZES = (
     "map_size", "used_bytes", "journal_bytes", "large_bytes", "transactions", "max_readers",
     "readers", "topics", "engines", "oldest_reader",
 )  # fmt: skip
-# The figures that an engine has of a cluster which it only looks at.
+# The figures that a read-only engine has of a cluster.
 ON_A_CLUSTER = (
     "topics", "engines", "waiters", "groups", "messages", "first_offset", "next_offset", "epoch",
     "holders",
@@ -158,11 +158,12 @@ def _reader_facts(reader: dict[str, Any] | None) -> str:
 @maybe_topic
 @as_json
 def stats(path: str, topic: str | None, as_json: bool) -> None:
-    """Show what a ledger's processes count: messages, flushes, latencies, queues, lags, sizes.
+    """Show figures of a ledger, from all processes: messages, flushes, latencies, queues, lags,
+    sizes.
 
-    It counts since the first of the engines opened the ledger that have it open now. With a topic,
-    show how much it has, its reader groups, and how its messages are stored. Of a cluster it shows
-    topics, engines, queues and lags: each engine there counts its messages by itself.
+    Counters start at 0 when an engine opens a ledger that no other engine has open. With a topic,
+    show its size, its reader groups, and how its messages are stored. For a cluster, show topics,
+    engines, queues and lags: each engine on a cluster counts its messages by itself.
     """
     with open_to_read(path) as engine:
         if is_url(path) and topic is None:
@@ -178,7 +179,7 @@ def stats(path: str, topic: str | None, as_json: bool) -> None:
 
 
 def _follow_topics(engine: xl.Engine) -> None:
-    """An engine on a cluster has figures of those topics that it has used."""
+    """Use each topic once: an engine on a cluster has figures only of topics that it has used."""
     for name in engine.topics():
         _ = engine.topic(name, create=False).next_offset
 

@@ -1,4 +1,4 @@
-"""`compact`, `compression`, `backup` and `upgrade`: how a ledger is kept."""
+"""`compact`, `compression`, `backup` and `upgrade`: the maintenance of a ledger."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def compact(path: str, topic: str, as_json: bool) -> None:
 def compression(
     path: str, topic: str, method: Literal["lz4", "zstd", "none"] | None, as_json: bool
 ) -> None:
-    """Show how a topic is compressed, and what that saves; or set it for new messages."""
+    """Show a topic's compression and its ratio; or set the method for new messages."""
     if method is None and not is_url(path):
         with open_to_read(path) as engine:
             _show_compression(engine.topic(topic, create=False).stats(), as_json)

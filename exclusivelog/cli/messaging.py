@@ -1,4 +1,4 @@
-"""`tail` and `send`: a topic's messages, out and in."""
+"""`tail` and `send`: read and send messages."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _next(reader: xl.Reader) -> xl.Message:
 
 
 def _move(reader: xl.Reader, topic: xl.Topic, count: int | None, start: str | None) -> int | None:
-    """Go where the options say; how many messages to show, None for all."""
+    """Move the reader to where the options say; return how many messages to show, None for all."""
     if start is None:
         first = topic.next_offset - (10 if count is None else count)
         reader.seek(max(topic.first_offset, first))
@@ -170,7 +170,7 @@ def _encode(values: Sequence[str]) -> list[bytes]:
 
 
 def _of_json(line: bytes) -> dict[str, Any]:
-    """The arguments of `send` for a line of `tail --json`; what it does not have is not named."""
+    """The arguments of `send` for a line of `tail --json`, without those that the line lacks."""
     try:
         found = json.loads(line)
         sent = {name: found[name] for name in ("properties", "event_time") if found.get(name)}
@@ -196,7 +196,7 @@ def _split(pair: str) -> tuple[str, str]:
 
 
 def _lines_of_stdin() -> Iterator[list[bytes]]:
-    """What has come, line by line: one by one from a keyboard, many at once from a file."""
+    """The available lines of stdin: one at a time from a keyboard, many at once from a file."""
     rest = b""
     while data := os.read(0, READ_BYTES):
         *lines, rest = (rest + data).split(b"\n")

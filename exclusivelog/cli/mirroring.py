@@ -1,4 +1,4 @@
-"""`mirror`: a log's copy on a cluster, and back."""
+"""`mirror`: copy a log to a cluster, or restore it from there."""
 
 from __future__ import annotations
 
@@ -36,23 +36,24 @@ PROGRESS_SECONDS = 2.0
 )  # fmt: skip
 @click.option(
     "--from", "origin", metavar="URL",
-    help="Bring a log back: make PATH, a new directory, of what this namespace has.",
+    help="Restore a log: create PATH, a new directory, from the topics of this namespace.",
 )  # fmt: skip
-@click.option("--follow", "-f", is_flag=True, help="Go on with what is written meanwhile.")
+@click.option("--follow", "-f", is_flag=True, help="Continue with later messages.")
 @click.option(
     "--plain", is_flag=True,
-    help="One Pulsar message each, for any consumer; slower. Default: frames of many messages.",
+    help="One Pulsar message for each message, for any consumer; slower. Default: frames of many "
+    "messages.",
 )  # fmt: skip
 @click.option(
     "--verify", is_flag=True, help="Compare all that is mirrored with PATH; copy nothing."
 )
 @click.option(
     "--trimmed", type=click.Choice(("error", "earliest")), default="error",
-    help="Where PATH has lost its oldest messages before the first copy: begin with the rest?",
+    help="If the oldest messages were trimmed before the first copy: fail, or begin with the rest.",
 )  # fmt: skip
 @click.option(
     "--timeout", metavar="SECONDS", type=click.FloatRange(min=1), default=60.0,
-    help="Seconds within which the broker has to store a message.",
+    help="Seconds that the broker has to store a message.",
 )  # fmt: skip
 @access_options
 @as_json
@@ -60,10 +61,10 @@ def mirror(
     path: str, topics: tuple[str, ...], to: str | None, origin: str | None, follow: bool,
     plain: bool, verify: bool, trimmed: Any, timeout: float, as_json: bool,
 ) -> None:  # fmt: skip
-    """Copy a log to a namespace of a Pulsar cluster, exactly once, or bring it back from there.
+    """Copy a log to a namespace of a Pulsar cluster, exactly once, or restore it from there.
 
-    Every few seconds it prints how far each topic is. Stop it whenever you like, and run it again:
-    it goes on behind the last message that the cluster has.
+    Every few seconds it prints the progress of each topic. You can stop it at any time and run it
+    again: it continues after the last message that the cluster has.
     """
     if to is None:
         if origin is None or follow or plain or verify:
@@ -74,7 +75,7 @@ def mirror(
         raise click.UsageError("give either --to URL or --from URL")
     if is_url(path):
         raise xl.UnsupportedError(
-            "mirror copies a local log to a cluster; bring one back first: "
+            "mirror copies a local log to a cluster; restore it first: "
             f"exclusivelog mirror NEW --from {path}"
         )
     from exclusivelog.cluster import Mirror
@@ -111,7 +112,7 @@ def _run_mirror(copy: Any, follow: bool, as_json: bool) -> None:
     while True:
         ended = copy.wait(0 if not before else PROGRESS_SECONDS)
         now = copy.progress()
-        if now != before or ended:  # nothing new is nothing to say
+        if now != before or ended:
             for one in now:
                 if as_json:
                     print(json.dumps({**fields_of(one), "lag": one.lag}))

@@ -1,4 +1,4 @@
-"""What commands print: tables, and the fields of messages and of what holds a topic."""
+"""The output of commands: tables, and texts for messages and owners."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import exclusivelog as xl
 
 def fields_of(info: Any) -> dict[str, Any]:
     """The fields of a dataclass."""
-    from dataclasses import asdict  # an engine has imported it; the help need not
+    from dataclasses import asdict  # here: the help text does not need this import
 
     return asdict(info)
 
 
 def holder_of(topic: xl.Topic) -> str:
-    """Who may write to the topic."""
+    """The topic's owner, or the number of its shared producers."""
     holders = topic.holders
     if holders and holders[0].access_mode is xl.AccessMode.SHARED:
         return f"{len(holders)} shared"
@@ -44,7 +44,7 @@ def message_facts(message: xl.Message) -> dict[str, object]:
 
 
 def print_result(facts: Mapping[str, object], text: str, as_json: bool) -> None:
-    """What a command has done: as a JSON object, or in words."""
+    """Print the result of a command, as a JSON object or as text."""
     print(json.dumps(facts) if as_json else text)
 
 
@@ -57,17 +57,17 @@ def print_table(
     names: Sequence[str], rows: Iterable[Sequence[object]], header: bool = True,
     spare: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Print a table on a terminal; anywhere else, lines with tabs."""
+    """Print a table on a terminal, and tab-separated lines elsewhere."""
     Table(names, header, spare=spare).print(rows)
 
 
 class Table:
-    """A table that is printed in parts: rows that come later have the columns of the first ones.
+    """A table that is printed in parts: later rows have the same column widths as the first ones.
 
-    On a terminal it is as wide as that at most. The `spare` columns are left out, the first one
-    first, until it fits. If that is not enough, long cells are folded; and where the columns would
-    become too narrow for that, each row is a list of all its cells. `grows` names a column that
-    takes what room is left.
+    It is at most as wide as the terminal. If it does not fit, `spare` columns are left out, in
+    their order, until it does. If that is not enough, long cells are folded. If the columns became
+    too narrow for that, each row is printed as a list of its cells. `grows` names a column that
+    gets the remaining width.
     """
 
     def __init__(
@@ -88,13 +88,13 @@ class Table:
         self._begun = True
 
     def _draw(self, cells: Sequence[Sequence[str]]) -> bool:
-        """Draw the rows; False where rich is not installed."""
-        try:  # here: its import takes as long as all the rest
+        """Draw the rows; False if rich is not installed."""
+        try:  # here: its import takes as long as everything else
             from rich.cells import cell_len
             from rich.console import Console
         except ImportError:
             return False
-        console = Console(height=25)  # without a height, it takes 80 columns where TERM is dumb
+        console = Console(height=25)  # without a height, it uses 80 columns if TERM is dumb
         if self._widths is None:
             lines = [self._names, *cells] if self._header else cells
             natural = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
@@ -107,8 +107,8 @@ class Table:
         return True
 
     def _fit(self, natural: dict[str, int], width: int) -> dict[str, int]:
-        """The width of each column that is shown; none, if lists are printed."""
-        room = width - 3 * len(natural) - 1  # of what rich puts between the cells
+        """The width of each visible column; empty if rows must be printed as lists."""
+        room = width - 3 * len(natural) - 1  # rich puts three characters between columns
         for name in self._spare:
             if sum(natural.values()) > room:
                 room += 3
@@ -148,8 +148,8 @@ class Table:
 
 
 def shares(natural: Sequence[int], room: int) -> list[int]:
-    """The widths of columns that want these, in so much room: the widest become narrower. Empty
-    if a column would be narrower than `LEAST_WIDTH`.
+    """The widths of columns with these natural widths in a total width of `room`: the widest become
+    narrower. Empty if a column would be narrower than `LEAST_WIDTH`.
 
     >>> shares([5, 10], 80), shares([5, 100, 30], 60), shares([60, 60, 60], 40)
     ([5, 10], [5, 28, 27], [])
@@ -167,19 +167,19 @@ def shares(natural: Sequence[int], room: int) -> list[int]:
 
 
 def decoded(data: bytes) -> str:
-    """The text; bytes that are none are escaped."""
+    """The bytes as text; invalid UTF-8 is escaped."""
     return data.decode(errors="backslashreplace")
 
 
 def printable(text: str) -> str:
-    """Control characters escaped: a message must not move the cursor, or end its line."""
+    """Escape control characters: a message must not move the cursor, or end its line."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def pairs_of(properties: Mapping[str, str]) -> str:
-    """name=value, for each."""
+    """The properties as text: `name=value name=value`."""
     return " ".join(f"{name}={value}" for name, value in properties.items())
 
 
@@ -201,7 +201,7 @@ def time_of(ms: int) -> str:
 
 
 def items_of(found: Any) -> Iterator[tuple[str, Any]]:
-    """A dataclass's fields and their values; the values stay what they are."""
+    """The fields of a dataclass and their values, without conversion."""
     from dataclasses import fields
 
     for each in fields(found):
@@ -209,7 +209,7 @@ def items_of(found: Any) -> Iterator[tuple[str, Any]]:
 
 
 def jsonable(value: Any) -> Any:
-    """What JSON has for this value."""
+    """Convert a value to JSON types."""
     from dataclasses import is_dataclass
 
     if isinstance(value, xl.Histogram):
@@ -230,7 +230,7 @@ def jsonable(value: Any) -> Any:
 def print_records(
     names: Sequence[str], records: Iterable[Mapping[str, Any]], as_json: bool
 ) -> None:
-    """Records of these fields, as JSON lines or as a table."""
+    """Print records with these fields, as JSON lines or as a table."""
     if as_json:
         for record in records:
             print(json.dumps(record))
@@ -240,7 +240,7 @@ def print_records(
 
 
 def cell_of(name: str, value: Any) -> str:
-    """A value of this name, for a table."""
+    """The cell of a table for the value of a field."""
     if value is None or value == "":
         return "-"
     if name in ("from", "to") and not isinstance(value, str):
@@ -261,7 +261,7 @@ def party_of(party: Mapping[str, Any] | None) -> str:
 
 
 def announcement_of(topic: xl.Topic) -> str:
-    """What the owner of the topic announced; "" for nothing."""
+    """The announcement of the topic's owner as text; "" if there is none."""
     said = topic.announcement
     if said is None:
         return ""

@@ -1,4 +1,4 @@
-"""`owners`, `claims`, `roles`, `groups` and `unload`: who has what, who waits, and hand-overs."""
+"""`owners`, `claims`, `roles`, `groups` and `unload`: owners, waiters and hand-overs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _owner_rows(topic: xl.Topic) -> Iterator[Sequence[object]]:
 
 
 def _owner_facts(topic: xl.Topic) -> Iterator[dict[str, object]]:
-    """Who holds the topic ("holds"), what is handed over ("releasing", "assigned"), who waits."""
+    """The topic's holders ("holds"), hand-overs ("releasing", "assigned") and waiters ("waits")."""
     for h in topic.holders:
         yield {
             "topic": topic.name, "state": "holds", "producer": h.producer_name,
@@ -243,7 +243,7 @@ def unload(
     path: str, topics: tuple[str, ...], to: str, timeout: float, group: tuple[str, ...],
     producer: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Hand topics over to an engine that you name, whatever the order of the queue."""
+    """Hand topics over to a chosen engine, whatever the order of the queue."""
     with open_to_write(path) as engine:
         moves = engine.unload(
             topics[0] if len(topics) == 1 else topics, to=_engine_id(engine, to), timeout=timeout,
@@ -263,7 +263,7 @@ def _move_row(move: xl.Move) -> dict[str, Any]:
 
 
 def _engine_id(engine: xl.Engine, to: str) -> str:
-    """The id of another engine, by its name or id; the command's own ends with it."""
+    """The id of the engine with this name or id, other than the command's own."""
     others = [other for other in engine.engines() if other.id != engine.id]
     found = [other.id for other in others if to in (other.name, other.id)]
     if len(found) > 1:

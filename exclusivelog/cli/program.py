@@ -1,4 +1,4 @@
-"""The command itself: its group, the arguments that commands share, and how it ends."""
+"""The command group, the arguments that commands share, and the exit status."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import click
 import exclusivelog as xl
 from exclusivelog.version import __version__
 
-INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13  # as a shell tells SIGINT and SIGPIPE
+INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13  # a shell's exit statuses for SIGINT and SIGPIPE
 ENGINE_NAME = "cli"
 AGE = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
-# What the library advises, as options of the command.
+# Advice in the library's errors, and the option of the command that replaces it.
 ADVICE = tuple((re.compile(pattern), said) for pattern, said in (
     (r'seek\("(earliest|latest)"\) ', r"--from \1 "),
     (r"seek\((\d+)\) steps over it", r"--from \1 goes on behind it"),
@@ -42,7 +42,7 @@ class _Command(click.Command):
         return super().get_short_help_str(1000)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options; those that only a URL needs come last, under their own heading."""
+        """The options; those for clusters come last, under their own heading."""
         given = self.get_params(ctx)
         late = [each for each in given if isinstance(each, AccessOption)]
         with _hidden(late):
@@ -64,12 +64,12 @@ def _hidden(options: Sequence[click.Option]) -> Iterator[None]:
 
 
 class _Commands(click.Group):
-    """The commands in their order, with one clear line for an error."""
+    """The commands in a fixed order; an error is printed as one line."""
 
     command_class = _Command
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of this file, not of the alphabet."""
+        """In the order in which they were added, not sorted by name."""
         return list(self.commands)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
@@ -84,7 +84,7 @@ class _Commands(click.Group):
 
 
 class Argument(click.Argument):
-    """With a help text, which click itself has from 8.5 on."""
+    """An argument with a help text, which click supports from 8.5 on."""
 
     def __init__(self, names: Sequence[str], help: str, **rest: Any) -> None:
         super().__init__(names, **rest)
@@ -106,12 +106,12 @@ def _exit_status_of_a_shell() -> Iterator[None]:
         leave(PIPE_CLOSED)
     except click.exceptions.Exit:
         raise
-    except click.ClickException as error:  # here: the name of the library's imports the core
+    except click.ClickException as error:  # before the library's errors, which import the core
         _tell(error.show)
         leave(error.exit_code)
     except (xl.ExclusiveLogError, ValueError, OSError, ImportError) as error:
         if isinstance(error, ImportError) and error.name is not None:
-            raise  # Python's own, and a fault; the library's say which extra is missing
+            raise  # raised by Python: a defect; the library's own errors name the missing extra
         text = f"exclusivelog: {advised(str(error))}"
         _tell(lambda: print(text, file=sys.stderr))
         leave(1)
@@ -140,8 +140,8 @@ def _tell(write: Callable[[], None]) -> None:
 
 def leave(status: int) -> NoReturn:
     """End the process with this exit status."""
-    # What is still in a buffer cannot be written if its reader is gone, or the disk is full; the
-    # interpreter would try it again at its end, and say so by another exit status.
+    # If the reader of the pipe has ended or the disk is full, buffered output cannot be written.
+    # The interpreter would try again at its end, and change the exit status.
     for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
         try:
             stream.flush()
@@ -166,7 +166,7 @@ def program(context: click.Context) -> None:
         leave(2)
 
 
-# Any path is taken here, also one that is no directory: the ledger says what is wrong with it.
+# Accepts any path, also one that is not a directory: opening the ledger raises the clearer error.
 PATH = click.Path(readable=False)
 
 
@@ -177,7 +177,7 @@ Command = Callable[..., Any]
 
 
 class AccessOption(click.Option):
-    """An option that opening a cluster's URL takes; `access` has them all."""
+    """An option for opening the URL of a cluster; `access` returns all of them."""
 
     def __init__(self, names: Sequence[str], **rest: Any) -> None:
         super().__init__(names, expose_value=False, callback=_keep, **rest)
@@ -209,7 +209,7 @@ ACCESS_OPTIONS = (
 
 
 def access() -> dict[str, Any]:
-    """What `open`, `Mirror` and `restore` take to get into a cluster."""
+    """The arguments of `open`, `Mirror` and `restore` for access to a cluster."""
     given = dict(click.get_current_context().meta.get(ACCESS, {}))
     if given.pop("unchecked_policies", False):
         given["check_policies"] = False
@@ -217,7 +217,7 @@ def access() -> dict[str, Any]:
 
 
 def access_arguments() -> list[str]:
-    """The same as arguments of another command."""
+    """The same as command-line arguments, for another process."""
     given = click.get_current_context().meta.get(ACCESS, {})
     return [
         f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
@@ -226,7 +226,7 @@ def access_arguments() -> list[str]:
 
 
 def access_options(command: Command) -> Command:
-    """The options of `access`."""
+    """Add the options of `access` to a command."""
     for option in reversed(ACCESS_OPTIONS):
         command = option(command)
     return command
@@ -238,7 +238,7 @@ local_path = click.argument(
 
 
 def ledger_path(command: Command) -> Command:
-    """The argument PATH, and the options that it needs if it is a URL."""
+    """Add the argument PATH, and the options for the case that it is a URL."""
     argument = click.argument(
         "path", cls=Argument, metavar="PATH", type=PATH,
         help="The directory of the log, or a namespace of a cluster: "
@@ -266,17 +266,17 @@ as_json = click.option(
 
 
 def is_url(path: str) -> bool:
-    """Is it the URL of a cluster, and no directory?"""
+    """Whether it is the URL of a cluster, not a directory."""
     return "://" in path
 
 
 def open_to_read(path: str) -> xl.Engine:
-    """Open a log, to read it."""
+    """Open a log for reading."""
     return xl.open(path, ENGINE_NAME, readonly=True, **access())
 
 
 def open_to_write(path: str, *, create: bool = False) -> xl.Engine:
-    """Open a log, to change it. `create`: make it if there is none."""
+    """Open a log for writing. `create`: create it if it does not exist."""
     return xl.open(path, ENGINE_NAME, create=create, **access())
 
 
@@ -299,7 +299,7 @@ def start_of(text: str, option: str) -> Any:
     if (age := age_of(text)) is not None:
         return datetime.now().astimezone() - timedelta(seconds=age)
     try:
-        return datetime.fromisoformat(text).astimezone()  # without a zone: this machine's
+        return datetime.fromisoformat(text).astimezone()  # without a zone: local time
     except ValueError:
         raise click.BadParameter(
             f"{option} {text}: it takes earliest, latest, an offset, an age such as 90s, 15m, 24h "

@@ -1,4 +1,4 @@
-"""`trim`, `retention`, `delete` and `terminate`: what removes messages, and ends topics."""
+"""`trim`, `retention`, `delete` and `terminate`: remove messages, and end topics."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _confirm(question: str, yes: bool) -> None:
 def trim(
     path: str, topic: str, before: str | None, max_bytes: int | None, as_json: bool
 ) -> None:  # fmt: skip
-    """Remove a topic's old messages for good."""
+    """Remove a topic's old messages permanently."""
     if before is None and max_bytes is None:
         raise click.UsageError("give --before OFFSET, --max-bytes BYTES, or both")
     end = None if before is None else start_of(before, "--before")
@@ -61,7 +61,7 @@ def trim(
 @yes
 @as_json
 def delete(path: str, topic: str, yes: bool, as_json: bool) -> None:
-    """Remove a topic and its messages for good. The topic must have no holder and no waiter."""
+    """Remove a topic and its messages permanently. The topic must have no holder and no waiter."""
     with open_to_write(path) as engine:
         here = engine.topic(topic, create=False)
         count = here.next_offset - here.first_offset
@@ -76,7 +76,7 @@ def delete(path: str, topic: str, yes: bool, as_json: bool) -> None:
 @yes
 @as_json
 def terminate(path: str, topic: str, yes: bool, as_json: bool) -> None:
-    """End all writing to a topic for good. Its messages can still be read."""
+    """End all writing to a topic permanently. Its messages can still be read."""
     with open_to_write(path) as engine:
         here = engine.topic(topic, create=False)
         _confirm(f"End all writing to {topic}?", yes)
@@ -109,7 +109,7 @@ class _Duration(click.ParamType[float]):
     "--max-bytes", metavar="BYTES", type=click.IntRange(min=0),
     help="Keep at most so many bytes of the newest messages.",
 )  # fmt: skip
-@click.option("--off", is_flag=True, help="Keep everything; of __events__ the default again.")
+@click.option("--off", is_flag=True, help="Keep everything; for __events__, the default limit.")
 @as_json
 def retention(
     path: str, topic: str, max_age: float | None, max_bytes: int | None, off: bool, as_json: bool
@@ -127,7 +127,7 @@ def retention(
 
 
 def _age_text(seconds: float) -> str:
-    """In the largest unit that needs no fraction.
+    """The duration in the largest unit that needs no fraction.
 
     >>> _age_text(604800.0), _age_text(5400.0), _age_text(0.5)
     ('7d', '90m', '0.5s')

@@ -1,4 +1,4 @@
-"""`top`: what happens on a ledger, live."""
+"""`top`: a live view of a ledger."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ ARROWS = {"A": "k", "B": "j"}
 def top(
     path: str, interval: float, samples: int | None, sort: str, pattern: str, as_json: bool
 ) -> None:  # fmt: skip
-    """Show what happens, live: the topics with their rates, owners and lag, the engines, and
-    hand-overs as they happen.
+    """Show a live view: the topics with their rates, owners and lag, the engines, and the latest
+    changes of ownership.
 
-    A cluster keeps no events, so no hand-overs are shown of one; `owners --history` tells them.
+    A cluster stores no events, so no changes are shown; use `owners --history` for them.
 
-    On a terminal it fills the screen. Anywhere else it prints tables, one after the other, and ends
-    after two samples if -n does not say otherwise; with --json, it prints one object a sample.
+    On a terminal it fills the screen. Elsewhere it prints tables, and ends after two samples unless
+    -n is given; with --json, it prints one object for each sample.
     """
     with open_to_read(path) as engine:
         watch, view = Watch(engine), View(sort, pattern)
@@ -67,11 +67,11 @@ def top(
             _print(watch.sample(), view, as_json, number == 0)
 
 
-# ---- what is seen ------------------------------------------------------------------------
+# ---- samples -----------------------------------------------------------------------------
 
 
 class Line(NamedTuple):
-    """A topic at one moment. `rate`: messages per second since the sample before; `lag`: of the
+    """A topic at one moment. `rate`: messages per second since the last sample; `lag`: that of the
     reader group that is farthest behind, None without a group."""
 
     topic: str
@@ -93,7 +93,7 @@ class Sample(NamedTuple):
 
 
 class Watch:
-    """Looks at a ledger again and again."""
+    """Takes samples of a ledger."""
 
     def __init__(self, engine: xl.Engine) -> None:
         self._engine = engine
@@ -104,7 +104,7 @@ class Watch:
         self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
 
     def sample(self) -> Sample:
-        """The ledger now, and what has happened since the sample before."""
+        """Take a sample: the present state, and the events since the last sample."""
         now = time.monotonic()
         stats = self._engine.stats()
         lag = _lags(stats)
@@ -154,11 +154,11 @@ def _event_text(event: xl.Event) -> str:
     return f"{clock} {what} {event.kind} ({event.reason}): {' -> '.join(map(str, parties))}"
 
 
-# ---- how it is shown ---------------------------------------------------------------------
+# ---- display -----------------------------------------------------------------------------
 
 
 class View:
-    """How the lines are sorted and filtered, and which one is selected."""
+    """The sort order and the filter of the lines, and the selected line."""
 
     def __init__(self, sort: str, pattern: str) -> None:
         self.sort, self.pattern, self.selected = sort, pattern, 0
@@ -267,18 +267,18 @@ def _full_screen(path: str, watch: Watch, view: View, interval: float, samples: 
 
 
 class Question:
-    """A line that is typed at the bottom of the screen."""
+    """An input line at the bottom of the screen."""
 
     def __init__(self, kind: str, prompt: str, topic: str = "") -> None:
         self._kind, self._prompt, self._topic = kind, prompt, topic
         self._typed = ""
 
     def text(self) -> str:
-        """What stands at the bottom."""
+        """The text of the line."""
         return f"{self._prompt}{self._typed}_"
 
     def take(self, key: str) -> bool:
-        """A key was pressed; True at the end."""
+        """Process a key; return True if the input is finished."""
         if key in ("\r", "\n"):
             return True
         if key == "\x1b":  # Escape
@@ -288,7 +288,7 @@ class Question:
         return False
 
     def answered(self, path: str, view: View) -> str:
-        """Do what was asked for; what to say of it."""
+        """Carry out the request; return the text to show."""
         if self._kind == "filter":
             view.pattern, view.selected = self._typed, 0
             return ""
@@ -312,7 +312,7 @@ def _react(key: str, view: View, lines: Sequence[Line]) -> Question | None:
 def _unload(path: str, topic: str, to: str) -> str:
     import subprocess
 
-    # By a process of its own: this one has the ledger open for reading alone.
+    # In another process, because this one has opened the ledger read-only.
     command = [sys.executable, "-m", "exclusivelog", "unload", path, topic, "--to", to]
     done = subprocess.run(
         [*command, "--timeout", "5", *access_arguments()],
@@ -324,14 +324,14 @@ def _unload(path: str, topic: str, to: str) -> str:
 
 
 class Keys:
-    """The keys that are pressed; the arrows as j and k."""
+    """The pressed keys; arrow keys become j and k."""
 
     def __init__(self) -> None:
         self._held: deque[str] = deque()
         self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
 
     def next(self, timeout: float) -> str | None:
-        """The next one; None after `timeout` seconds."""
+        """The next key; None after `timeout` seconds."""
         if not self._held and select.select([0], [], [], timeout)[0]:
             data = os.read(0, 1 << 10)
             self._held += _keys_of(self._decode(data)) if data else ["q"]  # the terminal is gone
@@ -339,7 +339,7 @@ class Keys:
 
 
 def _keys_of(text: str) -> list[str]:
-    """One by one; the sequence of an arrow is one key.
+    """Split a text into keys; the escape sequence of an arrow is one key.
 
     >>> _keys_of("s\x1b[Aq")
     ['s', 'k', 'q']
@@ -350,7 +350,7 @@ def _keys_of(text: str) -> list[str]:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Keys]:
-    """Keys one by one, without an echo."""
+    """Read single keys without echo."""
     import termios
     import tty
 
