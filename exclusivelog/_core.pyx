@@ -9,21 +9,21 @@ The parts are in `_native/`, each with one subject:
 | `columns`, `encode` | encoding messages as an entry that has no offset yet |
 | `compression` | compressed entries |
 | `entry`, `message`, `cursor` | entries, messages that are decoded on demand, reading in order |
-| `values` | reading values in order, without making messages |
+| `values` | reading values in order, without creating messages |
 | `pack` | packing many small entries into few large ones |
 | `shared`, `guard`, `fork` | shared memory: atomics, futexes, liveness; SIGBUS; forked children |
 | `figures` | counters shared by the processes of a ledger |
 | `lock`, `section` | a lock of threads; transactions that are safe against interrupts |
 | `frames`, `tails` | reading frames of the journal; the last offset and time of each topic |
 | `journal`, `append`, `flush` | the shared header; the critical section; the shared flush |
-| `checkpoint`, `merge`, `fresh` | the journal's frames by topic; the table rows that they change; frames packed for a reader |
+| `checkpoint`, `merge`, `fresh` | the journal's frames, grouped by topic; the table rows that they change; journal frames packed for a reader |
 | `batch`, `receipt`, `appender`, `commit_queue` | messages that are being sent |
 | `group` | group commit: many producers, one write |
 | `replica` | get and put of a shared map |
 | `queue`, `rows` | selecting the next waiter; the topic row and the fencing check |
-| `*.h` | the C below: the sections and blocks of an entry, CRC-32C, futexes, liveness, the journal, LZ4 ahead of readers, SIGBUS |
+| `*.h` | C code: the sections and blocks of an entry, CRC-32C, futexes, liveness, the journal, LZ4 ahead of readers, SIGBUS |
 
-It knows nothing of the directory, the tables or policies.
+It does not depend on the directory, the tables or policies.
 """
 
 cimport cython

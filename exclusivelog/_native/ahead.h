@@ -2,7 +2,7 @@
    thread of this process.
 
    It uses the system's liblz4. Each chunk is decompressed once, by the reader or by the thread. The
-   thread works on one entry at a time; meanwhile other readers do without it. */
+   thread works on one entry at a time; meanwhile other readers decompress by themselves. */
 #ifndef EXCLUSIVELOG_AHEAD_H
 #define EXCLUSIVELOG_AHEAD_H
 
@@ -26,17 +26,17 @@ typedef struct {
     const char *from;
     char *to;
     const xe_place_of_chunk *places;
-    size_t chunk, first, end;   /* bytes of one; the thread works on first to end - 1 */
+    size_t chunk, first, end;   /* bytes of a chunk; the thread works on chunks first to end - 1 */
     uint32_t *states;
     uint32_t stop;
 } xa_job;
 
 static xa_function xa_decompress;
-static uintptr_t xa_slot;       /* the job that waits for the thread; + 1: it is at work on it */
+static uintptr_t xa_slot;       /* the job that waits for the thread; + 1: the thread works on it */
 static uint32_t xa_wake_ups;        /* counts jobs: the thread sleeps on it */
 static pid_t xa_pid;            /* the process that has the thread; a forked child has none */
 
-/* Find the function; 0 if this system has no such library. */
+/* Load the function; 0 if the system does not have the library. */
 static inline int xa_load(void) {
     void *library = xa_decompress == NULL ? dlopen(XA_LIBRARY, RTLD_NOW | RTLD_LOCAL) : NULL;
     if (library != NULL) *(void **)&xa_decompress = dlsym(library, "LZ4_decompress_safe");
@@ -56,7 +56,7 @@ static inline int xa_make(const xa_job *job, size_t number) {
         == (int)place->decompressed;
 }
 
-/* Decompress the chunk, unless another thread has; XA_TAKEN: another thread is at work on it. */
+/* Decompress the chunk, unless another thread does or did. Returns the chunk's state. */
 static inline uint32_t xa_try(xa_job *job, size_t number) {
     uint32_t *state = &job->states[number];
     if (xl_swap(state, XA_FREE, XA_TAKEN))
@@ -108,12 +108,12 @@ static inline int xa_start(void) {
     return !failed;
 }
 
-/* Have the thread decompress chunks first to end - 1. Callers exclude one another. `job`, and all that
-   it refers to, must stay in place until xa_withdraw. */
+/* Let the thread decompress chunks first to end - 1. Callers hold the GIL. `job`, and all that it
+   refers to, must stay valid until xa_withdraw. */
 static inline void xa_request(xa_job *job, size_t first, size_t end) {
     uintptr_t none = 0;
     if (xa_pid != getpid()) {
-        xa_slot = 0;        /* it was the parent's */
+        xa_slot = 0;        /* a forked child: the job belongs to the parent */
         if (!xa_start()) return;
         xa_pid = getpid();
     }
@@ -125,7 +125,7 @@ static inline void xa_request(xa_job *job, size_t first, size_t end) {
     syscall(SYS_futex, &xa_wake_ups, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
-/* Wait until the thread does not work on this job any more. */
+/* Wait until the thread no longer works on this job. */
 static inline void xa_withdraw(xa_job *job) {
     uintptr_t waiting = (uintptr_t)job;
     if (xa_pid != getpid()) return;

@@ -246,7 +246,7 @@ cdef class Batch:
         _due_last = self
 
     def wait(self, timeout):
-        """True when the outcome is known; waits for it up to `timeout` seconds (None: for ever)."""
+        """True when the outcome is known; waits for it up to `timeout` seconds (None: no limit)."""
         cdef int64_t end = INT64_MAX
         cdef int64_t left
         cdef uint32_t seen

@@ -1,10 +1,10 @@
-/* The blocks of an entry, each with a checksum of its own: sections.h says where they lie.
+/* The blocks of an entry, each with its own checksum; sections.h describes their layout.
 
-   Reading a message verifies the blocks that hold a part of it, each once: `seen` has a
-   byte for each block, XB_UNSEEN at first. In an entry that is `mapped`, the disk is asked for a block
-   that is read out of order.
+   Reading a message verifies the blocks that contain a part of it, each block once: `seen` has a
+   byte for each block, initially XB_UNSEEN. If a block of a mapped entry is read out of order, it is
+   prefetched from the disk.
 
-   Of a compressed entry, a block is a chunk, and `seen` tells whether it was decompressed. */
+   In a compressed entry, a block is a chunk, and `seen` says whether it was decompressed. */
 #ifndef EXCLUSIVELOG_BLOCKS_H
 #define EXCLUSIVELOG_BLOCKS_H
 
@@ -15,14 +15,14 @@
 #define XB_UNSEEN 0
 #define XB_SOUND 1
 #define XB_DAMAGED 2
-#define XB_REQUESTED 3                      /* as unseen; the disk was asked for it, or the chunk is needed */
-#define XB_CRC (XE_FOOTER - 4)          /* where in the footer the checksum stands */
+#define XB_REQUESTED 3                  /* unseen, but prefetched, or (a chunk) to be decompressed */
+#define XB_CRC (XE_FOOTER - 4)          /* offset of the checksum in the footer */
 
 /* ---- writing --------------------------------------------------------------------------- */
 
-/* Write the sums of the blocks and the summary of an entry of `plain` bytes whose sections are
-   written; where that begins of which the footer has the sum. An entry that is too short for blocks
-   stays as it is. */
+/* Write the blocks' checksums and the summary of an entry of `plain` bytes whose sections are
+   written. Returns the offset from which on the footer's checksum counts. An entry that is too
+   short for blocks is not changed. */
 static inline size_t xb_seal(char *start, size_t plain, uint16_t flags, size_t n,
                              const xe_sizes *given, const xe_space *space) {
     if (plain < XE_BLOCKED_FROM) return 0;
@@ -53,7 +53,7 @@ static inline size_t xb_seal(char *start, size_t plain, uint16_t flags, size_t n
 
 /* ---- reading --------------------------------------------------------------------------- */
 
-/* Does the footer's checksum hold? It is that of the whole entry, or of what follows its blocks. */
+/* Is the footer's checksum correct? It covers the whole entry, or what follows its blocks. */
 static inline int xb_tail_is_sound(const xe_laid *laid) {
     const char *end = laid->start + laid->size;
     uint32_t wanted, sum = xl_crc32c(laid->start + laid->body, laid->size - laid->body);
@@ -61,10 +61,10 @@ static inline int xb_tail_is_sound(const xe_laid *laid) {
     return (sum ^ xl_crc_fold(0, end - XE_FOOTER + XB_CRC, sizeof wanted)) == wanted;
 }
 
-/* A section in its blocks. `first`: the number of the first one among all. */
+/* A section, as blocks. `first`: the number of its first block among all blocks of the entry. */
 typedef struct { const char *start; size_t size, block, first; } xb_section;
 
-/* Does the block's checksum hold? `more`: what follows it is read next. */
+/* Is the block's checksum correct? `more`: the bytes behind it are read next. */
 static inline int xb_sum_holds(const xe_laid *laid, const xb_section *in, size_t number, int more) {
     const size_t from = number * in->block;
     const size_t to = in->size - from < in->block ? in->size : from + in->block;
@@ -72,8 +72,8 @@ static inline int xb_sum_holds(const xe_laid *laid, const xb_section *in, size_t
     return ~crc == laid->sums[in->first + number];
 }
 
-/* Are the chunks of a compressed entry decompressed that hold these bytes of the section? Those that
-   are not are XB_REQUESTED from then on, unless they are damaged: the caller decompresses them, and asks
+/* Are the chunks of a compressed entry that contain these bytes of the section decompressed? Marks
+   the others as XB_REQUESTED, unless they are damaged: the caller decompresses them and calls this
    again. */
 static inline int xb_are_decompressed(const xe_laid *laid, uint8_t *seen, const xb_section *in,
                                       size_t from, size_t size) {
@@ -86,7 +86,7 @@ static inline int xb_are_decompressed(const xe_laid *laid, uint8_t *seen, const 
     return all;
 }
 
-/* Are the blocks sound that hold these bytes of the section? `seen` NULL: that is known. */
+/* Are the blocks that contain these bytes of the section undamaged? `seen` NULL: this is known. */
 static inline int xb_are_sound(const xe_laid *laid, uint8_t *seen, const xb_section *in,
                                size_t from, size_t size) {
     if (size == 0 || seen == NULL) return 1;
@@ -101,7 +101,7 @@ static inline int xb_are_sound(const xe_laid *laid, uint8_t *seen, const xb_sect
     return 1;
 }
 
-/* Ask the disk for the blocks with these bytes of the section, unless they are known. */
+/* Prefetch the blocks with these bytes of the section that were not verified yet. */
 static inline void xb_prefetch(uint8_t *seen, const xb_section *in, size_t from, size_t size) {
     if (size == 0) return;
     for (size_t number = from / in->block; number <= (from + size - 1) / in->block; number++) {
@@ -113,7 +113,7 @@ static inline void xb_prefetch(uint8_t *seen, const xb_section *in, size_t from,
     }
 }
 
-/* Do offsets i to j of the n + 1 rise, within a section of `size` bytes? */
+/* Do offsets i to j of the n + 1 never decrease, and stay within a section of `size` bytes? */
 static inline int xb_rise(const uint32_t *offsets, size_t i, size_t j, size_t n, size_t size) {
     int rising = (i > 0 || offsets[0] == 0) & (j < n ? offsets[j] <= size : offsets[j] == size);
     for (size_t at = i; at < j; at++) rising &= offsets[at] <= offsets[at + 1];
@@ -126,15 +126,15 @@ static inline int xb_grow(const uint32_t *numbers, size_t i, size_t j, size_t n,
     return rising;
 }
 
-/* The sizes that were read when the entry was opened, without the name. The kernel may drop the page
-   with the summary and read it from the disk again: it may have changed by then. */
+/* The sizes that were read when the entry was opened, without the name. They are not read again from
+   the mapped summary, which may have been changed on the disk meanwhile. */
 static inline xe_sizes xb_sizes(const xe_laid *laid) {
     xe_sizes sizes = laid->sizes;
     sizes.name = 0;     /* the name is in no block */
     return sizes;
 }
 
-/* For each section in its blocks: `in` is that one. */
+/* For each section that has blocks; `in` is the section. */
 #define XB_EACH(then)                                                                 \
     const uint16_t flags = laid->flags;                                               \
     const size_t n = laid->count;                                                     \
@@ -183,10 +183,10 @@ static inline int xb_messages_are_sound(const xe_laid *laid, uint8_t *seen, size
 #define XB_PREFETCH_EIGHTS xb_prefetch(seen, &in, 8 * i, 8);
 #define XB_PREFETCH_FOURS xb_prefetch(seen, &in, 4 * i, 4);
 #define XB_PREFETCH_GROWING xb_prefetch(seen, &in, 4 * i, 4);
-/* Where it would be if all were equally long. */
+/* The estimated place, as if all values had the same size. */
 #define XB_PREFETCH_BYTES if (in.size) xb_prefetch(seen, &in, (size_t)((double)(in.size - 8) / n * i), 1);
 
-/* Ask the disk for the blocks of message i at once, before any of them is waited for. */
+/* Prefetch all blocks of message i before waiting for the first. */
 static inline void xb_prefetch_message(const xe_laid *laid, uint8_t *seen, size_t i) {
 #define XB_VERIFY(section, type, flag, kind, bytes) \
     if (XE_IS_THERE(flag)) {                        \
@@ -204,9 +204,9 @@ static inline void xb_prefetch_message(const xe_laid *laid, uint8_t *seen, size_
 #define XB_LIKE_GROWING (4 * i)
 #define XB_LIKE_BYTES ((size_t)((double)in.size / n * i))
 
-/* Ask the disk for the blocks of message i of n in an entry of `size` bytes whose summary is not known
-   yet, should it have the sections of another one, and as long ones: what it says of itself then
-   comes with them, instead of before them. */
+/* Prefetch the blocks of message i of n in an entry of `size` bytes whose summary was not read yet.
+   The estimate assumes that it has the same sections as entry `other`, with the same mean sizes. So
+   the disk reads summary and blocks at the same time, not one after the other. */
 static inline void xb_prefetch_like(const xe_laid *other, const char *start, size_t size, size_t i,
                                size_t n) {
     const uint16_t flags = other->flags;
@@ -234,7 +234,7 @@ static inline void xb_prefetch_like(const xe_laid *other, const char *start, siz
 #undef XB_GUESS
 }
 
-/* Is every block of the section sound that begins here? */
+/* Are all blocks of the section that begins at `wanted` undamaged? */
 static inline int xb_section_is_sound(const xe_laid *laid, uint8_t *seen, const void *wanted) {
 #define XB_VERIFY(section, type, flag, kind, bytes)                                   \
     if (XE_IS_THERE(flag)) {                                                          \
@@ -246,7 +246,7 @@ static inline int xb_section_is_sound(const xe_laid *laid, uint8_t *seen, const 
     return 1;
 }
 
-/* Does the checksum of every block hold? */
+/* Are the checksums of all blocks correct? */
 static inline int xb_sums_hold(const xe_laid *laid) {
     if (laid->blocks == 0) return 1;
 #define XB_VERIFY(section, type, flag, kind, bytes)                                 \

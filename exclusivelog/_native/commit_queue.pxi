@@ -99,7 +99,7 @@ cdef class CommitQueue:
         return False
 
     def stop(self):
-        """End all calls of `sleep`, for good."""
+        """End all calls of `sleep`, present and later ones."""
         self.stopped = True
         self._wake()
 

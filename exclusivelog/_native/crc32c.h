@@ -4,14 +4,14 @@
    complement of the register, which begins as ~0. Folding is linear over XOR, so a register that
    begins as 0 is unchanged by leading zeros.
 
-   With instructions of the processor one step takes 8 bytes, but waits three cycles for the step
-   before. Three blocks that lie one behind the other are folded side by side instead; a register is
-   then shifted over the zeros that stand for the blocks behind its own, by four table lookups.
-   Without instructions, eight table lookups take 8 bytes.
+   A CRC instruction of the processor processes 8 bytes, but has a latency of three cycles. So three
+   consecutive blocks are folded in parallel; then the first two registers are shifted over the
+   blocks that follow theirs (as if these were zeros), by four table lookups each. Without such
+   instructions, 8 bytes take eight table lookups.
 
-   Where the processor multiplies without carry in registers of 64 bytes, 256 bytes are folded at
-   once: multiplied by a power of x that moves them onto the 256 bytes that follow. That takes half
-   the time. (Registers of 16 bytes take twice the time of the three blocks, so they are not used.) */
+   If the processor has carry-less multiplication in 64-byte registers, 256 bytes are folded at once:
+   they are multiplied by a power of x that moves them onto the next 256 bytes. That takes half the
+   time. (16-byte registers would take twice the time of the three blocks, so they are not used.) */
 #ifndef EXCLUSIVELOG_CRC32C_H
 #define EXCLUSIVELOG_CRC32C_H
 
@@ -20,12 +20,12 @@
 #include <string.h>
 
 #define XC_POLYNOMIAL 0x82F63B78u
-#define XC_LONG 2720        /* bytes of a block; three of them fill two pages but for 32 bytes */
+#define XC_LONG 2720        /* bytes of a block; three blocks fill two pages except for 32 bytes */
 #define XC_SHORT 168
-#define XC_WIDE 256         /* from so many bytes on, registers of 64 bytes pay */
-#define XC_LINE 64          /* of the processor's cache */
-/* So far ahead, bytes are fetched into the cache: the processor's own prefetching ends where a page
-   ends, and has to begin anew. */
+#define XC_WIDE 256         /* from this size on, 64-byte registers are faster */
+#define XC_LINE 64          /* bytes of a cache line */
+/* The distance of prefetches into the cache: the processor's own prefetcher stops at the end of a
+   page. */
 #define XC_AHEAD 4096
 
 #define XC_TABLES 0
@@ -33,11 +33,11 @@
 #define XC_ARMV8 2
 #define XC_AVX512 3         /* with XC_SSE42 for short runs */
 
-typedef struct { uint32_t at[4][256]; } xc_shift;   /* of a register, over some number of zeros */
+typedef struct { uint32_t at[4][256]; } xc_shift;   /* shifts a register over a number of zeros */
 
 static uint32_t xc_table[8][256];   /* [k][b]: byte b followed by k zeros */
 static xc_shift xc_long, xc_short;
-static int xc_kind;                 /* how it is done here */
+static int xc_kind;                 /* the method used on this processor */
 
 /* ---- tables ---------------------------------------------------------------------------- */
 
@@ -135,7 +135,7 @@ static inline uint64_t xc_load8(const unsigned char *p) {
     return value;
 }
 
-/* Three blocks of `block` bytes, side by side; the bytes at `next` come into the cache meanwhile. */
+/* Fold three blocks of `block` bytes in parallel, and prefetch the bytes at `next`. */
 XC_TARGET static inline uint32_t xc_fold_three(uint32_t c, const unsigned char *p, size_t block,
                                                const xc_shift *shift, const unsigned char *next) {
     uint32_t second = 0, third = 0;
@@ -174,20 +174,20 @@ XC_TARGET static inline uint32_t xc_fold_by_instructions(uint32_t c, const void 
 #ifdef XC_WIDE_INSTRUCTIONS
 #define XC_WIDE_TARGET __attribute__((target("avx512f,vpclmulqdq,sse4.2")))
 
-/* What moves 16 bytes over some others: the multipliers of their first and of their last 8. */
+/* Multipliers that move 16 bytes over a number of others: for their first and last 8 bytes. */
 typedef struct { uint64_t first, last; } xc_move;
 
 static xc_move xc_over256, xc_over64;
 
-/* x to the power of n modulo the polynomial, as a register has it: its highest bit stands for 1. It
-   is the upper half of a multiplier. A product of two such halves of 128 bits is x too high. */
+/* x to the power of n modulo the polynomial, in the register's bit order (the highest bit is x^0), as
+   the upper half of a multiplier. The product of two such halves is too high by a factor of x. */
 static inline uint64_t xc_power(unsigned n) {
     uint32_t c = (uint32_t)1 << 31;
     while (n--) c = c >> 1 ^ (c & 1 ? XC_POLYNOMIAL : 0);
     return (uint64_t)c << 32;
 }
 
-/* The first 8 of 16 bytes stand 64 bits higher than the last ones. */
+/* The first 8 of 16 bytes are 64 bits more significant than the last 8. */
 static inline void xc_fill_move(xc_move *move, unsigned bytes) {
     move->first = xc_power(8 * bytes + 64 - 1);
     move->last = xc_power(8 * bytes - 1);
@@ -206,7 +206,8 @@ XC_WIDE_TARGET static inline __m512i xc_moved(__m512i a, __m512i move, __m512i o
                                      _mm512_clmulepi64_epi128(a, move, 0x11), onto, 0x96);
 }
 
-/* XC_WIDE bytes at least. What is left of them are 64 bytes that have the same remainder. */
+/* `size` is at least XC_WIDE. All bytes are reduced to 64 bytes with the same remainder, and these are
+   folded by steps. */
 XC_WIDE_TARGET static uint32_t xc_fold_wide(uint32_t c, const void *data, size_t size, size_t more) {
     const unsigned char *p = data, *const end = p + size + more;
     unsigned char rest[64];
@@ -233,10 +234,10 @@ static inline int xc_has_wide_instructions(void) {
 }
 #endif
 
-/* ---- what others call ------------------------------------------------------------------ */
+/* ---- interface ------------------------------------------------------------------------- */
 
-/* Once, before anything else. Returns how it is done here: XC_AVX512, XC_SSE42, XC_ARMV8 or
-   XC_TABLES. */
+/* Call this once, before anything else. Returns the method used on this processor: XC_AVX512,
+   XC_SSE42, XC_ARMV8 or XC_TABLES. */
 static inline int xl_crc_start(void) {
     xc_fill_table();
     xc_fill_shift(&xc_long, XC_LONG);
@@ -253,7 +254,7 @@ static inline int xl_crc_start(void) {
     return xc_kind;
 }
 
-/* `more`: of the bytes behind these, so many are read next. They come into the cache meanwhile. */
+/* `more`: the number of bytes behind these that are read next; they are prefetched. */
 static inline uint32_t xl_crc_fold_on(uint32_t c, const void *data, size_t size, size_t more) {
 #ifdef XC_WIDE_INSTRUCTIONS
     if (xc_kind == XC_WIDE_INSTRUCTIONS && size >= XC_WIDE) return xc_fold_wide(c, data, size, more);

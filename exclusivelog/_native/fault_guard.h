@@ -1,6 +1,6 @@
-/* A handler of SIGBUS for stores into mapped files that cannot reach the file. It replaces the
-   page by a private copy, so that the store succeeds, and sets the region's `lost`; guard.pxi
-   says when that happens and what follows. Faults elsewhere go to the handler that was installed
+/* A SIGBUS handler for stores into mapped files that the kernel cannot write to the file. It replaces
+   the page by a private copy, so that the store succeeds, and sets the region's `lost`; guard.pxi
+   describes when this happens and what follows. Other faults go to the handler that was installed
    before. */
 #ifndef EXCLUSIVELOG_FAULT_GUARD_H
 #define EXCLUSIVELOG_FAULT_GUARD_H
@@ -13,24 +13,25 @@
 #include <sys/mman.h>
 
 #define XG_REGIONS 256
-#define XG_LINE 4400        /* of /proc/self/maps: a path of 4096 bytes and what is before it */
+#define XG_LINE 4400        /* a line of /proc/self/maps: a path of 4096 bytes, and other fields */
 
-/* Known by its addresses or, where another library has mapped the file, by its inode. */
+/* A guarded mapping, identified by its addresses, or by the file's inode if another library has
+   mapped it. */
 typedef struct { uintptr_t start, end; uint64_t inode; uint32_t lost; } xg_region;
 
 static xg_region xg_regions[XG_REGIONS];
 static struct sigaction xg_before;
 static uintptr_t xg_page;
-static uint32_t xg_replacing;   /* the id of the process, one of whose threads replaces a page */
+static uint32_t xg_replacing;   /* a lock: the id of the process that replaces a page */
 
-/* Async-signal-safe: system calls only. 0 if the page could be replaced. */
+/* Async-signal-safe: only system calls. 0 if the page was replaced. */
 static inline int xg_replace(uintptr_t page) {
     int copy = (int)syscall(SYS_memfd_create, "exclusivelog-lost", 1u /* MFD_CLOEXEC */);
     void *made = MAP_FAILED;
     if (copy >= 0) {
         if (ftruncate(copy, (off_t)xg_page) == 0) {
-            /* A page that can still be read keeps its content, with held mutexes and the
-               kernel's lists. One that cannot be read becomes zeros: the write fails. */
+            /* If the page can still be read, the copy has its content, including held mutexes and
+               robust lists. Otherwise the write fails, and the copy has zeros. */
             ssize_t n = write(copy, (void *)page, xg_page);
             (void)n;
             made = mmap((void *)page, xg_page, PROT_READ | PROT_WRITE,
@@ -48,8 +49,9 @@ static inline int xg_can_store(uintptr_t at) {
                    FUTEX_OP(FUTEX_OP_ADD, 0, FUTEX_OP_CMP_LT, 0)) >= 0;
 }
 
-/* Replace the page unless another thread has: a second copy would lose what was stored in the
-   first one meanwhile. A forked child may inherit the lock from a thread that it does not have. */
+/* Replace the page unless another thread has done so: a second copy would lose what was stored in
+   the first one. A forked child may inherit the lock from a thread that it does not have, so the lock
+   names its process. */
 static inline int xg_replace_once(uintptr_t page) {
     uint32_t me = (uint32_t)getpid(), by = 0;
     while (!xl_swap(&xg_replacing, by, me)) {
@@ -70,7 +72,7 @@ static inline const char *xg_number(const char *at, int base, uint64_t *number) 
     }
 }
 
-/* The inode behind an address, by a line "start-end rights offset device inode path". */
+/* The inode mapped at an address, from a line "start-end rights offset device inode path". */
 static inline int xg_inode_of(const char *line, uintptr_t at, uint64_t *inode) {
     uint64_t start, end;
     line = xg_number(line, 16, &start);
@@ -118,8 +120,8 @@ static inline void xg_on_fault(int number, siginfo_t *info, void *context) {
     int kept = errno;
     if (info->si_code > 0) {
         int ours = 0;
-        /* Files of two file systems may have one inode number: which of them it is is unknown
-           (the device in /proc is not always the one of stat), and none of them may go on. */
+        /* Files of two file systems may have the same inode number. The devices in /proc and of stat
+           may differ, so they cannot be told apart: fail all of them. */
         for (int i = 0; i < XG_REGIONS; i++) {
             if (xg_is_in(&xg_regions[i], at, &inode)) {
                 xl_store(&xg_regions[i].lost, 1);
@@ -129,7 +131,7 @@ static inline void xg_on_fault(int number, siginfo_t *info, void *context) {
         if (ours && xg_replace_once(at & ~(xg_page - 1)) == 0) { errno = kept; return; }
     }
     errno = kept;
-    if (info->si_code <= 0) {       /* sent; by a handler that we have called, say */
+    if (info->si_code <= 0) {       /* sent by kill() or raise(), for example by another handler */
         signal(number, SIG_DFL);
         raise(number);
     } else if (xg_before.sa_flags & SA_SIGINFO) {
@@ -137,13 +139,13 @@ static inline void xg_on_fault(int number, siginfo_t *info, void *context) {
     } else if (xg_before.sa_handler != SIG_DFL && xg_before.sa_handler != SIG_IGN) {
         xg_before.sa_handler(number);
     } else {
-        signal(number, SIG_DFL);    /* the store faults once more, and kills */
+        signal(number, SIG_DFL);    /* the store faults again, which ends the process */
     }
 }
 
 static inline void xg_install(void) {
     struct sigaction action, now;
-    /* A program may have put another handler in our place since (faulthandler, say). */
+    /* A program may have installed another handler after ours, such as faulthandler. */
     if (sigaction(SIGBUS, NULL, &now) == 0 && (now.sa_flags & SA_SIGINFO)
         && now.sa_sigaction == xg_on_fault) return;
     xg_page = (uintptr_t)sysconf(_SC_PAGESIZE);
@@ -154,13 +156,13 @@ static inline void xg_install(void) {
     sigaction(SIGBUS, &action, &xg_before);
 }
 
-/* The region's index, or -1 where all places are taken: then it is not guarded. */
+/* The region's index, or -1 if all entries are in use: then it is not guarded. */
 static inline int xg_guard(void *start, size_t size, uint64_t inode) {
     xg_install();
     for (int i = 0; i < XG_REGIONS; i++) {
         xg_region *r = &xg_regions[i];
         uintptr_t free = 0;
-        /* 1: taken, and no address yet */
+        /* 1: in use, without an address yet */
         if (__atomic_compare_exchange_n(&r->start, &free, 1, 0, __ATOMIC_SEQ_CST,
                                         __ATOMIC_SEQ_CST)) {
             xl_store(&r->lost, 0);

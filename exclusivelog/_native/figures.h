@@ -1,7 +1,7 @@
-/* Figures of a ledger in shared memory: counts, and histograms in buckets of powers of two. Any
-   process may add to them at any time, without a lock; who reads them while others write may see an
-   event in a count and not yet in a sum. A process that is killed leaves out the event that it was
-   about to count, and nothing else: there is nothing to repair. */
+/* Figures of a ledger in shared memory: counters, and histograms whose buckets are powers of two. Any
+   process adds to them at any time, without a lock; a concurrent reader may see an event in a count
+   and not yet in a sum. If a process is killed, at most the event that it was about to count is
+   missing, so nothing has to be repaired. */
 #ifndef EXCLUSIVELOG_FIGURES_H
 #define EXCLUSIVELOG_FIGURES_H
 
@@ -17,15 +17,15 @@ typedef struct {
 } xf_histogram;
 
 typedef struct {
-    xf_histogram append;        /* ns, one append in XF_SAMPLE: until its frame is in the journal */
-    xf_histogram wait;          /* ns from there until it is durable, each that waits for that */
-    xf_histogram flush;         /* ns, each flush of the journal */
-    xf_histogram batch;         /* messages, of each flush */
-    xf_histogram wake;          /* ns from an append to the first reader that it woke */
+    xf_histogram append;        /* ns until the frame is in the journal; one append in XF_SAMPLE */
+    xf_histogram wait;          /* ns from then until it is durable; each append that waits for it */
+    xf_histogram flush;         /* ns of each flush of the journal */
+    xf_histogram batch;         /* messages that each flush made durable */
+    xf_histogram wake;          /* ns from an append until the first reader that it woke runs */
     xf_histogram promotion;     /* ns from a grant to a waiter until its process has the producer */
-    xf_histogram checkpoint;    /* ns, each that had something to move */
-    uint64_t checkpoint_bytes;  /* of the journal, that they moved */
-    uint64_t table_messages;    /* that went into the tables at once: large ones, transactions */
+    xf_histogram checkpoint;    /* ns of each checkpoint that moved anything */
+    uint64_t checkpoint_bytes;  /* bytes of the journal that checkpoints moved */
+    uint64_t table_messages;    /* appended to the tables directly: large ones, transactions */
     uint64_t table_bytes;
     uint64_t flushed_messages;  /* `messages` of the header at the last flush */
 } xf_figures;
@@ -45,7 +45,7 @@ static inline void xf_note(xf_histogram *h, int64_t value, unsigned unit) {
     xf_add(&h->sum, v);
 }
 
-/* What was appended since the last flush: another one counts from here on. */
+/* How much was appended since the last call, which every flush makes. */
 static inline uint64_t xf_since(uint64_t *w, uint64_t now) {
     uint64_t before = __atomic_exchange_n(w, now, __ATOMIC_RELAXED);
     return now > before ? now - before : 0;

@@ -1,4 +1,4 @@
-/* A part of a number, where the product does not fit into 64 bits. */
+/* A fraction of a number; the product may exceed 64 bits. */
 #ifndef EXCLUSIVELOG_FRACTION_H
 #define EXCLUSIVELOG_FRACTION_H
 

@@ -93,7 +93,7 @@ cdef class Journal:
         cdef int access = PROT_READ if readonly else PROT_READ | PROT_WRITE
         self.words = words
         self.shared = <xj_header*>(<char*>words.view.buf + at)
-        if figures is None:     # figures figures of this process alone
+        if figures is None:     # figures of this process only
             figures = Figures(SharedWords(bytearray(FIGURES_SIZE)), 0)
         self.kept, self.figures = figures, figures.shared
         self.ring.capacity = capacity
@@ -454,7 +454,7 @@ cdef class Journal:
 
     def await_due(self, uint32_t seen, double seconds):
         """Sleep until a checkpoint is requested after `expect` returned `seen`, at most `seconds`
-        (below 0: for ever)."""
+        (below 0: no limit)."""
         cdef uint32_t* word = &self.due
         if seconds >= 0:
             self.idle = False   # it wakes by itself, without an append

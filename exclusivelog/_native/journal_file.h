@@ -1,8 +1,9 @@
 /* The journal's file: the header of a frame, and how frames are written.
 
-   A position counts all bytes written since the generation began. The file is a ring: position p
-   lies at p modulo the capacity. A frame is a header and one entry, padded to 16 bytes; where less
-   than a header is left at the end of the ring, that room stays empty.
+   A position counts the bytes of all frames since the ledger was created; a new generation continues
+   at the position applied. The file is a ring buffer: position p is stored at p modulo the capacity.
+   A frame is a header and one entry, padded to 16 bytes. If less space than a header remains at the
+   end of the ring, it stays empty.
 
    offset  size  field
    0       4     magic, b"XLJ" and the version
@@ -12,9 +13,8 @@
    16      8     generation
    24      8     topic of the entry
    32      8     first offset of the entry
-   40      8     `version` when it was written. A frame whose version is lower than that of the
-                 frame before was left behind by a process that died, or was refused, before
-                 `tail` had moved
+   40      8     `version` when it was written. If this is lower than that of the frame before, a
+                 process wrote the frame and died, or was refused, before it moved `tail`
    48      4     number of messages in the entry
    52      4     CRC-32C of the 52 bytes before */
 #ifndef EXCLUSIVELOG_JOURNAL_FILE_H
@@ -40,7 +40,7 @@ static inline int64_t xj_wall_ms(void) {
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* Another process may overwrite a header during this copy: check the copy, and use the copy. */
+/* Another process may overwrite a header during this copy: check and use only the copy. */
 static inline void xj_copy_header(xj_frame *to, const void *from) {
     memcpy(to, from, sizeof *to);
     __asm__ __volatile__("" : : "r"(to) : "memory");
@@ -48,8 +48,8 @@ static inline void xj_copy_header(xj_frame *to, const void *from) {
 
 typedef struct { uint64_t device, inode; } xj_file;
 
-/* Never ask for the times of a file that is flushed: from Linux 6.13 on, fstat makes the next write
-   note the exact time, and the next fdatasync write the inode, too, half as slow again. */
+/* Do not read the times of a file that is flushed: from Linux 6.13 on, after an fstat the next write
+   stores the exact time, and the next fdatasync writes the inode, too, which takes 1.5 times as long. */
 static inline int xj_identify(int fd, xj_file *file) {
     struct stat facts;
     *file = (xj_file){0, 0};
@@ -65,8 +65,8 @@ static inline int xj_identify(int fd, xj_file *file) {
     return 0;
 }
 
-/* Is `fd` still that file? A program may close all descriptors, and open others with the same
-   numbers. */
+/* Does `fd` still refer to that file? A program may close all descriptors, and open others with the
+   same numbers. */
 static inline int xj_is(int fd, const xj_file *file) {
     xj_file now;
     return xj_identify(fd, &now) == 0 && now.device == file->device

@@ -1,5 +1,5 @@
-/* The journal's shared header, and the mutexes in it. They are robust: the death of a process that
-   holds one is reported to the next that takes it. */
+/* The journal's shared header, and its mutexes. They are robust: if a process dies while it holds
+   one, the next process that takes it is told so. */
 #ifndef EXCLUSIVELOG_JOURNAL_LOCK_H
 #define EXCLUSIVELOG_JOURNAL_LOCK_H
 
@@ -10,23 +10,23 @@
 
 typedef struct {
     union { pthread_mutex_t mutex; char room[64]; } write, flush, writer;
-    uint64_t tail;          /* where the next frame goes */
-    uint64_t synced;        /* durable up to here */
-    uint64_t applied;       /* in the tables up to here: the room before it is free */
-    uint64_t generation;    /* changes when positions begin anew */
+    uint64_t tail;          /* position of the next frame */
+    uint64_t synced;        /* position up to which the journal is durable */
+    uint64_t applied;       /* position up to which the tables have the frames: free space before it */
+    uint64_t generation;    /* changes when a new sequence of frames begins */
     uint64_t version;       /* grows with each event that may change who may write */
-    uint64_t messages;      /* that were appended in this life; under the append mutex, as `tail` */
-    uint32_t ready;         /* 0: to be recovered before use (after a boot, for one) */
+    uint64_t messages;      /* appended since recovery; changed under the append mutex, as `tail` */
+    uint32_t ready;         /* 0: must be recovered before use, for example after a boot */
     uint32_t failed;        /* errno of a flush or write that failed */
-    uint32_t flushes;       /* changes with each flush: futex */
-    uint32_t sleepers;      /* on `flushes` */
-    uint32_t arrivals;      /* counts those that began to wait for a flush */
+    uint32_t flushes;       /* a futex that changes with each flush */
+    uint32_t sleepers;      /* threads that sleep on `flushes` */
+    uint32_t arrivals;      /* counts the threads that began to wait for a flush */
     uint32_t batch_start;   /* `arrivals` when the last flush began */
     uint32_t batch_size;    /* threads that the last flush served, or that arrived during it */
     uint32_t unsettled;     /* LMDB may not show the last transaction of a process that died */
     uint64_t inode;         /* of the journal's file */
     uint64_t begun;         /* `tail` when this generation began */
-    uint64_t bytes;         /* of frames in the generations of this life before it */
+    uint64_t bytes;         /* of frames in the earlier generations since recovery */
 } xj_header;
 
 #define XJ_READY offsetof(xj_header, ready)
@@ -58,9 +58,9 @@ static inline uint32_t *xj_word(pthread_mutex_t *m) {
 }
 
 /* The holder of the append mutex has died. Its append is complete (`tail` has moved) or will be
-   overwritten. A new version covers two other cases: the holder committed a change of ownership
-   without announcing it; or parts of its frames survive behind a shorter frame written over them
-   (those have a lower version).
+   overwritten. Incrementing `version` handles two other cases: the holder committed a change of
+   ownership, but died before it incremented `version`; or remains of its frames lie behind a shorter
+   frame that overwrote them (these have a lower version).
 
    If the holder died inside an LMDB transaction, it also held the writer lock, whose robust mutex
    the kernel may not have marked yet. LMDB's readers may not see its commit before the next write
@@ -73,7 +73,7 @@ static inline int xj_repair(xj_header *w) {
 }
 
 /* ETIMEDOUT after half a second, so that the caller can handle signals and report what it waits
-   for. It uses the monotonic clock where it can: a jump of the wall clock must not prolong it.
+   for. It uses the monotonic clock if possible, so that a jump of the wall clock does not prolong it.
    (ThreadSanitizer does not know pthread_mutex_clocklock.) */
 #if defined(__GLIBC__) && !defined(__SANITIZE_THREAD__)
 #if __GLIBC_PREREQ(2, 30)
@@ -100,7 +100,7 @@ static inline int xj_lock(xj_header *w) {
     return r == EOWNERDEAD ? xj_repair(w) : r;
 }
 
-/* The writer lock. LMDB itself repairs what a writer that died has left. */
+/* The writer lock. LMDB itself repairs the tables after the death of a writer. */
 static inline int xj_take_writer_lock(xj_header *w, int wait) {
     int r = wait ? xj_wait_for(&w->writer.mutex) : pthread_mutex_trylock(&w->writer.mutex);
     return r == EOWNERDEAD ? pthread_mutex_consistent(&w->writer.mutex) : r;
@@ -108,7 +108,7 @@ static inline int xj_take_writer_lock(xj_header *w, int wait) {
 
 static inline void xj_leave_writer_lock(xj_header *w) { pthread_mutex_unlock(&w->writer.mutex); }
 
-/* The word of a robust mutex that the kernel reads: the id of the thread that holds it. */
+/* The id of the thread that holds a robust mutex, from the word that the kernel reads. */
 static inline uint32_t xj_holder(pthread_mutex_t *m) {
     return xl_load(xj_word(m)) & FUTEX_TID_MASK;
 }

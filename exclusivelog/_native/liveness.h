@@ -1,10 +1,10 @@
 /* A word that the kernel marks when the process that holds it dies.
 
-   The mark is the kernel's robust list (set_robust_list(2)): at the death of a thread, and before
-   the memory of its process is torn down, the kernel walks the list, sets FUTEX_OWNER_DIED in each
-   word that is still held, and wakes one sleeper. A thread of its own, with a list of its own,
-   holds the word; it does nothing else, so that glibc's robust mutexes (LMDB uses one) keep the
-   list of every other thread. A forked child has neither the thread nor the list. */
+   This uses the kernel's robust list (set_robust_list(2)): when a thread dies, before the memory of
+   its process is released, the kernel walks the list, sets FUTEX_OWNER_DIED in each word that is still
+   held, and wakes one sleeper. A dedicated thread, with its own list, holds the word, because in all
+   other threads glibc uses the list for its robust mutexes (LMDB has one). A forked child has neither
+   the thread nor the list. */
 #ifndef EXCLUSIVELOG_LIVENESS_H
 #define EXCLUSIVELOG_LIVENESS_H
 
@@ -17,9 +17,9 @@
 typedef struct {
     struct robust_list_head head;
     uint32_t *word;
-    uint32_t *presence;         /* it sleeps on this: waking it proves shared memory */
+    uint32_t *presence;         /* the thread sleeps on it; being woken proves that memory is shared */
     struct robust_list *node;
-    uint32_t phase;             /* 0 starting, 1 holding, 2 refused, 3 let go */
+    uint32_t phase;             /* 0 starting, 1 holding, 2 refused, 3 released */
     pid_t tid, pid;
     pthread_t thread;
 } xl_holder;
@@ -39,7 +39,7 @@ static inline void *xl_hold(void *arg) {
         xl_phase(h, 2);
         return NULL;
     }
-    /* Between taking the word and listing it, list_op_pending stands for it. */
+    /* Between taking the word and adding it to the list, list_op_pending refers to it. */
     h->head.list_op_pending = h->node;
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
     if (!xl_swap(h->word, 0, (uint32_t)h->tid)) {
@@ -95,7 +95,7 @@ static inline xl_holder *xl_take_hold(uint32_t *word, void *node, uint32_t *pres
 }
 
 static inline void xl_let_go(xl_holder *h) {
-    if (h->pid != getpid()) return;     /* forked: the thread is the parent's */
+    if (h->pid != getpid()) return;     /* a forked child does not have the thread */
     xl_phase(h, 3);
     xl_add(h->presence, 1);
     xl_wake(h->presence, INT_MAX);

@@ -75,7 +75,7 @@ cdef class Lock:
             self._wake()
 
     def acquire(self, bint blocking=True, double timeout=-1):
-        """Take it, waiting up to `timeout` seconds (below 0: for ever). Returns whether it was
+        """Take it, waiting up to `timeout` seconds (below 0: no limit). Returns whether it was
         taken."""
         if not blocking:
             return self.take(0)

@@ -36,21 +36,22 @@ cdef inline object _value(Entry entry, uint32_t index):
 @cython.no_gc
 @cython.freelist(256)
 cdef class Message:
-    """One message. Its parts are decoded when they are asked for.
+    """One message. Its parts are decoded when they are accessed.
 
-    - `offset`: its place in the topic. `epoch`: the topic's epoch when it was written (rule B8).
-    - `value`: bytes, or what the reader's deserializer makes of them; None for a tombstone. `key`:
-      the same, with the key deserializer; None if it has none. Each raises DeserializationError if
-      its deserializer fails.
-    - `raw_value`, `raw_key`: their bytes as they are in the log.
+    - `offset`: its number in the topic. `epoch`: the topic's epoch when it was written (rule B8).
+    - `value`: bytes, or what the reader's deserializer returns for them; None for a tombstone.
+      `key`: the same with the key deserializer; None if the message has no key. Each raises
+      DeserializationError if its deserializer fails.
+    - `raw_value`, `raw_key`: their bytes as stored in the log.
     - `properties`: a dict of str to str.
     - `publish_time`, `event_time`: ms since 1970 UTC; `event_time` may be None. `published_at`,
       `event_at`: the same as datetimes in UTC; OverflowError for an event time outside of the years
       1 to 9999.
-    - `producer_name`, `sequence_id`: the producer that sent it, and its number there (rule G2).
+    - `producer_name`, `sequence_id`: the name of the producer that sent it, and its sequence id
+      under that name (rule G2).
 
     Messages are immutable, and equal if all of the above are equal; values and keys are compared as
-    bytes, whatever the deserializer. They can be pickled, if their deserializers can: a lambda cannot.
+    bytes. They can be pickled if their deserializers can: a lambda cannot.
 
     >>> _ = producer.send(b"3", key="apples", properties={"unit": "kg"}, event_time=1_000)
     >>> message = next(topic.reader(deserializer="json"))
@@ -154,7 +155,7 @@ cdef class Message:
         return hash((self.offset, self.epoch, self.publish_time, self.sequence_id))
 
     def __reduce__(self):
-        # Pickle it as an entry with one message, which has all of its fields and a checksum.
+        # Pickle it as an entry with one message: that has all of its fields, and a checksum.
         _, data = keep(self.entry, [self.index], self.entry.laid.topic)
         return _restored, (data, self.entry.loads)
 
@@ -169,7 +170,7 @@ def _restored(bytes data not None, Deserializer loads):
 
 
 cdef tuple _parts(Message message):
-    # Compare first what is most likely to differ.
+    # The parts that are most likely to differ come first.
     return (
         message.offset, message.publish_time, message.sequence_id, message.epoch,
         message.producer_name, message.event_time, message.raw_key, message.raw_value,
@@ -182,7 +183,7 @@ cdef object _moment(int64_t ms):
 
 
 cdef str _short(object data):
-    """The repr of bytes, or of None; only the first of many bytes, and how many there are."""
+    """The repr of bytes or None; of many bytes only the first ones, and the number of bytes."""
     if data is None or len(data) <= REPR_BYTES:
         return repr(data)
     return f"{data[:REPR_BYTES]!r}... ({len(data)} bytes)"

@@ -7,8 +7,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Into memory, from the disk: these bytes alone, where a page fault would read what is around them,
-   too, which is megabytes on some machines. Does not wait. */
+/* Read only these bytes from the disk into memory, without waiting. A page fault would also read the
+   pages around them, which are megabytes on some machines. */
 static inline void xl_prefetch(const char *from, size_t size) {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     const uintptr_t start = (uintptr_t)from & ~(page - 1);

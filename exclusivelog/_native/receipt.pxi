@@ -8,8 +8,8 @@ def _forget_callbacks():
 
 _os.register_at_fork(after_in_child=_forget_callbacks)
 
-# After a commit or a round of a background thread that failed; and how often a task's event
-# loop is notified again.
+# The delay before a retry after a failure in the background, and the maximum number of retries of
+# notifying a task's event loop.
 cdef int64_t RETRY_NS = 250_000_000
 cdef int NOTIFY_TRIES = 240
 
@@ -55,7 +55,7 @@ cdef list _take_callbacks():
 
 
 cdef _call_back(callback, receipt):
-    # One callback's failure must not cost the next one its call, nor the writer its life.
+    # An error in a callback must neither prevent the next one nor end the committing thread.
     try:
         callback(receipt)
     except Exception:
@@ -69,7 +69,7 @@ cdef _call_back(callback, receipt):
 cdef class Receipt:
     """The outcome of one `send_async`: a future with one message's offset (rule B9).
 
-    It can be waited for (`result`), asked (`done`), given callbacks, and awaited.
+    It can be waited for (`result`), polled (`done`), given callbacks, and awaited.
 
     >>> receipt = producer.send_async(b"hello")
     >>> receipt.result(timeout=10), receipt.done(), receipt.exception()
@@ -88,20 +88,20 @@ cdef class Receipt:
     cdef Py_ssize_t index
 
     def done(self):
-        """True when the outcome is known."""
+        """True if the outcome is known."""
         return self.batch.state >= DONE
 
     def exception(self, timeout=None):
-        """The error, or None when the message is in the log. Waits as `result` does."""
+        """Return the error, or None if the message is in the log. Waits as `result` does."""
         if not self.batch.wait(timeout):
             raise _no_outcome(timeout)
         return self.batch.error
 
     def result(self, timeout=None):
-        """The message's offset, once it is durable; raises the error it failed with.
+        """Return the message's offset once the message is durable; raise its error if it failed.
 
-        Waits up to `timeout` seconds (None: for ever), then raises WaitTimeoutError; the
-        message stays on its way.
+        - `timeout`: seconds until WaitTimeoutError; the message may still be committed then. None,
+          the default: without limit.
         """
         if self.batch.state < DONE and not self.batch.wait(timeout):
             raise _no_outcome(timeout)
@@ -110,12 +110,12 @@ cdef class Receipt:
         return self.batch.base_offset + self.index
 
     def add_done_callback(self, callback):
-        """Call `callback(receipt)` when the outcome is known; at once if it is already.
+        """Call `callback(receipt)` when the outcome is known; at once if it is already known.
 
-        It runs in the thread that commits: it should be brief.
+        The callback runs in the thread that commits, so it should be brief.
         """
         cdef list fresh = []
-        due = (self, callback)  # made first, so that no other thread runs from here on
+        due = (self, callback)  # allocated first, so that no other thread runs from here on
         if self.batch.state >= DONE:
             _call_back(callback, self)
         else:
@@ -142,7 +142,7 @@ cdef class Receipt:
                 try:
                     loop.call_soon_threadsafe(settle)
                 except MemoryError:
-                    # Temporary, so retry: a task that is not notified waits for ever.
+                    # Temporary, so retry: a task that is not notified never ends its wait.
                     _time.sleep(RETRY_NS / 1e9)
                     continue
                 except RuntimeError:

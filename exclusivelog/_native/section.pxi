@@ -1,18 +1,19 @@
-# Transactions that are safe against interrupts. Ctrl-C comes between two instructions of Python;
-# here there are none between taking a lock and recording it, so that every lock is released.
+# Transactions that are safe against interrupts. Ctrl-C can interrupt between two instructions of
+# Python. In this code there are none between taking a lock and recording that, so that every lock is
+# released.
 
-_of_parents = []  # transactions in which this process was forked off
+_of_parents = []  # transactions of the parent during which this process was forked
 
 
 cdef class Gate:
-    """A gate: counts the threads inside, and can be shut. The GIL makes each step atomic."""
+    """Counts the threads in a section, and can be shut. The GIL makes each step atomic."""
 
     cdef readonly Py_ssize_t inside
     cdef bint shut
     cdef bint ended
 
     def enter(self):
-        """Enter; waits while the gate is shut. False if it is shut for ever."""
+        """Enter; wait while the gate is shut. False if it is shut permanently."""
         cdef int generation = _generation
         while self.shut:
             if generation != _generation:
@@ -24,12 +25,12 @@ cdef class Gate:
         return True
 
     def leave(self):
-        """Go out."""
+        """Leave the section."""
         self.inside -= 1
 
     def close(self, double timeout):
-        """Shut the gate and wait until no thread is inside; False if that took too long, and the
-        gate stays shut."""
+        """Shut the gate and wait until no thread is inside; False if this takes longer than `timeout`
+        seconds; the gate then stays shut."""
         cdef int64_t end = xl_now() + <int64_t>(timeout * 1e9)
         self.shut = True
         while self.inside:
@@ -39,11 +40,11 @@ cdef class Gate:
         return True
 
     def end(self):
-        """The gate stays shut for ever."""
+        """Shut the gate permanently."""
         self.ended = True
 
     def open(self):
-        """Let threads in again, unless it was shut for ever."""
+        """Let threads in again, unless it was shut permanently."""
         self.shut = self.ended
 
 
@@ -59,7 +60,7 @@ cdef _hold(lock):
 @cython.final
 @cython.freelist(16)
 cdef class Holding:
-    """`with Holding(lock)` is `with lock`, but does not wait for ever in a child that is forked
+    """`with Holding(lock)` is `with lock`, but does not wait without end in a child that is forked
     during the wait."""
 
     cdef object lock

@@ -1,25 +1,24 @@
-/* The sections of an entry: the one description that writer, reader, packer and verifier use.
+/* The sections of an entry: the single description that writer, reader, packer and verifier use.
 
-   An entry is a run of consecutive messages of one producer in one topic. Columnar, so that Arrow
-   can wrap a column where it lies; little-endian; every section starts at a multiple of 8, and is
-   there only if its flag says so. Behind the last one stands the footer (layout.pxi).
+   An entry is a run of consecutive messages of one producer in one topic. It is columnar, so that
+   Arrow can wrap a column without a copy, and little-endian. Every section starts at a multiple of 8,
+   and exists only if its flag is set. The footer follows the last section (layout.pxi).
 
-   Sizes are those of n messages: BITS ceil(n / 8); OFFSETS 4 * (n + 1), rising from 0; BYTES as
-   many as the last of those offsets says; EIGHTS 8 * n; FOURS 4 * n; GROWING 4 * n, strictly rising
-   from 0: the offsets of a compacted entry, which lacks some, after its first one. The footer says
-   how long the producer's name is.
+   Sizes for n messages: BITS ceil(n / 8); OFFSETS 4 * (n + 1), increasing from 0; BYTES: the last of
+   those offsets; EIGHTS 8 * n; FOURS 4 * n; GROWING 4 * n, strictly increasing from 0: the offsets of
+   the messages of a compacted entry, which has gaps, relative to the first. The footer has the length
+   of the producer's name.
 
-   An entry of version 2, from XE_BLOCKED_FROM bytes on, has between the name and the footer the sums
-   of its blocks: each section before the name is cut into blocks of its own, each of which has a
-   checksum. A block has 16 KiB of BYTES, or what any other section has of 1,024 messages. The
-   footer's checksum is that of all that follows the blocks. An xe_summary tells what otherwise only
-   the sections would, so that a message is found without a look at any block but its own. (blocks.h
-   verifies them.)
+   An entry of version 2, from XE_BLOCKED_FROM bytes on, has checksums of its blocks between the name
+   and the footer: each section before the name is cut into blocks. A block has 16 KiB of BYTES, or the
+   part of any other section that belongs to 1,024 messages. The footer's checksum covers what follows
+   the blocks. An xe_summary has the facts that would otherwise have to be read from the sections, so
+   that a message is found by reading only its own blocks. (blocks.h verifies blocks.)
 
-   An entry of version 3 is compressed: what stands before the name is cut into chunks, without regard
-   to sections, and each is compressed by itself. Behind the name stands an xe_chunk of each, then the
-   summary, which names the method. A chunk that has the size it has decompressed was left as it is.
-   Sections are found in the memory that chunks are decompressed into, one when it is needed. */
+   An entry of version 3 is compressed: the sections before the name are together cut into chunks, and
+   each chunk is compressed separately. After the name come an xe_chunk for each, and the summary,
+   which has the method. A chunk whose stored size is its decompressed size is not compressed. Sections
+   are read in the memory that chunks are decompressed into; each chunk is decompressed when needed. */
 #ifndef EXCLUSIVELOG_SECTIONS_H
 #define EXCLUSIVELOG_SECTIONS_H
 
@@ -37,7 +36,7 @@
 #define XE_GAPS 64
 #define XE_KNOWN_FLAGS 127
 
-/*      section           of        there when      size     whose bytes */
+/*      section           type      exists with     size     size field */
 #define XE_SECTIONS(X)                                                                            \
     X(value_valid,      uint8_t,  XE_VALUE_NULLS, BITS,    none)  /* bit clear: no value */       \
     X(value_offsets,    uint32_t, XE_ALWAYS,      OFFSETS, values)                                \
@@ -65,7 +64,7 @@
 #define XE_BLOCK_GROWING ((size_t)4096)
 #define XE_BLOCKED_FROM ((size_t)65536) /* bytes of sections and footer */
 
-/* Stands right before the footer of an entry with blocks. */
+/* Lies right before the footer of an entry with blocks. */
 typedef struct {
     uint32_t values, keys, properties;  /* bytes of these sections */
     uint32_t last_gap;                  /* of the last message: its offset after the first one's */
@@ -76,10 +75,10 @@ typedef struct {
 /* A compressed chunk: its bytes, and their CRC-32C. */
 typedef struct { uint32_t size, sum; } xe_chunk;
 
-#define XE_CHUNK_BITS 16                /* of a chunk that is written: 64 KiB */
+#define XE_CHUNK_BITS 16                /* chunks of 64 KiB are written */
 #define XE_LEAST_CHUNK_BITS 12
 #define XE_MOST_CHUNK_BITS 20
-/* Bytes of sections: a larger entry is not compressed. What a reader sets aside has this bound. */
+/* Bytes of sections: a larger entry is not compressed, so that a reader's memory is bounded. */
 #define XE_MOST_COMPRESSED ((size_t)256 << 20)
 
 /* Bytes of the sections whose size does not follow from the number of messages. */
@@ -88,7 +87,7 @@ typedef struct { size_t values, keys, properties, name, none; } xe_sizes;
 #define XE_POINTER(section, type, flag, size, bytes) type *section;
 #define XE_CONST_POINTER(section, type, flag, size, bytes) const type *section;
 
-/* Where the sections of an entry that is being written lie; NULL: it has none. */
+/* The sections of an entry that is being written; NULL: it does not have this section. */
 typedef struct { XE_SECTIONS(XE_POINTER) } xe_space;
 
 /* An entry as it is read. */
@@ -101,13 +100,13 @@ typedef struct {
     uint16_t flags, name_length;
     uint32_t last_gap, last_time;   /* of the last message, after the first one's */
     uint8_t version;
-    size_t body, blocks;            /* bytes that are in blocks, and how many; 0: it has none */
-    const uint32_t *sums;           /* of the blocks */
-    /* Of a compressed entry, `body` is the bytes of its chunks, and `blocks` how many there are. */
+    size_t body, blocks;            /* bytes in blocks, and number of blocks; 0: it has none */
+    const uint32_t *sums;           /* checksums of the blocks */
+    /* In a compressed entry, `body` is the bytes of its chunks, and `blocks` their number. */
     size_t chunk, sections;         /* bytes of a chunk (0: not compressed), and of all sections */
-    const char *chunks;             /* an xe_chunk of each */
+    const char *chunks;             /* an xe_chunk for each chunk */
     uint8_t method;
-    xe_sizes sizes;                 /* of an entry with blocks; the file may have changed since */
+    xe_sizes sizes;                 /* of an entry with blocks, as read once: the file may change */
     XE_SECTIONS(XE_CONST_POINTER)
 } xe_laid;
 
@@ -168,7 +167,7 @@ static inline size_t xe_entry_size(uint16_t flags, size_t n, const xe_sizes *siz
     return size + xe_trailer_size(xe_blocks(flags, n, sizes));
 }
 
-/* Where each of its sections goes. */
+/* Compute the place of each section. */
 static inline void xe_place(char *start, uint16_t flags, size_t n, const xe_sizes *sizes,
                             xe_space *space) {
 #define XE_PUT(section, type, flag, kind, bytes)        \
@@ -183,7 +182,7 @@ static inline void xe_place(char *start, uint16_t flags, size_t n, const xe_size
 
 /* ---- reading --------------------------------------------------------------------------- */
 
-/* The section at *at, which moves behind it; NULL if it is longer than what is left. */
+/* The section at *at, and move *at behind it; NULL if fewer bytes remain. */
 static inline const void *xe_take(const char **at, const char *end, size_t size) {
     const char *here = *at;
     size = xe_padded(size);
@@ -214,7 +213,7 @@ static inline int xe_grows(const uint32_t *numbers, size_t n) {
 #define XE_CHECK_GROWING(section, bytes) \
     if (!xe_grows(laid->section, n)) return XE_NOT_RISING;
 
-/* Say that the sections, which are as long as `laid` says, begin at `at`; returns where they end. */
+/* Set the sections, with the sizes in `laid`, from `at` on; return where they end. */
 static inline const char *xe_pass(xe_laid *laid, const char *at) {
     const uint16_t flags = laid->flags;
     const size_t n = laid->count;
@@ -229,7 +228,7 @@ static inline const char *xe_pass(xe_laid *laid, const char *at) {
     return at;
 }
 
-/* The same of a compressed entry: they are decompressed to `at`, where the name is not. */
+/* The same for a compressed entry, whose sections, but not its name, are decompressed to `at`. */
 static inline void xe_pass_decompressed(xe_laid *laid, const char *at) {
     const char *name = laid->name;
     xe_pass(laid, at);
@@ -254,10 +253,11 @@ static inline int xe_find_chunks(xe_laid *laid, const xe_summary *summary, size_
     return XE_WHOLE;
 }
 
-/* Where in the entry a chunk stands, and how many bytes it has when it is decompressed. */
+/* The place of a chunk in the entry, and its decompressed size. */
 typedef struct { size_t at, decompressed; uint32_t size, sum; } xe_place_of_chunk;
 
-/* Find the chunks of a compressed entry whose tail is sound. Do they fill what is there for them? */
+/* Find the chunks of a compressed entry whose tail is undamaged. Returns 0 if they do not exactly fill
+   their part of the entry. */
 static inline int xe_place_chunks(const xe_laid *laid, xe_place_of_chunk *places) {
     size_t at = 0;
     for (size_t i = 0; i < laid->blocks; i++) {
@@ -271,10 +271,10 @@ static inline int xe_place_chunks(const xe_laid *laid, xe_place_of_chunk *places
     }
     if (xe_padded(at) != laid->body) return 0;
     while (at < laid->body && laid->start[at] == 0) at++;
-    return at == laid->body;    /* no sum guards what is between the chunks and the name */
+    return at == laid->body;    /* no checksum covers the padding between the chunks and the name */
 }
 
-/* Find the sections of an entry with blocks by its summary, without a look at them. */
+/* Find the sections of an entry with blocks from its summary, without reading the sections. */
 static inline int xe_find_by_summary(xe_laid *laid) {
     const uint16_t flags = laid->flags;
     const size_t n = laid->count;
@@ -300,8 +300,8 @@ static inline int xe_find_by_summary(xe_laid *laid) {
 }
 
 /* Find the sections of an entry whose footer was read into `laid`: XE_WHOLE, or what is wrong.
-   Nothing behind the entry is looked at, whatever the flags and the offsets say. Of an entry with
-   blocks, what the sections say is still to be checked. */
+   Nothing outside of the entry is read, whatever flags and offsets it has. In an entry with blocks,
+   the content of the sections still has to be verified. */
 static inline int xe_find(xe_laid *laid) {
     if (laid->version > 1) return xe_find_by_summary(laid);
     const char *at = laid->start, *end = laid->start + laid->size - XE_FOOTER;
@@ -309,7 +309,7 @@ static inline int xe_find(xe_laid *laid) {
     const size_t n = laid->count;
     xe_sizes sizes = {0, 0, 0, laid->name_length, 0};
     if (flags & ~XE_KNOWN_FLAGS) return XE_UNKNOWN_SECTIONS;
-    if (n == 0) return XE_NO_MESSAGES;  /* there is no last one to ask for its offset */
+    if (n == 0) return XE_NO_MESSAGES;  /* the code below reads the last message's offset */
 #define XE_FIND(section, type, flag, kind, bytes)                   \
     if (XE_IS_THERE(flag)) {                                        \
         laid->section = xe_take(&at, end, XE_##kind(n, sizes.bytes)); \
