@@ -42,7 +42,7 @@ P1_RATIOS = {RawFile: 1.3, Lmdb: 1.0, Sqlite: 1.0, Rocks: 1.0, PersistQueue: 1.0
 
 
 def p1(settings: Settings) -> Figure:
-    """Durable send of one message, by one thread, against everything that can do that."""
+    """Durable sends of one message, by one thread, compared with all peers."""
     figure = Figure("P1", "durable send of 100 B, one thread: p50")
     calls, value = 100, messages(1)[0]
     with Stores(settings) as stores:
@@ -157,7 +157,7 @@ def p4(settings: Settings) -> Figure:
 
 
 def send_many(producer: xl.Producer, values: Sequence[bytes], batch: int) -> Arm:
-    """Lists that lie ready, as an application has them."""
+    """Lists that were prepared before, as an application has them."""
     lists = [values[at : at + batch] for at in range(0, len(values), batch)]
 
     def work(_: Any) -> None:
@@ -168,7 +168,7 @@ def send_many(producer: xl.Producer, values: Sequence[bytes], batch: int) -> Arm
 
 
 def putmulti(name: str, lmdb: Lmdb, values: Sequence[bytes], per_transaction: int) -> Arm:
-    """Keys and pairs are made outside the clock."""
+    """Keys and pairs are created outside of the timed part."""
     return Arm(
         name, lambda items: lmdb.put_many(items, per_transaction), len(values),
         prepare=lambda: lmdb.items(values), durability=lmdb.durability, rival=True,
@@ -211,7 +211,7 @@ def _arrow_arms(producer: xl.Producer, values: Sequence[bytes]) -> list[Arm]:
 
 
 def _raw_arms(stores: Stores, values: Sequence[bytes]) -> list[Arm]:
-    """What the disk itself takes: the same bytes, into a preallocated file and a growing one."""
+    """The time of the disk itself: the same bytes into a preallocated and a growing file."""
     arms = []
     for batch in (100_000, 1_000_000):
         data = b"".join(values[:batch])
@@ -231,7 +231,7 @@ def _raw_arm(name: str, raw: RawFile, data: bytes, times: int) -> Arm:
 
 
 def cpu_row(what: str, ours: Series, peer: Series) -> Row:
-    """CPU time of this process, which no noise of the disk is in."""
+    """CPU time of this process, which does not depend on the noise of the disk."""
     assert ours.cpu is not None
     assert peer.cpu is not None
     return Row(what, ours.cpu, "s", peer.cpu, peer.name, rival=True)

@@ -1,4 +1,4 @@
-"""One busy Python thread beside a writer, and what other processes feel of it (P15)."""
+"""The effect of a busy Python thread beside a writer on the appends of other processes (P15)."""
 
 from __future__ import annotations
 
@@ -44,10 +44,9 @@ KINDS = {**OURS, **LMDB}
 
 @dataclass(frozen=True)
 class Window:
-    """What one process met in one round. `p99` is that of appends without a pause: where
-    thousands of quick ones fit between two long ones, it shows nothing of these. So there is
-    `paced`, the p99 of an append now and then, and `long`, the share of the time that was
-    spent in long ones."""
+    """The measurements of one process in one round. `p99` is that of appends without pauses. If
+    thousands of quick appends fit between two long ones, it does not show the long ones. So `paced`
+    is the p99 of occasional appends, and `long` the share of the time spent in long appends."""
 
     p99: float
     paced: float
@@ -86,7 +85,7 @@ def p15(settings: Settings) -> Figure:
 
 
 def _prepare(stores: Stores, worker: Worker, number: int) -> None:
-    """Everything that this process will append to."""
+    """All stores that this process appends to."""
     for kind in OURS:
         durability = kind.rpartition(" ")[2]
         worker.call(keep_send, kind, f"topic-{number}", stores.path(durability),
@@ -149,8 +148,8 @@ def _arm(there: Worker, here: Worker, kind: str, busy: bool, windows: Windows) -
 
 
 def append_beside(state: State, kind: str, busy: bool, start: float, seconds: float) -> int:
-    """Append without a pause in one thread, while another one, if `busy`, runs pure Python.
-    How many appends that were."""
+    """Append without pauses in one thread, while another one, if `busy`, runs pure Python. Returns
+    the number of appends."""
     stop = threading.Event()
     spinner = threading.Thread(target=spin, args=(stop,))
     if busy:
@@ -164,7 +163,7 @@ def append_beside(state: State, kind: str, busy: bool, start: float, seconds: fl
 
 
 def spin(stop: threading.Event) -> int:
-    """Pure Python, which lets go of the GIL only when it must."""
+    """Pure Python, which releases the GIL only when it must."""
     count = 0
     while not stop.is_set():
         for _ in range(1_000):
@@ -173,7 +172,7 @@ def spin(stop: threading.Event) -> int:
 
 
 def watch(state: State, kind: str, start: float, closed: float, paced: float) -> Window:
-    """Append without a pause, then now and then, for so many seconds each."""
+    """Append without pauses, then occasionally, for so many seconds each."""
     time.sleep(max(0.0, start - time.monotonic()))
     append = state.kept[kind]
     samples, sparse = in_thread(

@@ -1,7 +1,7 @@
-"""The engine on a cluster beside the plain client of Apache Pulsar, on one broker (P25).
+"""The engine on a cluster compared with the plain client of Apache Pulsar, on one broker (P25).
 
-Broker, its bookie and both clients share this machine. The broker flushes its journal before it
-answers, so all arms have the same durability: what was acknowledged survives power loss.
+The broker, its bookie and both clients share this machine. The broker flushes its journal before it
+answers, so all arms have the same durability: acknowledged messages survive a power loss.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ print(time.perf_counter() - start, offset)
 
 
 def p25(settings: Settings) -> Figure:
-    """Needs Java 17 and Maven, for a broker of its own."""
+    """Start a broker for this; needs Java 17 and Maven."""
     if reason := missing():
         raise RuntimeError(reason)
     with own_broker(options="") as broker:
@@ -99,7 +99,7 @@ class Cluster(contextlib.ExitStack):
 
 
 def _each(call: Any, count: int) -> list[float]:
-    """How long each of so many calls takes, in seconds."""
+    """The duration of each call, in seconds."""
     samples = []
     for number in range(count):
         start = time.perf_counter()

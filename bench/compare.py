@@ -1,7 +1,7 @@
 """The comparison with the peers: `python -m bench.compare [P3 P4 ...] [--rounds N] [--dir DIR]`.
 
-Writes raw numbers (`P3.json`), plots and `table.md` into bench/results/. A figure that is
-not named keeps what was measured for it before.
+Writes raw numbers (`P3.json`), plots and `table.md` into bench/results/. Figures that are not named
+keep their former results.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def measured(name: str, settings: Settings, out: Path) -> bool:
-    """Measure one figure; one that fails does not cost the others."""
+    """Measure one figure; an error does not prevent the others."""
     try:
         measure(name, settings, out)
     except Exception:
@@ -113,7 +113,7 @@ def measured(name: str, settings: Settings, out: Path) -> bool:
 
 
 def measure(name: str, settings: Settings, out: Path) -> None:
-    """One figure: measured, printed, saved and drawn."""
+    """Measure, print, save and draw one figure."""
     facts = machine.facts(settings.directory)
     start = time.perf_counter()
     with limited(LIMIT_SECONDS_IN_FULL if settings.full else LIMIT_SECONDS, name):

@@ -1,7 +1,7 @@
-"""Several who append at the same time, in threads and in processes: what P5 and P15 share.
+"""Concurrent appends by threads and by processes, for P5 and P15.
 
-All begin at one moment of the clock that the machine's processes have in common, and go on
-for a fixed time. In a worker every contestant has a name, under which it is kept.
+All of them start at the same time of the monotonic clock, and run for a fixed time. A worker
+process stores each append function under a name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def soon() -> float:
 
 
 def count_calls(append: Append, start: float, seconds: float) -> int:
-    """How many calls ended within `seconds` from `start` on."""
+    """The number of calls that ended within `seconds` from `start` on."""
     clock, end, count = time.monotonic, start + seconds, 0
     time.sleep(max(0.0, start - clock()))
     append()
@@ -70,7 +70,7 @@ def count_in_worker(state: State, name: str, start: float, seconds: float) -> in
 
 
 def keep_send(state: State, name: str, topic: str, path: str | None = None, **options: Any) -> None:
-    """Keep a producer's send, of this worker's engine or of one on another ledger."""
+    """Store a producer's send, by this worker's engine or by one on another ledger."""
     engine = state.engine
     if path is not None:  # closed when the worker exits
         engine = xl.open(path, name=state.engine.name, **options)
@@ -78,12 +78,12 @@ def keep_send(state: State, name: str, topic: str, path: str | None = None, **op
 
 
 def keep_lmdb(state: State, name: str, path: str, number: int, sync: bool = True) -> None:
-    """Keep an append to an LMDB environment that several processes write to."""
+    """Store an append to an LMDB environment that several processes write to."""
     append = Lmdb(path, sync).writer(number)
     state.kept[name] = partial(append, messages(1)[0])
 
 
 def keep_raw(state: State, name: str, path: str) -> None:
-    """Keep an append to a preallocated file of this process's own."""
+    """Store an append to a preallocated file that only this process has."""
     Path(path).parent.mkdir(exist_ok=True)
     state.kept[name] = partial(RawFile(path, 8 << 20).append, messages(1)[0])

@@ -1,4 +1,4 @@
-"""What the microbenchmarks find: a directory on a real disk, and the peers on it."""
+"""Fixtures of the microbenchmarks: a directory on a real disk, and the peers on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def stores() -> Iterator[Stores]:
 
 @pytest.fixture
 def path(stores: Stores) -> str:
-    """Where `engine` has its ledger: on the disk of this tree, not in memory."""
+    """The path of the ledger of `engine`: on the disk of this tree, not in memory."""
     return stores.path("log")
 
 

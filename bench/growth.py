@@ -1,4 +1,4 @@
-"""Whether a call costs more the more messages there are in the log (P12)."""
+"""Whether calls take longer if there are more messages in the log (P12)."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _measure_opening(figure: Figure, logs: Logs, rounds: int) -> None:
 
 
 def time_opening(path: str, read: bool, expected: int | None = None) -> list[float]:
-    """Seconds until the engine is there, or until the newest message is in hand."""
+    """Seconds until the engine is open, or until the newest message was read."""
     start = time.perf_counter()
     with xl.open(path, name="bench") as engine:
         if read:
@@ -126,7 +126,7 @@ def time_opening(path: str, read: bool, expected: int | None = None) -> list[flo
 
 
 def read_newest(topic: xl.Topic) -> int:
-    """Read the last message; how many there are."""
+    """Read the last message; return the number of messages."""
     last = topic.next_offset - 1
     with topic.reader(last) as reader:
         return reader.read_next(timeout=0).offset + 1
@@ -191,7 +191,8 @@ def tailing(topic: xl.Topic) -> Work:
 
 
 def _measure_recovery(figure: Figure, logs: Logs, kills: int) -> None:
-    """At each turn the journal is left fuller, at the last one as full as it gets."""
+    """In each round the journal contains more when its process is killed; in the last, it is as
+    full as possible."""
     journal = max(journal_bytes(Path(path)) for path in logs.values())
     most = journal // FRAME_BYTES or WITHOUT_JOURNAL
     for what, rebooted in (("SIGKILL", False), ("SIGKILL and a reboot", True)):
@@ -218,8 +219,8 @@ def _measure_recovery(figure: Figure, logs: Logs, kills: int) -> None:
 
 
 def leave_a_journal(path: str, count: int) -> int:
-    """Send that many messages, or as many as there is time for, in a process that kills itself
-    then; how many messages there must be."""
+    """Send that many messages, or as many as there is time for, in a process that then kills
+    itself; return the number of messages that the log must have."""
     report = Path(f"{path}.sent")
     with workers() as make:
         worker = make(path, "killed", durability="process")
@@ -237,7 +238,7 @@ def send_and_die(state: State, count: int, seconds: float, report: str) -> None:
 
 
 def forget_the_boot(path: str) -> None:
-    """What the lock file says of another boot is void, as after a power loss."""
+    """Change the boot id in the lock file: its content is then ignored, as after a power loss."""
     with open(os.path.join(path, "owners.lock"), "r+b") as lockfile:
         lockfile.seek(BOOT)
         lockfile.write(bytes(16))

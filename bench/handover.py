@@ -1,13 +1,14 @@
-"""Handing topics over, against closing their producers and promoting who waits (P9).
+"""Handing topics over, compared with closing their producers and promoting the waiters (P9).
 
-Four processes: the owner of all topics, and three that wait for each of them. All messages are
-durable. A hand-over goes to the waiter with the worst place in the queue, an election to the
-one with the best; the others only stand by.
+There are four processes: the owner of all topics, and three that wait for each of them. All
+messages are durable. A hand-over goes to the worst waiter in the queue, an election to the best;
+the others only wait.
 
-The owner sends to its topics in turn until each is gone; of many topics to a sample, for else
-the gap would be the time of a lap. Its successor sends to each topic as soon as it has that
-topic's producer. A topic's publish gap is the time between the last message of the one and the
-first of the other, each taken when it was durable. These two have adjacent offsets.
+The owner sends to its topics one after the other until it has lost them; with many topics to a
+sample of them, because otherwise the gap would be the time of a round. Its successor sends to each
+topic as soon as it has that topic's producer. A topic's publish gap is the time between the owner's
+last message and the successor's first, each at the time when it was durable. These two have
+adjacent offsets.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ class Counts:
 
 @dataclass(frozen=True)
 class Left:
-    """What the old owner tells: when it began to move its topics, how often anybody had been
-    rung by then, and its last message to each topic that it sent to."""
+    """The report of the old owner: when it began to move its topics, the number of notifications
+    until then, and its last message to each topic that it sent to."""
 
     begun: int
     before: Counts
@@ -114,8 +115,8 @@ class Moved:
     gaps: list[float]  # seconds, one for each topic that was sent to
     whole: float  # seconds, until all topics had a message of their new owner
     transactions: int
-    rings: int
-    rings_of_bystanders: int
+    notifications: int
+    notifications_of_bystanders: int
     pause: float  # seconds, the longest send of a bystander to a topic that stays where it is
 
 
@@ -128,9 +129,9 @@ def _judge(figure: Figure, count: int, moves: Mapping[str, list[Moved]]) -> None
         ("longest send to another topic meanwhile", "s", {"p50": None, "max": None},
          lambda move: [move.pause]),
         ("transactions", "", {"p50": Target(most=steps)}, lambda move: [move.transactions]),
-        ("wake-ups, all engines", "", {"max": None}, lambda move: [move.rings]),
+        ("wake-ups, all engines", "", {"max": None}, lambda move: [move.notifications]),
         ("wake-ups of engines that stand by", "", {"max": Target(least=0, most=0)},
-         lambda move: [move.rings_of_bystanders]),
+         lambda move: [move.notifications_of_bystanders]),
     ):  # fmt: skip
         ours, peer = (_series(f"{what}, {way}, {topics}", unit, moves[way], of)
                       for way in (HAND_OVER, ELECTION))  # fmt: skip
@@ -156,7 +157,7 @@ def _series(
 
 @dataclass
 class Crew:
-    """The processes: the owner, and who waits, best place first."""
+    """The processes: the owner, and the waiters, best first."""
 
     engine: Engine
     names: list[str]
@@ -172,7 +173,7 @@ class Crew:
         self.places = {worker: worker.call(place) for worker in self.members}
 
     def move(self, way: str) -> Moved:
-        """Give all topics to one of those who wait; the old owner queues up behind them."""
+        """Give all topics to one of the waiters; the old owner queues behind them."""
         owner, *waiting = self.members
         successor = waiting.pop(-1 if way == HAND_OVER else 0)
         bystanders = waiting
@@ -259,7 +260,7 @@ class Arrivals:
 
 
 def queue_up(state: State, names: Sequence[str]) -> None:
-    """Give up what was lost, and wait for it again."""
+    """Drop the lost producers, and wait for their topics again."""
     for producer in state.kept.get("producers", {}).values():
         producer.close()
     arrivals, producers = Arrivals(len(names)), dict[str, Producer]()
@@ -286,8 +287,8 @@ def first_messages(state: State, count: int) -> dict[str, Sent]:
 
 
 def publish(producer: Producer, alone: bool, note: Callable[[int], None]) -> None:
-    """Send a message; `note` its offset once it is durable. Among many topics nobody waits for
-    one message before the next."""
+    """Send a message; call `note` with its offset once it is durable. With many topics, do not wait
+    for one message before sending the next."""
 
     def settled(receipt: Receipt) -> None:
         note(receipt.result())
@@ -299,7 +300,7 @@ def publish(producer: Producer, alone: bool, note: Callable[[int], None]) -> Non
 
 
 def stamp() -> bytes:
-    """A message that says when it was sent."""
+    """A message that contains the time of its send."""
     return now().to_bytes(8, "big") + bytes(SIZE - 8)
 
 
@@ -307,7 +308,7 @@ def stamp() -> bytes:
 
 
 def begin_beside(state: State) -> None:
-    """Send now and then to a topic that only this process has."""
+    """Send periodically to a topic that only this process uses."""
     if "sender beside" not in state.kept:
         state.kept["sender beside"] = state.engine.topic(f"of-{state.engine.name}").producer()
     send = partial(state.kept["sender beside"].send, stamp())
@@ -323,7 +324,7 @@ def now_and_then(send: Callable[[], object], stop: threading.Event, samples: lis
 
 
 def end_beside(state: State) -> float:
-    """How long the longest of these sends took, in seconds."""
+    """The duration of the longest of these sends, in seconds."""
     samples: list[float]
     thread, stop, samples = state.kept.pop("beside")
     stop.set()
@@ -365,6 +366,6 @@ def keep_sending(producers: dict[str, Producer], last: dict[str, Sent]) -> None:
 
 
 def sample(names: Sequence[str]) -> list[str]:
-    """Some of them, evenly spread, the first and the last among them."""
+    """A sample, evenly spread, that includes the first and the last."""
     count = min(SAMPLED, len(names))
     return [names[i * (len(names) - 1) // max(1, count - 1)] for i in range(count)]

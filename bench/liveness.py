@@ -1,8 +1,8 @@
-"""How soon after SIGKILL a death can be known: the two kinds of lock that the kernel frees.
+"""How soon after SIGKILL a death can be detected, by two kinds of lock that the kernel releases.
 
 `python -m bench.liveness` kills processes that hold both an OFD lock on a file and a word on
 the kernel's robust list, small ones and ones with 1 GiB of memory, and prints how long after
-the kill each was seen to be free. It is why the lock file uses the latter.
+the kill each lock was free. Because of the result, the lock file uses the robust list.
 """
 
 from __future__ import annotations

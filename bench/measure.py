@@ -1,8 +1,8 @@
-"""How everything here is measured: arms take turns, and medians are compared.
+"""How the figures are measured: the arms of a comparison alternate, and their medians are compared.
 
-These machines are noisy: the cost of a flush can drift tenfold within an hour. So the arms
-of a comparison run one after another within one process, round after round, each round in
-another order, and what counts is the ratio of the medians.
+Machines are noisy: the duration of a flush can drift tenfold within an hour. So the arms of a
+comparison run one after another within one process, in many rounds, each in another order, and the
+result is the ratio of the medians.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
 
 @dataclass(frozen=True)
 class Series:
-    """What one arm measured. `rival`: it is not ours. `cpu`: CPU seconds per piece of work, where
-    that was counted. `drawn`: it is in the plots, not only in the raw numbers."""
+    """The measurements of one arm. `rival`: it is another library. `cpu`: CPU seconds per unit of
+    work, if measured. `drawn`: it is in the plots, not only in the raw numbers."""
 
     name: str
     unit: str
@@ -59,8 +59,8 @@ class Series:
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
     def thinned(self, most: int = KEPT_SAMPLES) -> Series:
-        """The same distribution in few samples, the smallest and the largest among them; what
-        is rarer than one in `most` gets lost between them, but for the largest."""
+        """The same distribution in at most `most` samples, with the smallest and the largest.
+        Values that are rarer than one in `most` are lost, except for the largest."""
         if len(self.samples) <= most:
             return self
         ordered = sorted(self.samples)
@@ -112,7 +112,7 @@ class Row:
 
     @property
     def loses(self) -> bool:
-        """Is a rival better?"""
+        """Whether a rival is better."""
         if self.ratio is None or not self.rival:
             return False
         return self.ratio < 1 if self.unit.endswith("/s") else self.ratio > 1
@@ -160,10 +160,10 @@ class Figure:
 
 @dataclass
 class Arm:
-    """One contestant. `work(prepare())` is timed, without `prepare`.
+    """One arm of a comparison. `work(prepare())` is timed, without `prepare`.
 
-    It either returns samples of its own, in `unit`, or does `amount` pieces of work, of which
-    the rate is taken.
+    `work` either returns samples, in `unit`, or does `amount` units of work, whose rate is
+    computed.
     """
 
     name: str
@@ -181,9 +181,9 @@ def take_turns(
     warm_ups: int = 1,
     before: Callable[[], None] = lambda: None,
 ) -> dict[str, Series]:
-    """Run every arm `rounds` times, in an order that rotates; the first ones do not count.
+    """Run every arm `rounds` times, in a rotating order; the first runs do not count.
 
-    `before` is called before each run, outside the clock.
+    `before` is called before each run, outside of the timed part.
     """
     samples: dict[str, list[float]] = {arm.name: [] for arm in arms}
     cpu: dict[str, list[float]] = {arm.name: [] for arm in arms}
@@ -215,7 +215,7 @@ def _run(arm: Arm) -> tuple[list[float], float]:
 
 @contextlib.contextmanager
 def settled_garbage() -> Iterator[None]:
-    """The collector stays on, but does not walk the benchmark's own millions of objects."""
+    """The garbage collector stays on, but skips the millions of objects of the benchmark itself."""
     gc.collect()
     gc.freeze()
     try:
@@ -225,7 +225,7 @@ def settled_garbage() -> Iterator[None]:
 
 
 def latencies(call: Callable[[], object], count: int) -> list[float]:
-    """How long each of `count` calls took, in seconds."""
+    """The duration of each of `count` calls, in seconds."""
     samples = []
     for _ in range(count):
         start = time.perf_counter()
@@ -235,9 +235,9 @@ def latencies(call: Callable[[], object], count: int) -> list[float]:
 
 
 def consecutive(call: Callable[[], object], most: int, seconds: float) -> list[float]:
-    """How long each of up to `most` calls took, in seconds, within about this time.
+    """The duration of each of up to `most` calls, in seconds, within about this time.
 
-    One call's end is the next one's beginning, so that no pause is missed.
+    Each call is timed from the end of the one before, so that no pause is missed.
     """
     clock = time.perf_counter
     samples = array("d", bytes(8 * most))  # which does not grow under the clock
@@ -253,14 +253,15 @@ def consecutive(call: Callable[[], object], most: int, seconds: float) -> list[f
 
 
 def in_thread(work: Callable[[], Any], patience: float = 60.0) -> Any:
-    """`work()` in a thread that is not the main one, which Python's signal handlers strike."""
+    """Run `work()` in a thread other than the main one, which Python's signal handlers
+    interrupt."""
     with ThreadPoolExecutor(1) as executor:
         return executor.submit(work).result(patience)
 
 
 @contextlib.contextmanager
 def limited(seconds: int, what: str) -> Iterator[None]:
-    """TimeoutError in the main thread when the block takes longer."""
+    """Raise TimeoutError in the main thread if the block takes longer."""
 
     def expire(*_: object) -> None:
         raise TimeoutError(f"{what} took longer than {seconds} s")
@@ -279,7 +280,7 @@ def limited(seconds: int, what: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line asked for. `directory` is where the stores are made."""
+    """The options of the command line. `directory` is where the stores are created."""
 
     directory: Path
     rounds: int | None = None
@@ -290,7 +291,7 @@ class Settings:
 
 
 class Stores(contextlib.ExitStack):
-    """The files of one figure: all on the same disk, closed and removed behind it."""
+    """The files of one figure: all on the same disk, closed and removed at its end."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
@@ -302,10 +303,10 @@ class Stores(contextlib.ExitStack):
         return str(self.directory / name)
 
     def warm_memory(self, size: int = 256 << 20) -> None:
-        """Let the kernel have this much memory at hand for new pages of files.
+        """Make this much memory available to the kernel for new pages of files.
 
-        A virtual machine gets its memory from the host page by page, at the first touch, and
-        that can cost five times what writing the page costs: the first arm would pay for it.
+        A virtual machine gets its memory from the host page by page, at the first access, which can
+        take five times as long as writing the page. Otherwise the first arm would pay for it.
         """
         filler = self.directory / "filler"
         with filler.open("wb", buffering=0) as file:
@@ -318,7 +319,7 @@ class Stores(contextlib.ExitStack):
 
 
 def prepare_directory(directory: Path) -> Path:
-    """Make it, refuse one in memory, and remove what killed runs have left in it."""
+    """Create the directory, refuse one in memory, and remove what killed runs have left in it."""
     directory.mkdir(parents=True, exist_ok=True)
     kind = file_system(str(directory))
     if kind in MEMORY_FILE_SYSTEMS:

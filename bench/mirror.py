@@ -1,4 +1,4 @@
-"""How fast a mirror copies a log to a Pulsar broker beside it, and what it costs while it is idle.
+"""How fast a mirror copies a log to a Pulsar broker on this machine, and its CPU time while idle.
 
     python -m bench.mirror --messages 1000000
 

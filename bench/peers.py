@@ -1,8 +1,8 @@
-"""The peers: other ways to keep 100-byte messages on this disk.
+"""The peers: other libraries that store 100-byte messages on this disk.
 
-Each appends one message per call and says what that survives. Those that are not synced by
-default are told to be, and are asked whether they are; where a flush is not wanted, all are
-told to leave it. Their modules are imported when they are opened.
+Each appends one message per call, with a known durability. Those that do not sync by default are
+configured to sync, and that is verified; for figures without a flush, all are configured without.
+Their modules are imported when they are opened.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ class Peer(Protocol):
 
 
 class RawFile:
-    """A file written full of zeros before, so that a flush changes no metadata: the floor.
+    """A file that was filled with zeros before, so that a flush changes no metadata: the lower
+    bound.
 
-    `size=0`: a file that grows, whose flushes change metadata and whose pages are new.
-    `flush=False`: what the call into the kernel alone takes.
+    `size=0`: a file that grows; its flushes change metadata, and its pages are new.
+    `flush=False`: only the system call that writes.
     """
 
     def __init__(self, path: str, size: int = 64 << 20, flush: bool = True) -> None:
@@ -69,9 +70,9 @@ class RawFile:
 
 
 class Lmdb:
-    """One key per message, 8 bytes big-endian, as an LMDB user would.
+    """One key per message, 8 bytes big-endian, as users of LMDB do.
 
-    `writemap=True`: written through the mapping, its fastest way while nothing is flushed.
+    `writemap=True`: writes through the mapping, which is the fastest without flushes.
     """
 
     def __init__(self, path: str, sync: bool = True, writemap: bool = False) -> None:
@@ -86,7 +87,7 @@ class Lmdb:
         self.count += 1
 
     def writer(self, number: int) -> Callable[[bytes], None]:
-        """`append` for one of several that write at the same time, under keys of its own."""
+        """`append` for one of several concurrent writers, each with its own keys."""
         keys = itertools.count(number << WRITER_SHIFT)
 
         def append(value: bytes) -> None:
@@ -96,7 +97,7 @@ class Lmdb:
         return append
 
     def items(self, values: Sequence[bytes]) -> list[Item]:
-        """What comes next, as `put_many` takes it."""
+        """The next messages, as `put_many` takes them."""
         first, self.count = self.count, self.count + len(values)
         return [(KEY.pack(first + i), value) for i, value in enumerate(values)]
 
@@ -218,7 +219,7 @@ def set_level(connection: Any, synchronous: Synchronous) -> None:
 
 
 def require_level(connection: Any, expected: int) -> None:
-    """A peer that is called durable must be, and one that is not must not pay for it."""
+    """Check that a durable peer flushes, and that one that is not durable does not."""
     (level,) = connection.execute("PRAGMA synchronous").fetchone()
     if level != expected:
         raise RuntimeError(f"this peer has synchronous={level}, and should have {expected}")
@@ -227,8 +228,7 @@ def require_level(connection: Any, expected: int) -> None:
 class Appenders:
     """All peers that append one message per call, on one disk.
 
-    `durable`: each call survives a power loss; else it survives the process's death, but for
-    py-lmdb, which survives that too, but not a power loss.
+    `durable`: each call survives a power loss; otherwise it survives only the death of the process.
     """
 
     def __init__(self, stores: Stores, durable: bool = True) -> None:

@@ -17,7 +17,7 @@ LABELS = {"s": "seconds", "/s": "per second", "B/s": "bytes per second", "B": "b
 def draw(figure: Figure, results: Path) -> list[Path]:
     """One picture for every unit of the figure: medians as bars, or distributions.
 
-    Ours are blue, or drawn through; the peers' are orange, or dashed.
+    Ours are blue or solid; those of the peers are orange or dashed.
     """
     import matplotlib
 

@@ -81,13 +81,13 @@ def plain(figure: Figure) -> str:
 
 
 def save(figure: Figure, facts: dict[str, str], results: Path) -> None:
-    """Everything that was measured, as `P3.json`."""
+    """All measurements, as in `P3.json`."""
     path = results / f"{figure.id}.json"
     path.write_text(json.dumps({"facts": facts, **asdict(figure)}, indent=1, ensure_ascii=False))
 
 
 def load(results: Path) -> list[tuple[dict[str, str], Figure]]:
-    """All figures that were ever saved there, each with its facts, in order."""
+    """All figures that are saved there, each with its facts, in order."""
     paths = sorted(results.glob("P*.json"), key=lambda path: int(path.stem[1:]))
     return [_figure(json.loads(path.read_text())) for path in paths]
 
@@ -114,7 +114,7 @@ def write_table(results: Path) -> Path:
 
 
 def _facts(saved: list[tuple[dict[str, str], Figure]]) -> list[str]:
-    """What all have in common once, and when each was measured."""
+    """The facts that all figures have in common, and the time of each measurement."""
     last = saved[-1][0]
     common = [f"- {name}: {value}" for name, value in last.items()
               if all(facts.get(name) == value for facts, _ in saved)]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Reading everything there is (P6)."""
+"""Reading a whole topic (P6)."""
 
 from __future__ import annotations
 
@@ -128,6 +128,6 @@ def walk(lmdb: Lmdb, buffers: bool = False) -> None:
 
 
 def check(found: int, expected: int) -> None:
-    """A fast answer must also be the right one."""
+    """Check that the result is correct."""
     if found != expected:
         raise RuntimeError(f"{expected} were there to read, {found} were read")

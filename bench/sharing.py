@@ -1,4 +1,4 @@
-"""Many who wait for the disk at the same time, and share its flushes (P5)."""
+"""Concurrent durable sends, which share flushes (P5)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ONE = f"{OURS}, 1 thread"
 
 
 def p5(settings: Settings) -> Figure:
-    """The sum of durable sends of threads and of processes, against one thread's."""
+    """The total rate of durable sends of threads and of processes, compared with one thread's."""
     figure = Figure("P5", f"durable send of 100 B, {THREADS} threads, and {PROCESSES} processes")
     with Stores(settings) as stores, workers() as make:
         arms = [

@@ -37,7 +37,7 @@ def p19(settings: Settings) -> Figure:
 
 
 def _measure_warm(figure: Figure, logs: Logs, rounds: int) -> None:
-    """Its readers are gone afterwards: the page cache keeps what a process has mapped."""
+    """Close its readers, because the page cache does not drop what a process has mapped."""
     with opened(logs) as topics:
         works = {size: seeking(topic) for size, topic in topics.items()}
         series = in_turn("seek and read one", works, rounds)
@@ -58,7 +58,7 @@ def _measure_cold(figure: Figure, path: str, rounds: int) -> None:
 
 
 def _drop(path: str) -> list[Path]:
-    """Let the page cache forget the segments; their files."""
+    """Drop the segments from the page cache; return their files."""
     files = sorted(Path(path, "segments").iterdir())
     for file in files:
         fd = os.open(file, os.O_RDONLY)

@@ -21,7 +21,7 @@ PAYLOAD = "the payload"
 
 
 def p13(settings: Settings) -> Figure:
-    """What a ledger of messages takes on the disk once its engine is closed."""
+    """The disk space of a ledger of messages after its engine was closed."""
     figure = Figure("P13", "space of a 100 B message on the disk, after the engine was closed")
     values = incompressible(COUNT)
     _measure_ours(figure, settings, "one by one, process", values, one_by_one, "process")
@@ -75,7 +75,7 @@ def _measure_ours(
 
 
 def one_by_one(producer: xl.Producer, values: Sequence[bytes]) -> int:
-    """How many were sent within the time there is."""
+    """The number of messages sent within the time limit."""
     turn = iter(values)
     return len(consecutive(lambda: producer.send(next(turn)), len(values), ONE_BY_ONE_SECONDS))
 
@@ -117,10 +117,10 @@ PEERS = {"py-lmdb": fill_lmdb, "sqlite3": fill_sqlite, "rocksdict": fill_rocks}
 
 
 def disk_bytes(directory: Path) -> int:
-    """What all files below take on the disk: less than their size where they have holes."""
+    """The disk space of all files below: less than their sizes if they have holes."""
     return sum(BLOCK * path.stat().st_blocks for path in directory.rglob("*") if path.is_file())
 
 
 def journal_bytes(directory: Path) -> int:
-    """What the preallocated files take."""
+    """The disk space of the preallocated files."""
     return sum(BLOCK * path.stat().st_blocks for path in directory.glob("*journal*"))

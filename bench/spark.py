@@ -1,4 +1,4 @@
-"""Spark on a topic, side by side with Spark on Parquet (P16)."""
+"""Spark on a topic, compared with Spark on Parquet (P16)."""
 
 from __future__ import annotations
 

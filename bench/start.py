@@ -1,4 +1,4 @@
-"""What it takes to begin: the import, the command, the extension's size, opening a ledger (P23)."""
+"""Start-up: the import, the command, the extension's size, opening a ledger (P23)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _environment(compiled: Path) -> dict[str, str]:
 
 
 def _run(words: tuple[str, ...], environment: dict[str, str]) -> float:
-    """How long a new process takes, or what it has measured itself, in seconds."""
+    """The duration of a new process, or the time that it has measured itself, in seconds."""
     start = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-S", "-c", *words], env=environment, capture_output=True, text=True,

@@ -1,4 +1,4 @@
-"""Shared maps and states: put, get, many writers at once, how long it takes to open one (P14)."""
+"""Shared maps and states: put, get, many concurrent writers, and opening one (P14)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ SECONDS = 0.5  # that writers write, per round
 
 
 def p14(settings: Settings) -> Figure:
-    """What calls of a map cost, and that opening it costs what it has, not what it has seen."""
+    """The cost of calls of a map, and that the time to open it depends on its size, not on its
+    history."""
     figure = Figure("P14", f"SharedMap of {KEYS:,} keys")
     with Stores(settings) as stores:
         _measure_calls(figure, stores, settings.rounds_or(10))
@@ -87,7 +88,7 @@ def _measure_calls(figure: Figure, stores: Stores, rounds: int) -> None:
 def _measure_writers(
     figure: Figure, stores: Stores, rounds: int, name: str, durability: str
 ) -> None:
-    """One thread and many, one task and many: in turns, for what a flush costs changes."""
+    """One thread and many, one task and many: alternating, because the cost of a flush changes."""
     engine = stores.engine(durability=name)
     shared = stores.enter_context(bytes_map(engine.topic("map")))
     shared.put("k", b"")
@@ -151,7 +152,7 @@ def by_tasks(shared: xl.SharedMap[str, bytes], count: int) -> float:
 
 
 def _measure_states(figure: Figure, stores: Stores, rounds: int) -> None:
-    """Reading one key of a large state copies nothing, writing one costs a send."""
+    """Reading one key of a large state copies nothing; writing one takes as long as a send."""
     engine = stores.engine("power")
     send = partial(engine.topic("orders").producer("exclusive").send, bytes(VALUE))
     state: xl.SharedState[dict[str, int], list[Any]] = xl.SharedState(
@@ -208,7 +209,7 @@ def _measure_opening(figure: Figure, stores: Stores, rounds: int) -> None:
 
 
 def fill(topic: xl.Topic, updates: int) -> None:
-    """So many updates: each key at least once, as a map writes them."""
+    """Send so many updates, as a map writes them: each key at least once."""
     with topic.producer("exclusive") as producer:
         for items in updates_of(updates):
             producer.send_many([value for _, value in items], keys=[key for key, _ in items])

@@ -85,7 +85,7 @@ def open_reader(state: State) -> None:
 
 
 def receive(state: State, count: int) -> list[int]:
-    """When each of the next messages was in hand, in ns of the clock that all share."""
+    """The times at which the next messages were read (ns of the monotonic clock)."""
     arrived = []
     reader = state.kept["reader"]
     for _ in range(count):
@@ -105,7 +105,7 @@ def _measure_idling(figure: Figure, reader: Worker) -> None:
 
 
 def idle(state: State, seconds: float) -> tuple[float, int]:
-    """CPU seconds and context switches of this process while it waits for nothing."""
+    """CPU seconds and context switches of this process while no message comes."""
     before, cpu = resource.getrusage(resource.RUSAGE_SELF), time.process_time()
     with contextlib.suppress(xl.WaitTimeoutError):
         state.kept["reader"].read_next(timeout=seconds)
@@ -171,7 +171,7 @@ def write_for_a_while(step: Callable[[], int]) -> list[float]:
 def _while_tailed(
     producer: xl.Producer, readers: list[Worker], step: Callable[[], int], costs: list[float]
 ) -> list[float]:
-    """The writer's rate; what each reader paid for a message is added to `costs`."""
+    """The writer's rate; adds the cost of a message for each reader to `costs`."""
     for reader in readers:
         reader.call(open_reader)
         reader.start(read_to_the_end)

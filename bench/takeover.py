@@ -78,7 +78,7 @@ def _ours(stores: Stores, ballast: int, rounds: int) -> tuple[list[float], list[
 
 
 def kill(owner: Worker, successor: Worker) -> tuple[int, Any]:
-    """Kill the owner; when that was, and the successor's answer."""
+    """Kill the owner; return the time, and the successor's answer."""
     time.sleep(SETTLE_SECONDS)  # let it fall asleep
     at = now()
     owner.signal(signal.SIGKILL)

@@ -40,7 +40,7 @@ def test_add(benchmark: BenchmarkFixture, values: list[bytes]) -> None:
 
 @pytest.mark.benchmark(group="1,000 messages into memory")
 def test_list_append(benchmark: BenchmarkFixture, values: list[bytes]) -> None:
-    """What Python itself takes to keep them."""
+    """The time of Python itself to store them in a list."""
 
     def keep() -> list[bytes]:
         kept: list[bytes] = []
@@ -74,7 +74,7 @@ def test_seal_many(benchmark: BenchmarkFixture, values: list[bytes]) -> None:
 
 @pytest.mark.benchmark(group="1,000 messages into an entry")
 def test_join(benchmark: BenchmarkFixture, values: list[bytes]) -> None:
-    """What Python itself takes to copy them into one piece, without a place for each."""
+    """The time of Python itself to join them into one bytes object."""
     assert len(benchmark(b"".join, values)) == 100 * len(values)
 
 

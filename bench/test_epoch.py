@@ -1,4 +1,4 @@
-"""The fencing check: what an append pays to know that it is still the owner's."""
+"""The fencing check: the cost, for an append, of checking that its session still owns the topic."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The figures that need several processes, in their smallest form: they run, and what they count
-is what it must be. Nothing is measured here."""
+"""The figures that need several processes, in their smallest form: they run, and their counts are
+correct. Nothing is measured here."""
 
 from __future__ import annotations
 

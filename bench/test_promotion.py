@@ -23,7 +23,7 @@ WAITERS = 100_000
 
 @pytest.fixture
 def queue(topic: xl.Topic) -> xl.Topic:
-    """A topic with so many waiters of this engine, which is open as long."""
+    """A topic with so many waiters of this engine."""
     chance = random.Random(7)
     engine = topic.engine
     first = Session(
@@ -46,10 +46,10 @@ def queue(topic: xl.Topic) -> xl.Topic:
     return topic
 
 
-@pytest.mark.benchmark(group="who is next out of 100,000")
+@pytest.mark.benchmark(group="the next waiter of 100,000")
 @pytest.mark.parametrize("dead", [0, 100, 9_999])
 def test_select(benchmark: BenchmarkFixture, queue: xl.Topic, dead: int) -> None:
-    """The ledger's own selection: the first living waiter behind so many dead ones."""
+    """The ledger's own selection: the first live waiter behind so many dead ones."""
     best = next_in_line(queue, dead + 1)
     with queue.engine.ledger.read() as tables:
         row = tables.topics.get(queue.id)
@@ -80,7 +80,7 @@ def next_in_line(topic: xl.Topic, count: int) -> list[int]:
         return [waiter.id for waiter in itertools.islice(waiters, count)]
 
 
-@pytest.mark.benchmark(group="who is next out of 100,000")
+@pytest.mark.benchmark(group="the next waiter of 100,000")
 def test_select_heapq(benchmark: BenchmarkFixture) -> None:
     """Python's heap, in memory: one waiter comes, the first one goes."""
     chance = random.Random(7)
@@ -94,8 +94,8 @@ def test_select_heapq(benchmark: BenchmarkFixture) -> None:
 
 @pytest.mark.benchmark(group="hand-over, durable")
 def test_promotion_out_of_many(benchmark: BenchmarkFixture, queue: xl.Topic) -> None:
-    """The transaction of a release and a promotion, with 100,000 in the queue: no process is woken
-    but this one."""
+    """The transaction of a release and a promotion, with 100,000 waiters in the queue; it wakes no
+    process but this one."""
     sessions, ledger = queue.engine.backend.sessions.succession, queue.engine.ledger
     epochs = [queue.epoch]
 
@@ -116,7 +116,7 @@ def test_promotion_out_of_many(benchmark: BenchmarkFixture, queue: xl.Topic) -> 
 
 @pytest.mark.benchmark(group="hand-over, durable")
 def test_hand_over(benchmark: BenchmarkFixture, topic: xl.Topic) -> None:
-    """From the owner's close to the successor's producer in hand."""
+    """From the owner's close until the successor has its producer."""
     owner = topic.producer("exclusive")
 
     def queue_up() -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -134,7 +134,7 @@ def test_hand_over(benchmark: BenchmarkFixture, topic: xl.Topic) -> None:
 
 @pytest.mark.benchmark(group="hand-over, durable")
 def test_unload(benchmark: BenchmarkFixture, topic: xl.Topic, engine: xl.Engine) -> None:
-    """The same to an engine that was named, from `engine.unload` on."""
+    """The same for a hand-over, from the call of `engine.unload` on."""
     with xl.open(engine.path, name="other") as other:
         engines, owners = [other, engine], [topic.producer("exclusive")]
 

@@ -1,4 +1,4 @@
-"""Many topics (P11, P18), and how to get them without as many flushes."""
+"""Many topics (P11, P18), and how to create them with few flushes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def p11(settings: Settings) -> Figure:
 
 
 def p18(settings: Settings) -> Figure:
-    """One message each to many topics, again and again, with checkpoints; opening their producers,
+    """One message to each of many topics, repeatedly, with checkpoints; opening their producers,
     and the memory that these take."""
     figure = Figure("P18", "send_async, one message each to many topics")
     with Stores(settings) as stores:
@@ -64,7 +64,7 @@ def p18(settings: Settings) -> Figure:
 
 
 def _opened(engine: xl.Engine, names: Sequence[str]) -> tuple[list[xl.Producer], float, float]:
-    """Producers of these topics; the seconds, and the bytes of memory, that each of them takes."""
+    """Open producers of these topics; return them, and the seconds and bytes of memory of each."""
     before, begun = _anonymous_memory(), time.perf_counter()
     producers = own(engine, names, False)
     seconds = time.perf_counter() - begun
@@ -72,7 +72,7 @@ def _opened(engine: xl.Engine, names: Sequence[str]) -> tuple[list[xl.Producer],
 
 
 def _anonymous_memory() -> int:
-    """Bytes that this process has in memory of its own."""
+    """Bytes of private memory of this process."""
     gc.collect()
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))

@@ -1,4 +1,4 @@
-"""Sends with durability="process", and the longest pause that a send can meet (P2)."""
+"""Sends with durability="process", and the longest pause of a send (P2)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Append = Callable[[], object]
 
 
 def p2(settings: Settings) -> Figure:
-    """What a send costs that is not flushed, and what pauses checkpoints make."""
+    """The time of a send without a flush, and the pauses that checkpoints cause."""
     figure = Figure("P2", 'send of 100 B, durability="process", one thread')
     with Stores(settings) as stores:
         _measure_cost(figure, stores, settings.rounds_or(10))
@@ -79,7 +79,7 @@ def _cost_arm(name: str, durability: str, append: Append, rival: bool = False) -
 
 
 def cost_of_runs(append: Append) -> list[float]:
-    """Seconds per call, over runs of calls: a clock costs as much as some calls do."""
+    """Seconds per call, timed over runs of calls: reading a clock takes as long as some calls."""
     samples = []
     for _ in range(RUNS):
         start = time.perf_counter()
@@ -123,8 +123,8 @@ def _measure_pauses(figure: Figure, stores: Stores, rounds: int) -> None:
         for name, one in results.items()
     ]
     figure.notes.append(
-        "before each run everything is written to the disk, so that nobody pays for another's "
-        f"pages; of the single calls' times, the plot and the file keep {_kept(results)}"
+        "before each run all dirty pages are written to the disk, so that no run pays for those of "
+        f"another; of the single calls' times, the plot and the file keep {_kept(results)}"
     )
 
 
@@ -134,8 +134,8 @@ def _kept(results: dict[str, Series]) -> str:
 
 
 def _watched(name: str, engine: xl.Engine, counts: dict[str, list[int]], size: int = SIZE) -> Arm:
-    """Single sends, and how many transactions were made in the ledger meanwhile: a checkpoint
-    is at least one."""
+    """Time single sends, and count the ledger's transactions meanwhile: a checkpoint is at least
+    one."""
     value = messages(1, size)[0]
     send = partial(engine.topic(f"of {size} B").producer("exclusive").send, value)
     unflushed = "process" in name
@@ -167,7 +167,7 @@ def _peer_arm(peer: Peer) -> Arm:
 
 @contextlib.contextmanager
 def counted_transactions(engine: xl.Engine, counts: list[int]) -> Iterator[None]:
-    """Add to `counts` how many transactions were committed in the block, by whomever."""
+    """Add to `counts` the number of transactions that any thread committed during the block."""
     before = last_transaction(engine)
     yield
     counts.append(last_transaction(engine) - before)
@@ -200,12 +200,12 @@ def _judge_pauses(figure: Figure, results: dict[str, Series]) -> None:
 
 
 def settle() -> None:
-    """Let a checkpoint in the background come to its end."""
+    """Wait for the end of a checkpoint in the background."""
     time.sleep(SETTLE_SECONDS)
 
 
 def settle_the_disk() -> None:
-    """Let the disk finish, too, what the last run left to it."""
+    """Also wait until the disk has written what the last run has left."""
     settle()
     os.sync()
     settle()

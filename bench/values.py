@@ -58,12 +58,12 @@ def _judge(figure: Figure, results: dict[str, Series]) -> None:
 
 
 def arm_name(read: str, size: int) -> str:
-    """What is read of each message, and how many messages each call has sent."""
+    """What is read from each message, and how many messages each call has sent."""
     return f"{read}, sent {size:,} at a time"
 
 
 def fresh_name(read: str) -> str:
-    """The same, of messages that are in the journal alone."""
+    """The same for messages that are only in the journal."""
     return f"{read}, sent 1 at a time, in the journal"
 
 

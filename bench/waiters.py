@@ -84,14 +84,14 @@ def _one_long_queue(figure: Figure, stores: Stores, promotions: int) -> None:
 def _promote(
     engine: Engine, owner: Producer, waiting: list[Worker], promotions: int
 ) -> tuple[list[float], list[int], list[int]]:
-    """How long each promotion took from the release to the producer in hand, how many engines
-    were rung for it, and how often the kernel let others than the two run."""
-    times, rings, others = [], [], []
+    """The duration of each promotion from the release until the process has the producer, the
+    number of engines that it notified, and the number of context switches in other processes."""
+    times, notified, others = [], [], []
     topic = engine.topic("orders")
     workers_by_pid = {worker.pid: worker for worker in waiting}
     holder: Worker | None = None
     for _ in range(promotions):
-        before, epoch = mail_counts(engine), topic.epoch
+        before, epoch = notification_counts(engine), topic.epoch
         ran, closing = {worker: switches(worker) for worker in waiting}, holder
         if holder is None:
             begun = now()
@@ -103,24 +103,24 @@ def _promote(
         assert promoted is not None
         holder = workers_by_pid[promoted.pid]
         times.append((holder.call(granted_at, promoted.epoch) - begun) * NS)
-        rings.append(mail_counts(engine) - before)
+        notified.append(notification_counts(engine) - before)
         idle = [worker for worker in waiting if worker not in (closing, holder)]
         others.append(sum(switches(worker) - ran[worker] for worker in idle))
-    return times, rings, others
+    return times, notified, others
 
 
 def has_moved_on(topic: Topic, epoch: int) -> bool:
     return topic.epoch > epoch
 
 
-def mail_counts(engine: Engine) -> int:
-    """How often any engine was notified."""
+def notification_counts(engine: Engine) -> int:
+    """The number of notifications of all engines."""
     words = engine.ledger.lockfile.atomics
     return sum(words.load(SLOTS + i * SLOT_SIZE + WAKE_UPS) for i in range(SLOT_COUNT))
 
 
 def switches(worker: Worker) -> int:
-    """How often a thread of this process has gone to sleep, and so was woken before."""
+    """How often a thread of this process has gone to sleep, so it was woken as often."""
     count = 0
     for task in Path(f"/proc/{worker.pid}/task").iterdir():
         status = (task / "status").read_text()
@@ -129,7 +129,7 @@ def switches(worker: Worker) -> int:
 
 
 def queue_up(state: State, count: int) -> None:
-    """Wait for the topic this many times over."""
+    """Wait for the topic with so many requests."""
     wait_for(
         state,
         [
@@ -140,7 +140,7 @@ def queue_up(state: State, count: int) -> None:
 
 
 def queue_up_in_bulk(state: State, count: int) -> int:
-    """The same, many in a transaction; by how many bytes this process has grown."""
+    """The same, with many requests in a transaction; return by how many bytes this process grew."""
     before = private_memory()
     futures: list[Future[Producer]] = []
     for part in chunks(range(count)):
@@ -197,14 +197,14 @@ def collect(futures: Sequence[Future[Producer]], note: Callable[[int, Producer],
 
 
 def granted_at(state: State, epoch: int) -> int:
-    """When this process had the producer of that epoch in hand."""
+    """The time at which this process had the producer of that epoch."""
     grant: tuple[int, Producer] = until(lambda: state.kept["grants"].get(epoch))
     at, state.producer = grant
     return at
 
 
 def release(state: State) -> int:
-    """Close the owner; when that began."""
+    """Close the owner; return the time at which that began."""
     assert state.producer is not None
     begun = now()
     state.producer.close()
@@ -272,7 +272,7 @@ def await_all(state: State, count: int) -> None:
 
 
 def promoted_all(state: State, count: int) -> list[int]:
-    """When each of the waiters was promoted."""
+    """The time at which each of the waiters was promoted."""
     if not state.kept["everyone"].wait(PATIENCE):
         raise TimeoutError(f"{len(state.kept['times'])} of {count} waiters were promoted")
     return list(state.kept["times"])

@@ -1,14 +1,14 @@
 """Owners that are stopped, replaced and continued: how many of their appends get in (P17).
 
-The owner of a topic sends without a pause and is stopped (SIGSTOP) at a random moment, wherever
-that strikes. A rival takes the topic, by fencing or, now and then, because the owner has been
-silent for longer than its keepalive, and sends in its turn. Then the former owner goes on: what
-it was about to send, what it had waiting, and all that it tries from then on must raise
-ProducerFencedError. It tries with its producer, and with handles on its old session that nobody
-has told anything, so that the ledger has to refuse them.
+The owner of a topic sends without pauses and is stopped (SIGSTOP) at a random moment. A rival takes
+the topic, by fencing or, sometimes, because the owner has been
+silent for longer than its keepalive, and sends. Then the former owner resumes: the message that it
+was about to send, its pending messages, and every later send must raise ProducerFencedError. It
+sends with its producer, and with handles on its old session that get no notification, so that the
+ledger has to refuse them.
 
-One judge reads the whole log in the end and compares it with what everybody was told. Its
-control is the same game, played by processes that append without the look at who owns the topic.
+A judge reads the whole log in the end and compares it with what was acknowledged to each process.
+Its negative control is the same run with processes that append without checking the owner.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def p17(settings: Settings) -> Figure:
 
 @dataclass
 class Tally:
-    """What came of some rounds."""
+    """The result of some rounds."""
 
     rounds: int = 0
     tries: int = 0  # appends by former owners
@@ -116,7 +116,7 @@ def _tell(figure: Figure, total: Tally, control: Tally) -> None:
 
 
 class Told(NamedTuple):
-    """Consecutive messages that an owner was told of: the first one's offset and number, and how
+    """Consecutive acknowledged messages of an owner: the offset and number of the first, and how
     many there are."""
 
     offset: int
@@ -126,7 +126,7 @@ class Told(NamedTuple):
 
 @dataclass
 class Tenure:
-    """What one owner tells. Its messages are numbered."""
+    """The report of one owner. Its messages are numbered."""
 
     owner: int
     told: list[Told] = field(default_factory=list)
@@ -136,13 +136,13 @@ class Tenure:
     ended: bool = False
 
     def values(self, count: int) -> list[bytes]:
-        """The next messages; no two of any owners are alike."""
+        """The next messages; all messages of all owners differ."""
         first, self.sent = self.sent, self.sent + count
         return [value(self.owner, number) for number in range(first, self.sent)]
 
     def attempt(self, send: Callable[[], int], number: int, count: int = 1) -> None:
-        """Send these messages. From the first refusal on the tenure is over, and every attempt
-        one too many."""
+        """Send these messages. After the first refusal the tenure is over, and every send must be
+        refused."""
         try:
             offset = send()
         except ProducerFencedError:
@@ -167,14 +167,14 @@ def value(owner: int, number: int) -> bytes:
 
 
 def promises(tenures: Iterable[Tenure]) -> Iterator[tuple[int, bytes]]:
-    """(offset, value) of all that was acknowledged, in the order of the offsets."""
+    """(offset, value) of all acknowledged messages, in the order of the offsets."""
     for told, owner in sorted((told, tenure.owner) for tenure in tenures for told in tenure.told):
         for i in range(told.messages):
             yield told.offset + i, value(owner, told.number + i)
 
 
 def judge(log: Iterable[tuple[int, int, bytes]], tenures: Sequence[Tenure]) -> Tally:
-    """Compare (offset, epoch, value) of all messages with what the owners were told."""
+    """Compare (offset, epoch, value) of all messages with what was acknowledged."""
     tally = Tally(
         tries=sum(tenure.tries for tenure in tenures), returned=sum(r.returned for r in tenures),
         acknowledged=sum(told.messages for tenure in tenures for told in tenure.told),
@@ -201,8 +201,8 @@ def judge(log: Iterable[tuple[int, int, bytes]], tenures: Sequence[Tenure]) -> T
 def play(
     stores: Stores, durability: str, rounds: int, checked: bool = True
 ) -> tuple[Tally, dict[str, list[float]]]:
-    """Two processes that take one topic from each other. The judgement, and how long the
-    take-overs lasted."""
+    """Run two processes that take one topic from each other. Returns the judge's result, and the
+    durations of the take-overs."""
     engine = stores.engine("ours", durability=durability)
     with workers() as make:
         players = [
@@ -223,7 +223,7 @@ def play(
 
 @dataclass
 class Game:
-    """Who owns the topic is the first of the players."""
+    """Two processes that take a topic from each other; the first of `players` owns it."""
 
     engine: Engine
     players: list[Worker]
@@ -263,7 +263,7 @@ class Game:
         until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
 
     def _wait_for(self, rival: Worker, owner: Worker, how: str) -> bool:
-        """Wait until the rival has the topic. Did the owner have to be continued for that?"""
+        """Wait until the rival has the topic; return whether the owner had to be resumed."""
         deadline, waited = time.monotonic() + MOST_SECONDS, False
         while not rival.answered(POLL_SECONDS):
             inside = self.engine.inside()
@@ -285,7 +285,7 @@ class Game:
 
 
 def prepare(state: State, checked: bool) -> None:
-    """Keep quiet about stopped processes; without `checked`, do not look who owns a topic."""
+    """Do not log stopped processes; without `checked`, append without checking the owner."""
     logging.getLogger("exclusivelog").setLevel(logging.CRITICAL)
     state.kept["checked"] = checked
     if not checked:
@@ -293,7 +293,7 @@ def prepare(state: State, checked: bool) -> None:
 
 
 def take(state: State, mode: str, number: int) -> int:
-    """Become the owner with this number; when its first message was durable."""
+    """Become the owner with this number; return the time at which its first message was durable."""
     state.producer = connect(state, state.topic.producer(mode, timeout=PATIENCE / 2))
     state.kept["tenure"] = mine = Tenure(number)
     one_by_one(state.producer, mine)
@@ -301,8 +301,8 @@ def take(state: State, mode: str, number: int) -> int:
 
 
 def connect(state: State, producer: Producer) -> Producer:
-    """Without the check an owner is not alone: it must look what others have appended, or the
-    ledger would notice two messages at one offset, and stop."""
+    """Without the check, several owners append: each must read what others have appended, or the
+    ledger would notice two messages at one offset, and fail."""
     if not state.kept["checked"]:
         ledger, session = state.engine.ledger, producer.session
         assert ledger.journal is not None
@@ -314,7 +314,7 @@ def connect(state: State, producer: Producer) -> Producer:
 
 
 def tenure(state: State, send: Callable[[Producer, Tenure], None]) -> Tenure:
-    """Send until another engine has taken the topic, and go on trying then."""
+    """Send until another engine has taken the topic, and continue to send afterwards."""
     mine: Tenure = state.kept.pop("tenure")
     assert state.producer is not None
     while not mine.ended:
@@ -329,7 +329,7 @@ def tenure(state: State, send: Callable[[Producer, Tenure], None]) -> Tenure:
 
 
 def try_as_a_stranger(state: State, former: Producer, mine: Tenure) -> None:
-    """Send by a handle on the former owner's session that has never heard of its end."""
+    """Send by a handle on the former owner's session that got no notification of its end."""
     number = mine.sent
     engine, name, options = state.engine, state.topic.name, Options()
     session = engine.backend.open_session(name, former.session, number - 1, options)
@@ -358,7 +358,7 @@ def pipelined(producer: Producer, mine: Tenure) -> None:
 
 
 def hand_in(producer: Producer, message: bytes) -> Callable[[], int]:
-    """What gives the message's offset once it is durable, or raises what became of it."""
+    """A function that returns the message's offset once it is durable, or raises its error."""
     try:
         return producer.send_async(message).result
     except ProducerFencedError as error:

@@ -83,8 +83,8 @@ def play(path: str, priorities: dict[str, dict[str, int]], settle: float) -> Out
         # No waiter is new any more when the first worker dies.
         time.sleep(max(0.0, all_up + settle - time.monotonic()))
         first, *rest, _ = (process for process, _ in fleet.values())
-        for group in [first], rest:
-            for process in group:
+        for killed in [first], rest:
+            for process in killed:
                 last_death = int(time.time() * 1000)  # events have whole ms
                 process.kill()
                 process.join(PATIENCE)  # until the kernel has ended it

@@ -2,8 +2,8 @@
 
 Up to three processes ask for the topic, alone or to share it, from what they know now or knew
 earlier, with and without an old epoch; send, send again, cancel, release, evict, terminate the
-topic, die and start again. Whatever they have ever appended the backend lets in at once, much
-later, behind any other, many times, or never. Each process reads one record at a time, as late as
+topic, die and start again. The backend stores what they append at once, much later, after any other
+record, several times, or never. Each process reads one record at a time, as late as
 it likes, so that a stale owner sends on, and a late grant races with another. All of it is the
 library's own code:
 `exclusivelog.cluster.log` and `exclusivelog.cluster.rule`.

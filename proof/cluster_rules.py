@@ -14,7 +14,7 @@ from proof import cluster_judge
 
 Patch = tuple[object, str, Any]  # of which module or class, the name, what stands there instead
 
-# As they are, whatever stands there while something is broken.
+# The original functions, while a broken rule replaces them.
 _judge, _judge_owner, _judge_offset = rule.judge, rule._judge_owner, rule._judge_offset
 _judge_grant, _fold, _save = rule._judge_grant, State.fold, State.save
 _judge_join, _judge_shared, _apply = rule._judge_join, rule._judge_shared, State._apply

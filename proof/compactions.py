@@ -1,9 +1,9 @@
 """Compaction beside a model, which is a list of all that was sent (rule G7).
 
 Writers send, compact and trim at random, and are killed in the middle of it; of each the next one
-takes the topic. A watcher lives beside them: it compacts, too, and reads compacted views while
-they are replaced. Whatever has happened, the log must be what was sent, from its first offset on,
-and the view must say of each key what a dictionary would.
+takes the topic. A watcher process compacts, too, and reads compacted views while they are replaced.
+In the end the log must be what was sent, from its first offset on, and the view must have for each
+key what a dictionary would have.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def row(data: bytes) -> bool:
 
 
 class Ring:
-    """A journal whose ring is whatever the input says."""
+    """A journal whose ring contains the input."""
 
     def __init__(self) -> None:
         self.file = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the ring

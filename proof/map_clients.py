@@ -231,7 +231,7 @@ def made(number: int, begun: dict[str, Any], result: Any, end: int) -> Call:
 
 @contextmanager
 def crew(path: Path, style: str, count: int = 3, **options: Any) -> Iterator[Crew]:
-    """So many processes that play; all are killed and reaped in the end, whatever happens."""
+    """Start `count` client processes; kill and reap all of them at the end of the block."""
     with fork_server("proof.map_clients:play") as fork:
         made = Crew(path, style, fork, **options)
         try:

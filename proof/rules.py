@@ -57,7 +57,7 @@ def without(owner: object, name: str, instead: Any, **rules: Any) -> Rules:
     return Rules(((owner, name, instead),), **rules)
 
 
-# As they are, whatever stands there while something is broken.
+# The original functions, while a broken rule replaces them.
 _admit, _promote, _held_back = admission.admit, admission.promote, admission.held_back
 _leave, _evict_dead = Succession.leave, Succession.evict_dead
 _current = Transfers.current
@@ -332,7 +332,7 @@ MOVING_CONTROLS = {
         Transfers, "has_destination", lambda self, transfer: True, world=SMALL_MOVING_WORLDS[3]
     ),
     "a reservation has no end": without(Transfers, "current", keeps_no_deadline),
-    "a source releases whatever it was asked for": without(
+    "a source releases also what no longer moves": without(
         HandOver, "_release_one", releases_unasked
     ),
     "a topic does not settle for waiters": without(

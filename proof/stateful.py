@@ -1,8 +1,8 @@
 """A machine of Hypothesis beside a model: a list of messages, and an epoch.
 
-Two engines on one ledger, in one process; whatever they are asked for must come out as the model
-says: which request is admitted, with which epoch, at which offset a message stands, which session
-is fenced, and what a reader reads, also after a crash (the directory is copied as it stands,
+Two engines on one ledger, in one process. The result of every call must be that of the model: which
+request is admitted, with which epoch, the offset of each message, which session is fenced, and
+what a reader returns, also after a crash (the directory is copied as it is,
 without its lock files, and opened anew).
 """
 
@@ -122,7 +122,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(engine=ENGINES)
     def leave(self, engine: int) -> None:
-        """An engine is closed, and with it whatever it holds; another one comes."""
+        """Close an engine, and with it all that it holds; open another one."""
         self.engines[engine].close()
         self.held = [held for held in self.held if held.engine != engine]
         self.engines[engine] = xl.open(self.path, durability="process")

@@ -141,8 +141,8 @@ def judge_ledger(
         with xl.open(path, name="judge") as engine:
             yield from engine.verify().problems
             for name in topics:
-                # Whatever was left behind, the topic can be had at once. What a process wrote and
-                # died before it was flushed is in the log from now on, or is not.
+                # The topic can be owned at once. Messages of a process that died before a flush
+                # are in the log from now on, or are not.
                 topic = engine.topic(name)
                 with topic.producer("wait_for_exclusive", timeout=10) as producer:
                     rows = read_rows(topic)
@@ -215,8 +215,8 @@ class Player:
         return True
 
     def haunt(self, topic: xl.Topic, producer: xl.Producer, exclusive: bool) -> None:
-        """It was fenced: whatever it tries from now on must be refused, also by a handle on its
-        session that has had no notification, so that the ledger has to refuse it."""
+        """It was fenced: every later send must be refused, also by a handle on its session that got
+        no notification, so that the ledger has to refuse it."""
         self.send(topic, producer, exclusive, stale=True)
         session = self.engine.backend.open_session(topic.name, producer.session, -1, Options())
         stranger = xl.Producer(self.engine.backend, topic.name, session, Options())

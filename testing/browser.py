@@ -91,7 +91,7 @@ def browser(width: int, height: int = 900, dark: bool = False) -> Iterator[Any]:
 
 
 def resize(page: Any, width: int, height: int) -> None:
-    """Give the page a size, whatever the least one of a window is."""
+    """Set the size of the page, which may be smaller than a window can be."""
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
         "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600,
     })  # fmt: skip

@@ -301,7 +301,7 @@ def reign_and_queue(state: State, notes: str, tag: str) -> None:
 
 
 def retire(state: State, tag: str) -> str:
-    """End whatever this process has to do with the topic. "owner", or how it lost it."""
+    """End all use of the topic by this process; return "owner", or how it lost the topic."""
     if "sender" in state.kept:
         state.kept.pop("stop").set()
         state.kept.pop("sender").join(PATIENCE)

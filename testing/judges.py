@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One append. `stale` marks one that must be refused, whatever happens."""
+    """One append. `stale` marks one that must be refused."""
 
     sender: str  # its calls are made one after the other
     values: tuple[bytes, ...]

@@ -276,8 +276,8 @@ def test_a_promotion_that_fails_half_way_is_made_up_for(
     engine: xl.Engine, topic: xl.Topic, method: str, error: BaseException
 ) -> None:
     """The owner closes; the transaction that passes the topic on fails, or is interrupted. The
-    producer is closed, so that nobody will ever release the topic again: unless the engine
-    does, the waiter waits for ever behind an owner that no longer exists."""
+    producer is closed, so no other call will release the topic: the engine must do it, or the
+    waiter waits without end behind an owner that no longer exists."""
     owner = topic.producer(EXCLUSIVE)
     owner.send(b"x")
     with xl.open(engine.path) as other:
@@ -294,8 +294,8 @@ def test_a_promotion_that_fails_half_way_is_made_up_for(
 
 @pytest.mark.rule("D4", "D5")
 def test_a_future_that_was_dropped_leaves_no_orphan(topic: xl.Topic) -> None:
-    """A request is made and its future thrown away. When its turn comes it is granted to
-    nobody; the one behind it must get the topic all the same."""
+    """A request is made and its future dropped. When it is granted, no code has the producer; the
+    waiter behind it must get the topic."""
     owner = topic.producer(EXCLUSIVE)
     topic.producer_async(WAIT)
     gc.collect()

@@ -1,4 +1,4 @@
-"""Rules H1, G3, B2, B9, G9: whatever dies, at whatever moment, what was acknowledged is in the log.
+"""Rules H1, G3, B2, B9, G9: after a crash at any moment, what was acknowledged is in the log.
 
 First processes die: by SIGKILL at a system call, before it or right behind it, and at full speed
 between two instructions. The others go on at once, and so does the next one to open the ledger.
@@ -282,7 +282,7 @@ def sizes(request: pytest.FixtureRequest) -> tuple[int, int]:
 def test_h1_power_cuts_around_every_flush(tmp_path, request) -> None:
     """`power`, from the making of the ledger to its end: small appends, batches of several
     entries, checkpoints, large entries in segments, a data.mdb that grows, a journal that goes
-    around. Whatever of the unflushed blocks has come through, nothing acknowledged is lost."""
+    around. Whichever unflushed blocks reached the disk, nothing acknowledged is lost."""
     rounds, most = sizes(request)
     path, trace = tmp_path / "log", tmp_path / "trace"
     record(path, trace, rounds)
@@ -326,8 +326,8 @@ def test_h1_control_without_the_flush_messages_are_lost(tmp_path) -> None:
 
 
 def test_h1_power_cuts_without_a_flush(tmp_path, request, monkeypatch) -> None:
-    """`process`: the last messages may be lost, but whatever is read was sent, in order, without
-    a gap, batches whole; and it goes on."""
+    """`process`: the last messages may be lost, but what is read was sent, in order, without gaps
+    and with complete batches; and the ledger can be used again."""
     monkeypatch.setattr(journal, "CAPACITY", CAPACITY)
     rounds, most = sizes(request)
     found = stored_cuts(tmp_path / "log", rounds, min(most, 300), random.Random(3))

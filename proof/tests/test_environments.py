@@ -1,9 +1,8 @@
 """What users have and builders forget: the quick cases of the proof's instrument `environments`.
 
 A container, cron job, backup tool or administrator does something to a ledger, its disk or
-its processes. Whatever it is, nothing acknowledged is lost, no topic has two owners, and each
-error says why. Each case runs in a mount namespace of its own; its docstring has the
-story.
+its processes. In each case nothing acknowledged is lost, no topic has two owners, and each error
+says why. Each case runs in a mount namespace of its own; its docstring describes it.
 """
 
 from __future__ import annotations

@@ -266,7 +266,7 @@ for flags in range(128):
 
 
 def test_g9_an_entry_without_messages_is_damage() -> None:
-    """Whatever sections it has. The sequence id of its last message was a fault once."""
+    """With any sections. Reading the sequence id of its last message once caused a crash."""
     done = subprocess.run([sys.executable, "-c", NO_MESSAGES], cwd=ROOT, timeout=120, check=False)
     assert done.returncode == 0
 

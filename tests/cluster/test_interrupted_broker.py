@@ -2,9 +2,9 @@
 checkpoint, on a real broker.
 
 Each is interrupted at one record that it appends: *before* the record is sent, or once the broker
-has *stored* it and before the process knows. Whatever the moment, there are never two owners, what
-was acknowledged is in the log, nothing of a former owner stands behind the next one's grant, and
-the topic or resource can be had again.
+has *stored* it and before the process knows. At each moment there are never two owners, what was
+acknowledged is in the log, nothing of a former owner comes after the next one's grant, and the
+topic or resource can be owned again.
 """
 
 from __future__ import annotations

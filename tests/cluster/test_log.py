@@ -233,7 +233,8 @@ def test_a_request_that_was_given_up_leaves_no_owner(log: MemoryLog) -> None:
 
 @pytest.mark.rule("D5")
 def test_a_request_that_was_given_up_is_not_appended_again(log: MemoryLog) -> None:
-    """It would fence an owner on behalf of nobody. Who asks again makes the same request again."""
+    """It would fence an owner without a producer that uses the topic. A retry repeats the same
+    request."""
     owner, process = Process(log, "owner").own(), Process(log)
     process.catch_up()
     process.link._chances = Chances(lost=1.0)

@@ -93,7 +93,7 @@ def sockets() -> set[int]:
 
 
 def cut(descriptors: set[int]) -> None:
-    """Shut connections down, whoever uses them."""
+    """Shut down all connections of these descriptors."""
     for number in descriptors:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
             if one.type == socket.SOCK_STREAM and one.family in (socket.AF_INET, socket.AF_INET6):
@@ -260,7 +260,7 @@ def test_d5_a_wait_that_has_ended_is_granted_later(
     with pytest.raises(pulsar.Timeout):
         plain(operation_timeout_seconds=2).producer("plain", "WaitForExclusive")
     owner.close()
-    until(lambda: epoch_of(namespace, "plain") == 1)  # nobody asks for it any more
+    until(lambda: epoch_of(namespace, "plain") == 1)  # no request waits for it any more
 
     with topic.producer(EXCLUSIVE) as ours:
         with pytest.raises(xl.WaitTimeoutError):

@@ -1,9 +1,9 @@
-"""A cluster engine's token and TLS: what gets in, and that nothing a program tells has the token.
+"""A cluster engine's token and TLS: authentication works, and no output contains the token.
 
-An operator runs programs with a token and a certificate of their own authority. Whatever goes wrong
-(a wrong token, a host that is away, a topic that another producer owns), what they log, print,
-trace and count goes to people who must not have the token. The controls make the library leak it in
-one place after the other: the same story must be told red.
+An operator runs programs with a token and a certificate of their own authority. If something goes
+wrong (a wrong token, an unreachable host, a topic that another producer owns), people who must not
+have the token read what the programs log, print, trace and count. The controls make the library
+leak it in one place after the other: the test must then fail.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def test_b1_an_epoch_outlives_all_processes(path: str, worker: Callable[..., Wor
         assert first.call(open_producer, EXCLUSIVE) == 2 * epoch - 1
         assert second.call(open_producer, FENCING) == 2 * epoch
         first.kill()
-        second.kill()  # now nobody has the ledger open
+        second.kill()  # now no process has the ledger open
     with xl.open(path) as engine:
         assert engine.topic("orders").epoch == 6
         assert engine.topic("orders").producer(EXCLUSIVE).topic_epoch == 7

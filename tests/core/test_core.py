@@ -515,7 +515,7 @@ def test_g9_a_damaged_waiter_is_refused_never_misread(waiter, data) -> None:
     reads it."""
     [(key, row)] = queue_of([waiter])
     cut = data.draw(st.integers(0, len(row) - 1))
-    with contextlib.suppress(ValueError):  # what is cut off may be nobody's business
+    with contextlib.suppress(ValueError):  # the part that was cut off may not be needed
         select([(key, row[:cut])], now=2**63)
         unpacker = msgpack.Unpacker()
         unpacker.feed(row[:cut])
@@ -543,7 +543,7 @@ def test_g9_rows_that_are_no_waiters_are_refused(row: bytes) -> None:
 
 
 def test_d1_rows_in_another_order_than_the_queue_s_are_refused() -> None:
-    """The order of the keys is the order of promotion: nobody else's is taken for it."""
+    """The order of the keys is the order of promotion: rows in any other order are refused."""
     waiters = [
         records.Session(
             number, 7, "0" * 16, 0, 1, "e", "n", "wait_for_exclusive", 0, number, 0, 0, claim=5

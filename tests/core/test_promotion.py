@@ -31,7 +31,7 @@ def test_d_the_core_is_compiled() -> None:
     for part in (_core.select, _core.delay, _core.eligible_at, _core.passed):
         assert type(part).__name__ in ("cython_function_or_method", "builtin_function_or_method")
     for kind in (_core.Journal, _core.Appender, _core.TopicRow, _core.Selection):
-        with pytest.raises(TypeError):  # nobody can put something else in its place
+        with pytest.raises(TypeError):  # no code can replace it
             kind.__new__ = None  # type: ignore[method-assign]
 
 
@@ -190,8 +190,8 @@ def test_d6_a_promotion_looks_at_one_waiter_of_a_long_queue(
     owner = topic.producer(EXCLUSIVE)
     queue_of_many(topic, LONG)
     waiter = topic.producer_async(WAIT)
-    mail = SLOTS + topic.engine.backend.slot * SLOT_SIZE + WAKE_UPS
-    before = lockfile.atomics.load(mail)
+    counter = SLOTS + topic.engine.backend.slot * SLOT_SIZE + WAKE_UPS
+    before = lockfile.atomics.load(counter)
     with monkeypatch.context() as patch:
         patch.setattr(lockfile.slots, "alive", look)
         with topic.engine.ledger.write_exclusive() as tables:  # as the owner's close does
@@ -200,7 +200,7 @@ def test_d6_a_promotion_looks_at_one_waiter_of_a_long_queue(
             )
     assert looked_at == [topic.engine.id]
     assert waiter.result(PATIENCE).topic_epoch == 2
-    assert lockfile.atomics.load(mail) - before == 1
+    assert lockfile.atomics.load(counter) - before == 1
 
 
 # ---- appends and epochs ------------------------------------------------------------------
@@ -292,7 +292,7 @@ def test_b2_it_is_the_core_that_turns_a_stale_owner_away(
         try:
             compared, looked_up, placed = stale.answer()
         except Failed:  # the background worker was faster: it has closed the appender already
-            pytest.skip("the mail came first")
+            pytest.skip("the notification came first")
         assert placed == 0
         assert (compared, looked_up) == (0, 0) or (compared >= 1 and looked_up >= 1)
     assert [message.value for message in topic.reader()] == [b"mine"]

@@ -31,7 +31,7 @@ EXCLUSIVE, WAIT, FENCING = "exclusive", "wait_for_exclusive", "exclusive_with_fe
 
 
 def test_the_judge_sees_what_is_left() -> None:
-    """A thread, and an exception that nobody has asked for."""
+    """A thread, and an exception that was never retrieved."""
     go_on = threading.Event()
 
     async def leave_a_thread() -> None:
@@ -597,7 +597,8 @@ def test_many_readers_that_wait_do_not_hold_up_the_rest(path: str) -> None:
 
 
 def test_two_loops_in_two_threads_share_an_engine(engine: xl.Engine, topic: xl.Topic) -> None:
-    """And a producer, and a map. Each awaits its own, and nobody's callbacks run elsewhere."""
+    """They also share a producer and a map. Each loop awaits its own calls, and callbacks run only
+    in their own loop."""
     shared: xl.SharedMap[str, int] = xl.SharedMap(engine.topic("map"))
     plain = topic.producer()
     both = threading.Barrier(2)
@@ -665,8 +666,8 @@ def read_in_a_loop(path: str) -> bytes:
 
 
 def test_c5_a_child_that_is_forked_while_a_watch_is_made_can_read(path: str) -> None:
-    """A thread of the parent is just starting the watch at the end of a topic, with a lock that
-    in the child nobody will ever give back."""
+    """A thread of the parent is just starting the watch at the end of a topic, and holds a lock
+    that no thread of the child will release."""
     held, let_go = threading.Event(), threading.Event()
 
     def make_a_watch() -> None:

@@ -1,8 +1,8 @@
-"""exclusivelog.aio: whatever is cancelled, wherever it waits, leaves nothing behind.
+"""exclusivelog.aio: a cancelled call leaves nothing behind, wherever it waits.
 
-No waiter, no owner, no message that was taken and lost, no thread that stays, and no complaint
-of asyncio's about something that nobody looked after. What was on its way already may take its
-course: a message that was being sent is in the log, or not.
+It leaves no waiter, no owner, no message that was read and lost, no thread, and no warning of
+asyncio about an exception that was never retrieved. A call in progress may be completed: a message
+that was being sent is in the log, or not.
 """
 
 from __future__ import annotations

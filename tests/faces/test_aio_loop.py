@@ -1,4 +1,4 @@
-"""exclusivelog.aio never blocks its loop, whatever a call waits for.
+"""exclusivelog.aio never blocks its loop, also while a call waits.
 
 A heartbeat goes on in the loop while every call of the package waits: for another owner, for the
 writer lock that another thread or a stopped process has, for a hand-over, for a full queue, for
@@ -145,7 +145,7 @@ class Things:
             await self.producer.send(b"7", transaction=txn)
 
     def facts(self) -> None:
-        """Whatever is not awaited."""
+        """The calls that are not awaited."""
         engine, topic = self.engine, self.topic
         engine.topics(), engine.engines(), engine.claims(), engine.groups(), engine.roles()
         engine.inside(), engine.supports("backup"), engine.info, engine.closed
@@ -200,7 +200,8 @@ def test_while_another_thread_has_the_writer_lock(
 
 
 def be_stopped_inside(state: State) -> None:
-    """A process that is stopped in the middle of an append: nobody appends or changes anything."""
+    """Hold the append mutex, as a process that is stopped in an append: no other process can append
+    or change anything."""
     assert state.engine.ledger.journal is not None
     state.engine.ledger.journal.lock()
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,5 +1,5 @@
-"""exclusivelog.aio: whatever opens something can be awaited, or entered by async with; what is used
-before it is open, or outside of asyncio, is told plainly."""
+"""exclusivelog.aio: a call that opens something can be awaited, or entered by async with; using it
+before it is open, or outside of asyncio, raises a clear error."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The `exclusivelog` command, run as people run it: a process, its output, its exit status.
+"""The `exclusivelog` command, run as users run it: a process, its output, its exit status.
 
-Commands that read do not affect other processes, and show what these do. Whatever goes wrong is one
-line on stderr and status 1, never a traceback; being interrupted, or having one's output cut
-off by `| head`, is no fault and says nothing.
+Commands that read do not affect other processes, and show what these do. An error is one line on
+stderr and status 1, never a traceback; an interrupt, or output that `| head` cuts off, is not an
+error and prints nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The examples, as a newcomer runs them.
 
-Each must end well and show what it promises to show. Each judges itself by the log; so each is
-also given something that makes its claims untrue, and must say so. And whatever ends a script,
-none of its processes is left.
+Each must succeed and print what it promises. Each checks its claims by the log, so it is also run
+with a change that makes them untrue, and must report that. However a script ends, none of its
+processes is left.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ def test_endpoints_go_to_their_best_choice_or_all_to_one() -> None:
     assert (status, errors, findings(output)) == (0, "", ["ok"] * 4)
     gaps = re.findall(r"([\d,]+) ms", output)
     assert len(gaps) == 2
-    assert max(int(gap.replace(",", "")) for gap in gaps) < 4000, "a failover waits for nobody (D7)"
+    assert max(int(gap.replace(",", "")) for gap in gaps) < 4000, (
+        "a failover does not wait for other workers (D7)"
+    )
     assert loads(output) == {
         "worker-1": [2, 0, 0, 6, 0, 0],
         "worker-2": [2, 3, 0, 0, 6, 0],
@@ -155,7 +157,7 @@ def test_a_lost_number_is_seen(path, engine) -> None:
 
 
 def processes_of(session: int) -> list[int]:
-    """The processes of this session of the kernel's: a script and whatever it has started."""
+    """The ids of the processes of a session: a script, and all processes that it has started."""
     found = []
     for process in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):

@@ -312,8 +312,8 @@ def test_h2_a_shortage_of_files_passes(path) -> None:
 def test_f5_a_claim_that_an_interrupt_strikes_behind_its_commit_is_given_back(
     engine, topic, monkeypatch, call
 ) -> None:
-    """Ctrl-C comes when the claim is durable, and nobody has it yet: who comes next has it, while
-    this engine stays open."""
+    """Ctrl-C comes when the claim is durable, but the call has not returned it: the next claim gets
+    the resource while this engine stays open."""
     waken = ledger.Transaction.waken
     struck: list[Any] = []
 

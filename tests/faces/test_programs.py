@@ -109,7 +109,7 @@ FEW_THREADS = """
             producer.send(b"x")
     except xl.LedgerError as error:
         said = str(error)
-    engine = producer = None  # whoever has it has the mapping
+    engine = producer = None  # drop them: they keep the mapping
     resource.setrlimit(resource.RLIMIT_NPROC, (most + 100, most + 100))
     assert len(os.listdir("/proc/self/fd")) == descriptors, os.listdir("/proc/self/fd")
     end = time.monotonic() + 20  # a thread that was joined may still be on its way out
@@ -125,7 +125,7 @@ FEW_THREADS = """
 
 @pytest.mark.skipif(os.getuid() != 0, reason="root has no such limit, and only root can change")
 def test_h2_a_limit_on_threads_is_named_and_leaves_nothing_behind() -> None:
-    """RLIMIT_NPROC lets 1, 2, ... threads start: whatever call needs the next one says so."""
+    """RLIMIT_NPROC lets 1, 2, ... threads start: the call that needs one more names the limit."""
     said = []
     with tempfile.TemporaryDirectory() as folder:  # pytest's own are root's alone
         os.chmod(folder, 0o755)

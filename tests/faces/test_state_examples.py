@@ -1,8 +1,8 @@
 """The examples of shared states, as a newcomer runs them.
 
-Each must end well and show what it promises to show. Each judges itself by the log; so each is
-also given something that makes its claims untrue, and must say so. And whatever ends a script,
-none of its processes is left.
+Each must succeed and print what it promises. Each checks its claims by the log, so it is also run
+with a change that makes them untrue, and must report that. However a script ends, none of its
+processes is left.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def test_a_job_that_nobody_submitted_is_seen(path: str, engine: xl.Engine) -> No
 
 
 def processes_of(session: int) -> list[int]:
-    """The processes of this session of the kernel's: a script and whatever it has started."""
+    """The ids of the processes of a session: a script, and all processes that it has started."""
     found = []
     for process in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):

@@ -400,7 +400,8 @@ def test_h6_an_open_entry_whose_file_was_cut_off_is_damage(path) -> None:
 
 
 def test_h6_the_disk_is_asked_for_nothing_outside_of_an_entry() -> None:
-    """Whatever another entry looks like, and however wrong the guess is."""
+    """The prefetch estimates an entry by another one. However different the two are, it reads only
+    within the entry."""
     dice = random.Random(8)
     entries = [values(some(COUNT)), everything(COUNT), values([bytes(1 << 17)])]
     likes = [_core.Entry(data) for data in entries]

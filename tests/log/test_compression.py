@@ -274,7 +274,7 @@ def test_h6_a_summary_that_promises_too_much_is_refused(field: int, value: int, 
     start = table - 8
     changed[-4:] = _core.crc32c(bytes(changed[start:])).to_bytes(4, "little")
     if field == 1:
-        _core.Entry(bytes(changed))  # there are no keys: their size is nobody's
+        _core.Entry(bytes(changed))  # there are no keys, so their size is not used
     else:
         with pytest.raises(ValueError, match=why):
             _core.Entry(bytes(changed)).check()

@@ -431,8 +431,8 @@ def close_the_engine(state: State) -> None:
 
 
 def test_e4_a_damaged_topic_row_holds_up_no_other_topics_moves(path: str) -> None:
-    """Its row is found to be damaged when it is to be released, together with others; whatever
-    is to be moved later moves, too."""
+    """Several topics are released together, and the row of one is damaged. The others move, and so
+    do topics that are moved later."""
     with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
         names = ("broken", "orders", "later")
         owners = [a.topic(name).producer("exclusive") for name in names]
@@ -514,7 +514,7 @@ STRANGE = [
 
 @pytest.mark.parametrize(("table", "key", "data"), STRANGE)
 def test_g9_rows_of_a_wrong_form_are_damage_too(engine, topic, damage, table, key, data) -> None:
-    """Whatever fails over them fails as damage, not as a stray error of some decoder."""
+    """Every call that reads such a row raises LedgerCorruptedError, not the error of a decoder."""
     damage.put(0, data, table=table, key=key(topic))
     for call in (
         lambda: engine.topic("orders").next_offset,
@@ -635,8 +635,8 @@ def check_for_good(engine: xl.Engine, gone: range) -> None:
 @pytest.mark.parametrize("index", [0, 2, 4])
 @pytest.mark.parametrize("name", [*SECTIONS, *FOOTERS])
 def test_g9_a_damaged_entry_of_the_journal_is_named_and_stepped_over(engine, name, index) -> None:
-    """While the engine lives, and nothing of it is in the tables. Whatever the damaged entry
-    says of itself, its neighbours are where they are."""
+    """The engine is open, and the entry is only in the journal. Whatever the damaged entry
+    contains, the entries beside it are found at their places."""
     with no_checkpoints(engine):
         sent = Sent(engine)
         frame = sent.frames[index]
@@ -669,8 +669,8 @@ def test_g9_a_damaged_frame_does_not_hide_the_frames_behind_it(engine, name, ind
 
 @pytest.mark.parametrize("place", ["header", "entry"])
 def test_g9_damage_of_what_was_sent_last_gives_its_offsets_to_no_other(engine, place) -> None:
-    """There is nothing behind it that tells of a gap. Yet the messages were acknowledged: readers
-    are not told that all is well, and nobody else's messages get their offsets."""
+    """No later entry shows that there is a gap. But the messages were acknowledged: readers get an
+    error, and no other message gets their offsets."""
     with no_checkpoints(engine):
         topic = engine.topic("orders")
         with topic.producer() as producer:

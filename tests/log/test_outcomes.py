@@ -169,7 +169,7 @@ INTERRUPTED = """
     import faulthandler, os, random, signal, sys, threading, time
     import exclusivelog as xl
 
-    faulthandler.dump_traceback_later(50, exit=True)    # whoever hangs is shown
+    faulthandler.dump_traceback_later(50, exit=True)    # shows the stack of a thread that hangs
     engine = xl.open(sys.argv[1])
     topic = engine.topic("t")
     producer = topic.producer(name="p", linger=0.0005)

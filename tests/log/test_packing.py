@@ -1,6 +1,6 @@
-"""Messages come one by one and are packed into few entries by the next checkpoint; the last
-entry, still small, is taken out and filled up again and again. Whatever goes together there,
-each message keeps its own place, time, key, properties, sequence id and sender (rules G1, G2,
+"""Messages come one by one, and the next checkpoint packs them into few entries; the last entry,
+while it is small, is taken out and filled up again and again. In whatever entries they are stored,
+each message keeps its own offset, time, key, properties, sequence id and sender (rules G1, G2,
 G4, B8), for those who read messages as for those who read Arrow, and a search by time finds the
 one message it should (rule G5)."""
 

@@ -836,8 +836,9 @@ def test_g5_what_the_tables_have_is_read_before_the_notification(
 def test_g5_what_a_call_has_taken_that_fails_is_read_again(
     topic: xl.Topic, monkeypatch: pytest.MonkeyPatch, call: str, place: str
 ) -> None:
-    """Ctrl-C strikes when it has read one half, or there is no memory for what it makes of it.
-    Nobody got that: who goes on, or commits the position of a group, must not leave it out."""
+    """Ctrl-C interrupts a read when half of it is done, or memory for the result is missing. The
+    caller has received nothing, so the next read and a commit of the group's position must not
+    skip these messages."""
     pytest.importorskip("pyarrow")
     with topic.producer() as producer:
         for _ in range(4):

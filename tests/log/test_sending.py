@@ -183,8 +183,8 @@ def test_a_callback_that_fails_harms_no_other(topic, caplog) -> None:
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 def test_b9_a_callback_that_exits_does_not_silence_the_others(topic, error) -> None:
-    """A callback calls sys.exit(), in the thread that commits for everybody. Whoever sends
-    later still gets an answer."""
+    """A callback calls sys.exit() in the thread that commits for all producers. Later sends are
+    still acknowledged."""
     seen: list[int] = []
 
     def leave(receipt: xl.Receipt) -> None:
@@ -646,7 +646,7 @@ def test_a_time_limit_holds_when_no_other_thread_commits(engine, topic) -> None:
 
 @pytest.fixture
 def flushing(path: str) -> Iterator[xl.Engine]:
-    """An engine that flushes whatever the tests' usual durability is."""
+    """An engine that flushes, also under `--durability=process`."""
     with xl.open(path, durability="power") as engine, no_checkpoints(engine):
         yield engine
 
@@ -729,8 +729,8 @@ def promises_less(state: State) -> bool:
 
 
 def test_h1_workers_and_scripts_promise_what_the_tests_do(request, path, engine, worker) -> None:
-    """`pytest --durability=process` runs all of this suite in that durability, in whatever
-    process; and what a test says itself counts more."""
+    """`pytest --durability=process` sets the default durability of engines in the test process, in
+    workers and in scripts; a durability that a test passes itself overrides it."""
     expected = request.config.getoption("--durability") == "process"
     source = """
         import sys

@@ -289,8 +289,8 @@ SENDER = """
 
 @pytest.mark.parametrize("durability", ["power", "process"])
 def test_b9_a_death_in_the_middle_of_a_queue_costs_nothing_acknowledged(path, durability) -> None:
-    """SIGKILL strikes a process that sends to many topics, again and again. Whatever it had been
-    told is in the log, and each topic is whole."""
+    """A process that sends to many topics is killed, again and again. Every acknowledged message is
+    in the log, and no topic has a gap."""
     rng = random.Random(4)
     for _ in range(4):
         with xl.open(path) as engine:

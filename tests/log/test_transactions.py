@@ -1208,7 +1208,7 @@ class Interrupt:
         self.left, self.place = number, ""
 
     def run(self, call: Callable[[], Any]) -> None:
-        """`call()`; whatever it raises is dropped."""
+        """Run `call()`, and ignore any error."""
         before = sys.gettrace()
         sys._getframe().f_trace_opcodes = True  # 3.12 asks once, as tracing begins, if one has it
         sys.settrace(self._trace)

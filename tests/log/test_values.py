@@ -1,5 +1,5 @@
-"""`reader.values()` gives the values that iterating over the reader gives, and leaves the reader
-where the last one ended: whatever the entries are like, and wherever the loop is left."""
+"""`reader.values()` yields the same values as iterating over the reader, and leaves the position
+after the last one: for all kinds of entries, and wherever the loop is left."""
 
 from __future__ import annotations
 

@@ -480,8 +480,8 @@ def dies(function: Callable[..., None], *args: Any) -> bool:
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
 def test_g8_dying_at_any_step_of_a_trim(path, small_parts, beside) -> None:
-    """Exactly before and behind each commit of it. The first one decides; whoever opens the
-    ledger next, or trims it, removes what has been left behind."""
+    """A process is killed right before and right after each commit of a trim. The first commit
+    decides; the next engine that opens the ledger, or trims the topic, removes what is left."""
     deaths = 0
     for step, behind in steps():
         with xl.open(path) as engine:
@@ -846,8 +846,8 @@ def sealed(call: Callable[[], Any], end: int) -> None:
 
 @pytest.mark.parametrize("mode", ["shared", "exclusive"])
 def test_g8_a_terminated_topic_takes_no_message_ever_again(engine, topic, worker, mode) -> None:
-    """Whoever holds it, here and in another process, is told at the next call; so is whoever
-    comes, and whoever opens the ledger later. It can be read."""
+    """The next call of its producers raises the error, in this process and in another one, and so
+    do new requests, also after the ledger was opened again. The topic can be read."""
     other = worker()
     mine = topic.producer(mode, name="mine", linger=60.0)
     if mode == "shared":

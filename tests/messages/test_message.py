@@ -90,7 +90,7 @@ def test_messages_differ_if_one_part_does(engine, other) -> None:
 
 
 def test_a_message_is_compared_as_the_log_has_it(topic) -> None:
-    """Whatever the reader makes of it, and also if it can make nothing of it."""
+    """Messages are compared by their bytes, also if a reader's deserializer fails."""
     with topic.producer() as producer:
         producer.send(b"no JSON", key="k")
     plain, read = next(topic.reader()), next(topic.reader(deserializer="json"))

@@ -29,7 +29,7 @@ def round_trip(topic: xl.Topic, option: Any, *values: Any) -> list[Any]:
         producer.send(values[0])
         producer.send_many([*values[1:], None])
     found = [message.value for message in topic.reader(deserializer=option)]
-    assert found.pop() is None  # a tombstone is one, whatever the serializer
+    assert found.pop() is None  # a tombstone is None with every serializer
     return found
 
 

@@ -1,7 +1,8 @@
-"""What the tests of roles share: workers that hold one, all that a holder can do, and two judges.
+"""Helpers of the tests of roles: workers that hold one, everything that a holder can do, and two
+judges.
 
-`Auditor` reads the ledger at one moment after another: whatever happens, one engine has all of a
-role, or none has any of it. `judge_logs` reads what holders have left behind in the topics.
+`Auditor` reads the ledger at many moments: at each, one engine has the whole role, or no engine has
+any part of it. `judge_logs` reads what the holders have written to the topics.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ def check_whole(engine: xl.Engine, name: str = ROLE) -> str | None:
             if (anchor := role_rows.role_of_claim(tables, claimant.id)) and anchor.name == name
         ]
     if seat is None or role is None:
-        assert (parts, claims) == ({}, []), "parts of a role that nobody has"
+        assert (parts, claims) == ({}, []), "parts of a role without a holder"
         assert seat is None or role is not None, "a seat that binds nothing"
         return None
     assert set(parts.values()) | set(claims) <= {(seat.engine, seat.bound_to)}
@@ -242,7 +243,7 @@ def judge_logs(engine: xl.Engine) -> int:
 
 def find_idle(engine: xl.Engine) -> tuple[str, str] | None:
     """A role, and the engine of a live waiter that could have it at this moment (rule D4): all of
-    it is free, and nobody else waits for its topics. For waiters without `settle`."""
+    it is free, and no other request waits for its topics. For waiters without `settle`."""
     with engine.ledger.read() as tables:
         for name, topic in role_rows.role_topics(tables):
             row = tables.topics.get(topic)

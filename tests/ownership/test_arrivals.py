@@ -1,9 +1,9 @@
 """Rule E3: requests at the destination while the source still releases the topic.
 
 A shared or exclusive request of the destination waits for the release, up to its `timeout`,
-instead of being refused by a source that is about to go. Whatever ends the hand-over ends the
-wait: the release, a deadline, a cancel, the death of the source. A request that gives up before
-that has changed nothing.
+instead of being refused because of a source that is about to release the topic. The wait ends with
+the hand-over: by the release, a deadline, a cancel or the death of the source. A request that gives
+up before that has changed nothing.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ def test_e4_a_request_that_waits_is_refused_when_the_hand_over_ends_without_rele
     freeze(source)
     third.start(unload_for, destination.id, PATIENCE if how == "cancelled" else 2.0)
     until(lambda: rows(engine)["transfers"])
-    if how == "coordinator":  # nobody is left to end the move: its deadline does
+    if how == "coordinator":  # no process is left to end the move: its deadline does
         third.kill()
     destination.call(ask, mode)
     assert how != "cancelled" or destination.call(is_done) is False

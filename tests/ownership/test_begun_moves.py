@@ -1,8 +1,8 @@
 """Rules E1 and E4: a move that is begun without waiting for its end, and what can be seen of it.
 
-`unload_async` returns once the move has begun. Its future can be asked, awaited and cancelled;
-whoever holds it may die, and the move goes on, or ends at its deadline. Meanwhile `topic.transfer`,
-the command and the listings say what is under way, to whom, and until when.
+`unload_async` returns once the move has begun. Its future can be polled, awaited and cancelled. If
+the process that has the future dies, the move continues, or ends at its deadline. Meanwhile
+`topic.transfer`, the command and the listings show the move, its destination and its deadline.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def test_c5_a_forked_child_does_not_wait_for_its_parent_s_move(
 
 
 class Beginning(Stage):
-    """A stage on which nobody waits for the end of the move."""
+    """A stage on which no call waits for the end of the move."""
 
     def _ask(self, asks: str, heir: bool) -> Quick:
         destination, asking = self.cast("destination"), self.cast(asks)
@@ -342,7 +342,7 @@ def test_e1_a_topic_says_how_its_transfer_stands(
 def test_e4_a_transfer_that_is_over_is_not_shown(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], end: str
 ) -> None:
-    """Also where nobody has removed its row yet."""
+    """Also if its row has not been removed yet."""
     destination = quick("destination")
     engine.unload("orders", to=destination.id, timeout=0.5 if end == "deadline" else PATIENCE)
     if end == "killed":

@@ -56,7 +56,7 @@ def test_f2_f3_f4_who_wins(last, held, wanted, verdict, generation) -> None:
 
 def test_f1_all_or_nothing(engine) -> None:
     """One of three resources is held with a higher generation: the other two are not taken,
-    nobody is revoked, and no generation is used up."""
+    no claim is revoked, and no generation is used."""
     low = engine.own("g", {"a": 2})
     high = engine.own("g", {"b": 9})
     with pytest.raises(xl.OwnershipError, match="generation 9") as caught:
@@ -112,7 +112,7 @@ def test_f5_using_a_revoked_claim_raises(engine) -> None:
     for use in (first.check, lambda: first.generations):
         with pytest.raises(xl.OwnershipLostError, match="revoked"):
             use()
-    first.release()  # like closing a stale session: it disturbs nobody (rule B3)
+    first.release()  # as closing a stale session, it has no effect on others (rule B3)
     assert second.is_valid
     assert second.generations == {"b": 2}
     with first:
@@ -137,7 +137,7 @@ def test_f5_a_claim_ends_with_its_process(engine, worker) -> None:
     other.signal(signal.SIGKILL)
     until(lambda: len(engine.engines()) == 1)
     with pytest.raises(xl.OwnershipError, match="None for the next") as caught:
-        engine.own("g", {"a": 7})  # nobody holds it, but 7 is over
+        engine.own("g", {"a": 7})  # it is free, but generation 7 is out of date
     assert not caught.value.retriable
     assert engine.own("g", {"a": None}).generations == {"a": 51}
 

@@ -2,8 +2,8 @@
 
 Three processes take part in a move: the source, the destination, and the coordinator, which may
 be either of them. Each of them is killed, and each is stopped, at every step, hundreds of
-times. Whatever happens, the topic has its old owner or its new one, or is promoted as usual:
-never two, never stuck, and no message that was acknowledged is lost or doubled.
+times. In the end the topic has its old owner or its new one, or goes to its best waiter: it never
+has two owners and never stays blocked, and no acknowledged message is lost or duplicated.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def play(path: str, asks: str, names: list[str], number: int) -> int:
 def test_e4_killed_at_any_step_no_process_is_stuck_and_nothing_is_lost(
     path: str, role: str
 ) -> None:
-    """Twice 132 rounds. SIGKILL strikes before and after every call that a move consists of,
-    right before each commit, and right behind it, when nobody has been told yet."""
+    """Twice 132 rounds. A process is killed before and after every call that a move consists of,
+    right before each commit, and right after it, before any process is notified."""
     names = [name for name, point in POINTS.items() if point.role == role]
     stages = [
         functools.partial(play, f"{path}-{asks}-{number}", asks, names, signal.SIGKILL)
@@ -114,8 +114,8 @@ def test_e4_stopped_at_any_step_no_process_is_stuck_and_nothing_is_lost(
 def test_e4_interrupted_at_any_step_the_call_can_be_repeated(
     path: str, engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], waiting: bool
 ) -> None:
-    """Ctrl-C strikes the coordinator wherever it is. Whatever is under way then goes on or is
-    given up; the same call brings it to its end."""
+    """Ctrl-C interrupts the coordinator at any point. A move that is under way continues or is
+    given up; repeating the call completes it."""
     chronicle = Chronicle(engine)
     for name in [name for name, point in POINTS.items() if point.role == "coordinator"]:
         source, destination, coordinator = quick("source"), quick("destination"), quick("third")
@@ -545,8 +545,9 @@ def close_and_stay(state) -> None:
 def test_e4_an_owner_that_does_not_know_yet_that_it_is_one_hands_over_all_the_same(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick]
 ) -> None:
-    """It was promoted while it was stopped, and is to hand the topic over: both messages lie in
-    its box together. Whoever waited gets a producer, which has moved already."""
+    """It was promoted while it was stopped, and then must hand the topic over: it finds both
+    notifications at the same time. The call that waited returns a producer that has already
+    moved."""
     source, destination = quick("source", keepalive=None), quick("destination")
     owner = topic.producer(EXCLUSIVE)
     source.call(queue_up)

@@ -45,7 +45,7 @@ def test_b1_a_holder_or_waiter_of_a_topic_keeps_it_from_being_deleted(
         process.call(close_producer)
     process.call(open_producer, EXCLUSIVE)
     process.kill()
-    engine.delete_topic("orders")  # a ghost keeps nobody out
+    engine.delete_topic("orders")  # a dead owner does not prevent it
     assert engine.topic("orders").epoch == 2
 
 

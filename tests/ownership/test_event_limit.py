@@ -1,8 +1,8 @@
 """The record of ownership changes keeps a bounded number of them (rules E5, G8).
 
-A ledger that changes owners once a second has 60 million events after a year. Nobody sets a
-retention on a topic that the library writes by itself, so it has one by default, and it must hold
-where no engine stays open long enough for a background thread to run.
+A ledger that changes owners once a second has 60 million events after a year. Users do not set a
+retention on a topic that the library writes, so it has one by default. It must work even if no
+engine stays open long enough for a background thread to run.
 """
 
 from __future__ import annotations

@@ -280,8 +280,8 @@ def test_e5_an_interrupted_move_is_not_said_to_have_met_its_deadline(
 def test_e5_an_event_says_who_and_whence_and_where_to(
     path: str, engine: xl.Engine, diary: Diary, quick: Callable[..., Quick]
 ) -> None:
-    """Both sides with their engines' and their producers' properties, which is what whoever
-    reroutes clients needs."""
+    """A record has the engines' and producers' properties of both sides, which a program needs to
+    reroute its clients."""
     before = int(time.time() * 1000)
     destination = quick("destination", properties={"address": "unix:/d"})
     with xl.open(path, name="source", properties={"address": "unix:/s"}) as source:

@@ -1,8 +1,8 @@
 """Rule E2 within one process: a handle follows its topic to the engine next door.
 
 Two engines of a process may share its work, and a topic that moves from one to the other need
-not end the producers that the application holds: their sends go through, whoever has the topic
-now, as long as it is in this process.
+not end the producers that the application holds: their sends go to the engine that now has the
+topic, as long as that is in this process.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def test_e2_a_handle_cannot_follow_where_another_came_first(
 def read_mail_late(
     engine: xl.Engine, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> threading.Event:
-    """The engine reads its mail this much later, or when the event is set."""
+    """The engine reads its notifications this much later, or when the event is set."""
     now, read = threading.Event(), engine.backend.notifications.read
 
     def read_late() -> None:
@@ -260,8 +260,8 @@ def test_e2_a_handle_follows_although_the_destination_has_not_read_its_notificat
 def test_e2_a_producer_that_is_just_being_made_learns_where_its_topic_goes(
     neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch, follow: bool
 ) -> None:
-    """A waiter is granted the topic. Whoever reads its mail, to cancel another request, is about
-    to make its producer when the topic is unloaded."""
+    """A waiter is granted the topic. A thread that cancels another request reads the notification,
+    and is about to create the producer when the topic is unloaded."""
     a, b, _ = neighbours
     first = a.topic("orders").producer(EXCLUSIVE)
     rival = a.topic("orders").producer_async(WAIT, name="late", follow=follow)
@@ -517,8 +517,8 @@ def test_e2_a_handle_whose_destination_closes_before_it_has_followed_ends(
 def test_e2_a_handle_whose_topic_goes_while_it_follows_ends(
     path: str, neighbours: Neighbours, how: str
 ) -> None:
-    """The destination was there when the send looked for it, and nobody else than the send opens
-    a producer there. Each call that comes later meets the same error."""
+    """The destination was open when the send looked for it, and only the send opens a producer
+    there. Each later call raises the same error."""
     a, b, _ = neighbours
     destination = xl.open(path, name="destination")
     producer = a.topic("orders").producer(EXCLUSIVE)
@@ -837,9 +837,9 @@ def keep_sending(use: Use, stop: threading.Event, name: bytes) -> dict[bytes, in
 def test_e2_threads_that_send_do_not_notice_that_their_topic_moves(
     neighbours: Neighbours, seed: int
 ) -> None:
-    """Thirty moves to and fro between three engines, some to producers that wait, and some to
-    nobody in particular. Four threads send by the one handle, each in its way: every message
-    is acknowledged, and is in the log, once."""
+    """Thirty moves between three engines, some to engines with a waiting producer, and some to
+    engines without one. Four threads send by one producer, each in its own way: every message is
+    acknowledged, and is in the log once."""
     chance, home = random.Random(seed), neighbours[0]
     topic, chronicle, kept = home.topic("orders"), Chronicle(home), []
     producer, stop = topic.producer(EXCLUSIVE), threading.Event()

@@ -116,13 +116,13 @@ def test_f6_a_reader_s_generation_counts_as_that_of_a_claim(topic: xl.Topic) -> 
         assert caught.value.retriable
         with pytest.raises(xl.OwnershipError):
             engine.reader(["orders"], group="g", generation=lower)
-    fifth.commit()  # what was refused has fenced nobody
+    fifth.commit()  # the refused calls have fenced no reader
     equal = topic.reader(group="g", generation=5)
     with pytest.raises(FENCED):
         fifth.commit()
     equal.close()
     with pytest.raises(xl.OwnershipError, match="out of date") as caught:
-        topic.reader(group="g", generation=4)  # also when nobody reads
+        topic.reader(group="g", generation=4)  # also if the group has no reader
     assert not caught.value.retriable
     following = topic.reader(group="g")
     assert following.generation == 6

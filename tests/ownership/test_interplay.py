@@ -58,7 +58,7 @@ def fall_while_releasing(
 
 @contextlib.contextmanager
 def deaf(engine: xl.Engine) -> Iterator[None]:
-    """Its guard does not come to reading mail."""
+    """Its background worker does not get to read its notifications."""
     began, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -124,7 +124,7 @@ def test_a3_what_a_move_ends_on_another_topic_may_end_more_on_its_own(
     assert moved.state == "moved"
     assert counts(c, "r") == (0, 0)
     c.cancel_unload(["r", "t2"])
-    assert a.topic("r").producer().send(b"nobody is in the way") == 0
+    assert a.topic("r").producer().send(b"the topic is free") == 0
 
 
 def test_f5_no_producer_is_bound_to_a_claim_that_its_own_request_moves(
@@ -247,7 +247,7 @@ def test_d4_a_seat_that_is_reserved_for_one_who_hangs_keeps_no_waiter_for_ever(
         first, second = (c.topic("orders").producer_async("wait_for_exclusive") for _ in "ab")
         hang(destination)
         assert producer.move(to=destination.id, timeout=3.0).state == "assigned"
-        first.cancel()  # whoever is the best one then
+        first.cancel()  # now the second one is the best waiter
         assert second.result(PATIENCE).send(b"") == 0
 
 

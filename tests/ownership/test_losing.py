@@ -661,8 +661,8 @@ def test_c5_a_child_that_outlives_the_parent_does_not_keep_its_topics(topic: xl.
 
 
 def test_c5_a_child_may_exit_in_the_ordinary_way(topic: xl.Topic) -> None:
-    """A forked child leaves main: whatever runs at exit runs there, too, with the parent's
-    objects in its hands, and must leave them alone."""
+    """A forked child leaves `main`: its exit handlers run, too, and must not use the parent's
+    objects that it has inherited."""
     source = """
         import os, sys
         import exclusivelog as xl
@@ -787,7 +787,7 @@ FORKS_INSIDE = """
         os._exit(42 if isinstance(error, xl.EngineClosedError) else 43)
     if children == [0]:
         os._exit(44)
-    assert children, "nobody struck"
+    assert children, "no process was forked"
     assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 42
     if step == "put_waiter":
         producer.close()
@@ -1069,7 +1069,7 @@ def test_c6_the_callback_is_called_once_with_the_producer_and_the_error(
     assert calls[0][2] != threading.current_thread().name
 
 
-@pytest.mark.parametrize("notices", ["mail", "send"])
+@pytest.mark.parametrize("notices", ["notification", "send"])
 def test_c6_a_callback_that_cannot_be_called_is_called_later(
     engine: xl.Engine, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch, notices: str
 ) -> None:
@@ -1084,7 +1084,7 @@ def test_c6_a_callback_that_cannot_be_called_is_called_later(
                 raise RuntimeError("can't start new thread")
 
             patch.setattr(threading.Thread, "start", start)
-            if notices == "mail":
+            if notices == "notification":
                 rival.topic("orders").producer(FENCING)
             else:
                 with engine.ledger.write_exclusive() as tables:
@@ -1218,8 +1218,8 @@ def test_c2_a_death_while_another_one_is_dealt_with_is_noticed_at_once(
 
 
 def test_c2_no_notifications_outlive_their_engine(path: str, worker: Callable[..., Worker]) -> None:
-    """A stopped process is fenced, which it is told, and killed before it goes on: nobody will
-    ever read that. Nothing is left of it once an engine is opened."""
+    """A stopped process is fenced and killed before it resumes, so it never reads the notification.
+    Opening an engine removes that."""
     process = worker()
     process.call(open_producer, EXCLUSIVE)
     with xl.open(path) as engine:
@@ -1236,9 +1236,9 @@ def test_c2_no_notifications_outlive_their_engine(path: str, worker: Callable[..
 def test_c3_an_unresponsive_process_keeps_topics_that_no_process_needs(
     path: str, worker: Callable[..., Worker], topic: xl.Topic
 ) -> None:
-    """It is silent for longer than its keepalive, while another process waits for a topic of
-    somebody else's, and looks all the time who is dead. When it goes on its topic is its own:
-    nobody has needed it. One that waits for it gets it."""
+    """It is silent for longer than its keepalive, while another process waits for a topic of a
+    third engine, and continuously evicts dead engines. When it resumes, it still owns its topic,
+    because no producer waited for that. A producer that waits for it gets it."""
     hung = worker(keepalive=0.5)
     hung.call(open_producer, EXCLUSIVE)
     other = topic.engine.topic("other")

@@ -433,7 +433,7 @@ class Round:
                 source.call(successor, commit)
             else:
                 source.call(commit)
-        with self.topic.reader(group=GROUP) as reader:  # nobody is stuck
+        with self.topic.reader(group=GROUP) as reader:  # the group is not blocked
             within(reader.commit)
             if source is not falling:
                 with pytest.raises(Failed, match="ReaderFencedError"):

@@ -682,8 +682,8 @@ def test_e2_closing_the_source_s_engine_during_the_move_hands_over_what_is_accep
 def test_e2_what_a_dropped_producer_has_accepted_is_in_the_log_before_the_move(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick]
 ) -> None:
-    """Nobody holds the producer any more, but what it was given lingers still, and somebody waits
-    for its outcome."""
+    """The application has dropped the producer, but a message still lingers, and a thread waits for
+    its outcome."""
     other = quick("other")
     receipts = [topic.producer(EXCLUSIVE, linger=20.0).send_async(b"x")]
     gc.collect()
@@ -779,8 +779,8 @@ def test_e2_a_caller_is_told_meanwhile_that_it_was_moved(
 def test_e3_the_destination_s_best_waiter_by_d1_has_it(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick]
 ) -> None:
-    """The best of all waiters is elsewhere; the destination's are in their own order, whatever
-    they asked for besides."""
+    """The best of all waiters is on another engine. The best waiter of the destination gets the
+    topic, whatever other options they have."""
     destination = quick("destination")
     owner = topic.producer(EXCLUSIVE)
     best = topic.producer_async(WAIT, priority=99)
@@ -860,8 +860,9 @@ def test_e3_only_force_takes_what_is_reserved(
 def test_e3_the_destination_s_next_producer_has_it(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], mode: str, crowded: bool
 ) -> None:
-    """In whatever mode it asks, and whoever else waits: they go on waiting, also where it asks
-    by force, which it does not need. Only a shared one that others wait behind is left out."""
+    """The request of the destination is granted in any mode, even if others wait. Those continue to
+    wait, also if the request is to fence, which is not necessary. Only a shared request that others
+    wait behind is not granted."""
     destination = quick("destination")
     owner = topic.producer(EXCLUSIVE)
     waiter = topic.producer_async(WAIT, priority=9) if crowded else None

@@ -65,8 +65,8 @@ def test_d1_highest_priority_first_then_earliest(topic: xl.Topic) -> None:
 def test_d1_it_is_one_order_across_all_processes(
     engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
-    """Waiters of different priorities queue up in three processes, one after the other. They
-    get the topic in the one order that rule D1 defines, whatever process they are in."""
+    """Waiters of different priorities queue in three processes, one after the other. They get the
+    topic in the order that rule D1 defines, independent of their process."""
     owner = topic.producer(EXCLUSIVE)
     processes = [worker(name=f"w{i}") for i in range(3)]
     chance = random.Random(3)
@@ -388,9 +388,9 @@ def race(*actions: Callable[[], Any]) -> list[Any]:
 def test_d5_a_cancel_that_races_with_the_grant_leaves_no_orphan(
     engine: xl.Engine, topic: xl.Topic, where: str
 ) -> None:
-    """The owner releases the topic and the waiter is cancelled in the same moment. Either the
-    cancel was first, and nobody has the topic; or the grant was, and then cancel() says so and
-    the future has its producer at once."""
+    """The owner releases the topic and the waiter is cancelled at the same moment. Either the
+    cancel was first, and the topic is free; or the grant was first, and then cancel() returns False
+    and the future has its producer at once."""
     granted = 0
     with xl.open(engine.path) as other:
         waiting = topic if where == "same engine" else other.topic("orders")
@@ -596,8 +596,8 @@ def test_d6_thousands_of_waiters_cost_one_wake_up_and_no_thread(path: str) -> No
 def test_d4_the_waiters_of_an_engine_that_is_closed_use_up_no_epoch(
     path: str, topic: xl.Topic
 ) -> None:
-    """It holds a topic, and waits for it, too, before others. Closed, it gives back what it
-    holds: not to itself, to whoever is left."""
+    """An engine holds a topic, and its waiter is the first in the queue. When the engine is closed,
+    the topic goes to the best waiter of another engine, not to its own."""
     with xl.open(path, name="closed") as closed:
         mine = closed.topic("orders")
         owner = mine.producer(EXCLUSIVE)

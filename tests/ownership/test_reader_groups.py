@@ -82,7 +82,7 @@ USES: dict[str, Callable[[xl.Reader], Any]] = {
 def test_f6_a_reader_fences_the_one_before_it(
     path: str, orders: xl.Topic, use: Callable[[xl.Reader], Any]
 ) -> None:
-    """At whatever it does next, and for ever, also when the rival has gone."""
+    """Every later call of the reader raises the error, also after the rival has left."""
     with xl.open(path, name="rival") as other:
         first = orders.reader(group="g")
         read(first, 3)
@@ -738,7 +738,7 @@ class Consumers:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        for process in self._reading:  # whatever has failed, nobody may wait for one of them
+        for process in self._reading:  # also after a failure, no other process may wait for them
             process.kill()
 
 
@@ -781,7 +781,7 @@ def test_f6_consumers_that_die_skip_nothing_and_repeat_only_what_was_not_committ
 
 
 def judge(lives: list[Life], end: int) -> None:
-    goes_on = {0}  # a commit that nobody heard the end of may have been made, or not
+    goes_on = {0}  # a commit without an outcome may have been made, or not
     consumed: set[int] = set()
     for life in lives:
         assert life.begin in goes_on, (life.begin, goes_on)

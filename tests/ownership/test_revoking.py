@@ -293,8 +293,9 @@ def _in_a_transaction(producer: xl.Producer) -> None:
 def test_b4_a_bound_producer_ends_with_its_claim_for_ever(
     path: str, engine: xl.Engine, topic: xl.Topic, mode: str, use: Callable[[xl.Producer], Any]
 ) -> None:
-    """The same error at every call, also when the rival has gone; it is an OwnershipLostError and
-    a ProducerFencedError. Another process revokes the claim: nobody tells this producer."""
+    """The same error at every call, also after the rival has left; it is an OwnershipLostError and
+    a ProducerFencedError. Another process revokes the claim, so this producer gets no notification
+    in its own process."""
     claim = engine.own("g", {"r": None})
     producer = topic.producer(mode, claim=claim)
     use(producer)
@@ -587,7 +588,7 @@ def test_f5_on_lost_is_called_once(path: str, engine: xl.Engine) -> None:
             claim.check()
         rival.own("g", {"b": None})
         claim.release()
-        done = threading.Event()  # whatever came for the first claim comes before this
+        done = threading.Event()  # set after all callbacks of the first claim
         last = engine.own("g", {"c": None}, on_lost=lambda *_: done.set())
         rival.own("g", {"c": None})
         assert done.wait(PATIENCE)

@@ -324,7 +324,7 @@ def test_b3_a_paused_holder_that_goes_on_gets_nothing_in_anywhere(
     assert old.call(role_state) == "fenced"
     assert {name: engine.topic(name).next_offset for name in (*TOPICS, AUDIT)} == ends
     assert {info.group: info.position for info in engine.groups()} == position
-    old.call(close)  # and it disturbs nobody
+    old.call(close)  # this has no effect on the new holder
     assert new.call(act) == DONE
     assert judge_logs(engine) == 15
 
@@ -1122,7 +1122,7 @@ class Round:
         self.judge()
 
     def use(self, upright: list[Quick]) -> None:
-        """Nobody is stuck: the bystander can have the role, and its predecessors nothing."""
+        """The role is not blocked: the bystander gets it, and its former holders have nothing."""
         with role(self.engine, FENCING) as mine:
             reader = mine.reader(READ)
             assert {n: outcome(a) for n, a in acts(mine, reader, "x").items()} == DONE

@@ -181,7 +181,7 @@ def test_e2_sends_wait_for_the_move_and_then_go_on_in_the_same_process(
             moving = begin(producer.move, b.id)
             release.await_it()
             sending = begin(use, producer)
-            assert begin(beside.send, b"beside").result(PATIENCE) == 1  # waits for nobody
+            assert begin(beside.send, b"beside").result(PATIENCE) == 1  # does not wait
             assert not sending.done()
             release.go_on()
             assert moving.result(PATIENCE).ok
@@ -262,7 +262,7 @@ def test_e3_the_seat_is_kept_for_the_destination_past_those_who_wait(
 
 
 def other_topic_name(worker: Quick) -> None:
-    """Nobody else gets the name."""
+    """No other producer gets the name."""
     worker.call(open_fencing_name)
 
 

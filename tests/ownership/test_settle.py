@@ -1,10 +1,10 @@
 """Rules D6 to D8: whom a freed topic wakes, how long it waits, what its new owner reads first.
 
-A machine is restarted: those that are to follow come back one by one, and the best of them need
-not be the first. So one that has just come may leave the topic to better ones for a while. One
-that has been in the queue for long need not: a death costs no more than the promotion. And whoever
-follows wants to have seen all that was written before, down to what its predecessor
-had acknowledged in the moment of its death.
+A machine is restarted: the waiters reconnect one by one, and the best of them need not be the
+first. So a waiter that has just joined the queue may leave the topic to better ones for a while. A
+waiter that has been in the queue for long does not: a death costs only the promotion. A new owner
+must also have read all that was written before, down to what its predecessor had acknowledged at
+the moment of its death.
 """
 
 from __future__ import annotations
@@ -143,11 +143,11 @@ def test_d7_one_that_has_waited_for_long_is_promoted_at_once(
         assert watch.seconds < JUST_COME - 0.5  # a hang takes its keepalive
         assert producer.topic_epoch == epoch + 1
     process.kill()
-    mail = [kind for _, (kind, *_) in mail_of(topic.engine)]
-    assert "later" not in mail, "nobody is told to come back"
+    kinds = [kind for _, (kind, *_) in notifications_of(topic.engine)]
+    assert "later" not in kinds, "no waiter is told to retry"
 
 
-def mail_of(engine: xl.Engine) -> list[Any]:
+def notifications_of(engine: xl.Engine) -> list[Any]:
     with engine.ledger.read() as tables:
         return tables.notifications.read(engine.id, 0)
 

@@ -264,9 +264,9 @@ SECOND_LIFE = """
 
 @needs_namespaces
 def test_c4_a_reused_process_id_is_not_taken_for_the_dead_owner(path: str) -> None:
-    """The owner is killed, and the next process gets its id, down to the ids of its threads; in
-    a container that is started again this is the rule. It opens the same ledger. Nobody takes
-    it for the dead one: the topics, the queue and the claims of that one are free."""
+    """The owner is killed, and the next process gets its id, and the same thread ids, as is usual
+    in a restarted container. It opens the same ledger, and is not taken for the dead process: the
+    topics, the places in the queue and the claims of that one are free."""
     story = f"""
         FIRST_LIFE, SECOND_LIFE = {FIRST_LIFE!r}, {SECOND_LIFE!r}
         with xl.open(path, name="witness", keepalive=None) as engine:

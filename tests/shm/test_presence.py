@@ -210,8 +210,8 @@ def test_h3_another_boot_id_beside_an_owner_is_an_error_and_wipes_nothing(path, 
 
 
 def test_h2_a_backup_put_back_under_a_read_only_engine_is_named(path, tmp_path) -> None:
-    """That engine keeps LMDB's lock file, whose newest transaction the tables lack now. Whoever
-    came found no tables, and was told that this is no ledger."""
+    """The read-only engine keeps LMDB's lock file open, and the restored tables lack the newest
+    transaction in it. Other engines once found no tables, and raised that this is not a ledger."""
     with xl.open(path) as engine, engine.topic("orders").producer() as producer:
         producer.send(b"x")
         engine.backup(tmp_path / "backup")

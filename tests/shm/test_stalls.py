@@ -2,9 +2,8 @@
 
 SIGSTOP, a debugger, a frozen container: mostly that strikes somewhere in a process's own code,
 and then its topics go to others once it has been silent for longer than its keepalive; when it
-goes on it finds itself fenced. Now and then it strikes inside the ledger's critical section,
-and then nobody gets on: those who wait say for whom, can be interrupted, and kill it if they
-may.
+resumes it is fenced. If it is stopped inside the ledger's critical section, all other writers wait:
+they name the process that they wait for, can be interrupted, and kill it if they may.
 """
 
 from __future__ import annotations
@@ -93,8 +92,8 @@ WAYS = {way.__name__: way for way in (one_by_one, many_at_once, in_the_backgroun
 
 
 def send_until_fenced(state: State, way: str) -> tuple[int, Acked]:
-    """Own the topic and send for as long as that is possible; the epoch, and what was
-    acknowledged. Whatever is tried afterwards must meet the same error."""
+    """Own the topic and send until that fails; return the epoch and the acknowledged messages.
+    Every later call must raise the same error."""
     acked: Acked = []
     with state.topic.producer(EXCLUSIVE) as producer:
         with pytest.raises(FENCED) as first:
@@ -438,9 +437,8 @@ def interrupt_every_wait(process: Any, errors: Path) -> list[str]:
 def test_c3_every_wait_for_a_stopped_process_can_be_interrupted(
     path: str, worker: Callable[..., Worker], tmp_path: Path
 ) -> None:
-    """Ctrl-C ends it soon, whatever the process wants, and it says on its standard error for
-    whom it waits. Nothing is broken by that: once the one that was stopped goes on, all of it
-    works."""
+    """Ctrl-C ends the wait soon, in every call, and the process names on stderr the process that it
+    waits for. Afterwards, once the stopped process resumes, everything works."""
     hung = worker(name="hung", topic="elsewhere")
     errors = tmp_path / "stderr"
     with (

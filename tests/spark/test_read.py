@@ -1,5 +1,5 @@
-"""Reading with Spark: every message once, whatever the columns, the range, the partitions; and
-what is not there any more is an error, or passed over because the user says so."""
+"""Reading with Spark: every message once, with all columns, ranges and partitions. Messages that
+were trimmed raise an error, or are skipped if the user says so."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Writing with Spark: executors stage, the driver appends in one transaction. Whatever is tried
-twice, is in the log once; a superseded run writes no more."""
+"""Writing with Spark: executors stage, the driver appends in one transaction. A batch that is
+written twice is in the log once; a superseded run can no longer write."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_run_keeps_its_epoch_until_another_has_had_the_topic(engine) -> None:
         append_once(engine, run, 2, {"a": [part(b"3")]})
     assert append_once(engine, Run("job", "run-2", "spark"), 2, {"a": [part(b"3")]})["a"].epoch == 3
     grants = [event.reason for event in engine.history("a") if event.kind == "grant"]
-    assert grants == ["request", "request", "request"]  # none for what nobody can notice
+    assert grants == ["request", "request", "request"]  # none for a batch that was not appended
 
 
 def test_b4_a_run_that_was_superseded_stays_so_when_its_topic_is_made_anew(engine, path) -> None:
@@ -91,7 +91,7 @@ def test_b4_a_run_that_was_superseded_stays_so_when_its_topic_is_made_anew(engin
         with pytest.raises(xl.ProducerFencedError):
             append_once(engine, first, 2, {"a": [part(b"stale")]})
         assert engine.topics() == []
-        # Nobody has had it in between: the run goes on, under an epoch of its own (rule B1).
+        # No other producer has owned it in between: the run continues in a new epoch (rule B1).
         assert append_once(engine, second, epoch, {"a": [part(b"3")]})["a"].epoch == epoch
         with xl.open(path, name="other") as other, pytest.raises(xl.ProducerFencedError):
             append_once(other, first, epoch + 1, {"a": [part(b"stale")]})
@@ -111,8 +111,8 @@ def test_b4_a_run_is_superseded_by_who_has_its_topic_once_it_is_made_anew(engine
 
 
 def test_a_copy_of_a_checkpoint_is_told(engine) -> None:
-    """Two queries go by copies of one checkpoint: whoever comes later fences the other, and one
-    whose copy is behind is refused, instead of leaving out what it takes for written."""
+    """Two queries use copies of one checkpoint: the later one fences the other. A query whose copy
+    is older is refused, so that it does not skip batches that it takes for written."""
     first, copy = Run("job", "run-1", "spark"), Run("job", "run-2", "spark")
     for number in range(3):
         append_once(engine, first, number, {"a": [part(b"%d" % number)]})

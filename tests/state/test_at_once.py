@@ -1,8 +1,8 @@
 """Rules I2, I5, H1: writes of a map that have nothing to wait for.
 
-Such a put is one step of the compiled core, in the thread that calls it, and that is an event
-loop's thread, too. It is told only once it is durable, overtakes nothing that was asked for
-before, and whatever it would have to wait for is waited for elsewhere.
+Such a put is one step of the compiled core in the thread that calls it, which may be an event
+loop's thread. It is acknowledged only once it is durable, and does not overtake earlier calls. If
+it would have to wait, another thread does it instead.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rule I4: snapshots. Opening a state costs what the state has, not what its history has.
 
-A snapshot is made beside everything else, and becomes the topic's in one small transaction.
-Whatever happens while it is made, there is the old one or the new one, and in the end nothing
-that belongs to neither.
+A snapshot is written while other calls run, and becomes the topic's snapshot in one small
+transaction. Whatever happens meanwhile, the topic has the old one or the new one, and in the end no
+other rows are left.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ def test_i4_one_that_was_left_behind_does_not_read_on_as_if_nothing_were(
                 continue
 
 
-# ---- whatever happens meanwhile ----------------------------------------------------------
+# ---- events during a snapshot ------------------------------------------------------------
 
 HELD_UP = """
     import sys

@@ -97,8 +97,8 @@ SENDS_AND_SAYS = """
 
 @needs_strace
 def test_h1_every_acknowledgement_stands_behind_a_flush(path, tmp_path) -> None:
-    """In the order of the system calls: whatever a commit writes is flushed, or written through
-    a descriptor that flushes by itself, before the sender is told."""
+    """In the order of the system calls: everything that a commit writes is flushed, or written with
+    a descriptor that flushes by itself, before the send is acknowledged."""
     trace = tmp_path / "trace"
     calls = "trace=openat,pwrite64,pwritev,write,writev,fdatasync,fsync,msync"
     subprocess.run(
@@ -307,8 +307,8 @@ def be_struck(state: State, error: OSError) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("where", [fail_in_the_middle, be_struck])
 def test_h2_an_error_that_is_not_the_ledgers_stops_no_process(path, worker, where, error) -> None:
-    """It strikes inside a transaction, which is undone. Whoever called is told what it was; it was
-    taken for a disk that fails, and every process had to open the ledger again."""
+    """The error is raised inside a transaction, which is rolled back. The caller gets this error.
+    Once it was taken for a failing disk, and every process had to open the ledger again."""
     process = worker()
     with xl.open(path) as engine, engine.topic("orders").producer() as producer:
         with pytest.raises(Failed, match=type(error).__name__):

@@ -169,7 +169,7 @@ def test_h2_an_error_for_want_of_descriptors_has_the_system_s_code(path) -> None
 AS_NOBODY = """
     import os, sys
     import exclusivelog as xl
-    xl.open(sys.argv[2]).close()    # whatever is imported late is imported now
+    xl.open(sys.argv[2]).close()    # imports the modules that are imported late
     os.setgid(65534)
     os.setuid(65534)
     for options in ({}, {"readonly": True}):
@@ -317,8 +317,8 @@ def test_h2_another_lmdb_format_is_refused(path, version) -> None:
 
 
 def test_h2_a_file_that_is_cut_off(path) -> None:
-    """Whatever is missing from data.mdb, its reader is told, and not ended by SIGBUS for looking
-    at a page behind the end of the file."""
+    """Wherever data.mdb is cut off, its reader raises an error, and is not killed by SIGBUS for
+    reading a page behind the end of the file."""
     with xl.open(path) as engine, engine.topic("t").producer(max_batch_messages=5) as producer:
         for number in range(20):
             producer.send_many([b"%03d" % number] * 5)
