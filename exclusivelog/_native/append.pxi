@@ -36,7 +36,7 @@ cdef struct Placing:
     bint alone              # no other session may write to the topic
     bint durable            # stored such that a flush is cheap
     bint flushed            # ... and flushed at once
-    bint impatient          # QUEUED where another process or thread appends now
+    bint impatient          # return QUEUED instead of waiting for another append
     Piece* pieces
     Py_ssize_t count
     int64_t sequence        # of the first message; -1: the one after `last`
@@ -44,7 +44,7 @@ cdef struct Placing:
     int64_t logged          # the last one that is known to be in the log
     int64_t began           # when the call began, if it is timed; 0: it is not
     uint64_t base_offset    # out
-    uint64_t end            # out: the position behind it
+    uint64_t end            # out: the position after it
     uint64_t generation     # out: of that position
     int error               # out: an errno
     bint wanted             # out: a checkpoint should be made soon
@@ -76,8 +76,8 @@ cdef void _begin_generation(Journal journal) noexcept nogil:
 
 cdef bint _may_learn(Journal journal, uint64_t at, uint64_t generation,
                      uint64_t version) noexcept nogil:
-    """Under the mutex: is what the tables said as of position `at` all that is not in the
-    journal?"""
+    """Under the mutex: do the tables, as read at position `at`, have everything that the journal
+    no longer has?"""
     _begin_generation(journal)
     return (journal.generation == generation and journal.shared.version == version
             and not journal.shared.unsettled and not _may_be_overwritten(journal, at))
@@ -117,8 +117,8 @@ cdef int _stopped(Journal journal) noexcept nogil:
 
 
 cdef int _judge(Journal journal, Placing* p, Tail** tail) noexcept nogil:
-    """May this be appended now (rule B2)? Sets its sequence id, and finds the topic's end. Under
-    the mutex."""
+    """Check that this may be appended now (rule B2), set its sequence id, and find the topic's end.
+    Under the mutex."""
     journal.compared += 1
     if journal.shared.generation != journal.generation or journal.shared.version != p.version:
         return STALE
@@ -276,8 +276,8 @@ cdef int _place_and_leave(Journal journal, Placing* p) noexcept nogil:
 
 
 cdef bint _may_be_overwritten(Journal journal, uint64_t position) noexcept nogil:
-    """May the frames from this position on be overwritten? Room before `applied` may be
-    written to at any moment, by an append of at most half the file."""
+    """Whether the frames from this position on may have been overwritten. Space before `applied`
+    can be overwritten at any moment, by an append of at most half the file."""
     cdef uint64_t capacity = journal.ring.capacity
     return (xl_load64(&journal.shared.applied) > position
             and xl_load64(&journal.shared.tail) + capacity / 2 > position + capacity)

@@ -8,7 +8,7 @@ cdef object _anew(object error):
 
 @cython.final
 cdef class Appender:
-    """Sends of one producer, in order; has those that are not committed yet.
+    """Sends the messages of one producer in order, and has those that are not committed yet.
 
     Every method runs under the GIL from start to end, which makes it atomic among threads.
     """
@@ -38,8 +38,8 @@ cdef class Appender:
     cdef uint64_t version   # of the journal's header when the session was last checked
     cdef readonly uint64_t sent             # messages that were appended, by this object
     cdef int generation
-    cdef int sending        # threads that are appending past the queue
-    cdef int queueing       # threads that wait for those, and that no other thread may overtake
+    cdef int sending        # threads that are appending without the queue
+    cdef int queueing       # threads that wait for those; no other thread may overtake them
     cdef uint8_t paused     # `error` is temporary
     cdef uint8_t listed     # on the commit queue
     cdef uint8_t timed      # ... with a time limit
@@ -203,14 +203,14 @@ cdef class Appender:
 
     @property
     def stale(self):
-        """May ownership have changed since its session was last looked up?"""
+        """Whether ownership may have changed since its session was last checked."""
         return (self.journal is not None
                 and self.version != xl_load64(&self.journal.shared.version))
 
     @property
     def flushes(self):
-        """Is what it sends flushed before it is acknowledged (rule H1)? Without a journal, the code
-        that takes its batches does that."""
+        """Whether its messages are flushed before they are acknowledged (rule H1). Without a
+        journal, the code that takes its batches is responsible for that."""
         return self.durable or self.journal is None
 
     def announce(self):
@@ -224,7 +224,8 @@ cdef class Appender:
         """Queue one message. None if its sequence id is used up (rule G2).
 
         With `later` it is put on the commit queue, to be committed within `linger`. Unless
-        `patient`, NOT_NOW, and nothing was queued, while other threads append past the queue.
+        `patient`, it returns NOT_NOW, and queues nothing, while another thread appends without the
+        queue.
         """
         cdef int64_t number
         cdef size_t size = 0
@@ -237,7 +238,7 @@ cdef class Appender:
         cdef Batch batch
         cdef Receipt receipt = Receipt.__new__(Receipt)
         if self.commit_queue is not None:
-            self.commit_queue.enlist(self)  # what needs memory comes first: it may fail
+            self.commit_queue.enlist(self)  # first, because it allocates memory and may fail
         while True:
             batch = self._open_batch(
                 size, key is not None, properties is not None, event_time is not None)
@@ -372,8 +373,8 @@ cdef class Appender:
         return receipt
 
     def holds(self, size_t most):
-        """Do that many bytes wait? Allocates nothing, so that it cannot fail after the message was
-        queued."""
+        """Whether that many bytes are pending. Allocates nothing, so that it cannot fail after the
+        message was queued."""
         return self.pending_bytes >= most
 
     def newest(self):
@@ -508,7 +509,7 @@ cdef class Appender:
             batch.state = FAILED
 
     def await_sends(self):
-        """Wait for threads that are appending past the queue."""
+        """Wait for threads that are appending without the queue."""
         while self.sending:
             self._let_them_send()
 

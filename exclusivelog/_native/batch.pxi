@@ -1,6 +1,5 @@
-# Batches: messages of one producer on their way into the log. A batch is written as a whole or
-# not at all, and has one outcome, which its receipts share: a million messages are acknowledged by
-# one store.
+# Batches: messages of one producer that are being sent. A batch is written as a whole or not at all,
+# and has one outcome, which its receipts share: a million messages are acknowledged by one store.
 
 cdef enum:
     OPEN = 0        # takes messages
@@ -76,7 +75,7 @@ cdef class Batch:
     cdef readonly uint64_t end          # ... and to be flushed up to here
     cdef readonly uint64_t generation_placed
     cdef readonly object error
-    cdef uint32_t state     # who waits for the outcome sleeps on it
+    cdef uint32_t state     # a futex: threads that wait for the outcome sleep on it
     cdef int sleepers
     cdef int generation
     cdef list callbacks
@@ -190,7 +189,7 @@ cdef class Batch:
 
     @property
     def small(self):
-        """Does it go into the journal, and not, as a large one, directly into the tables?"""
+        """Whether it goes into the journal; a large one goes directly into the tables."""
         cdef size_t size = 0
         if self.only is not None:
             return len(self.only) <= LARGEST_FRAMES

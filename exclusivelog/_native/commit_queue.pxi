@@ -4,8 +4,8 @@
 cdef class CommitQueue:
     """The appenders that wait for a commit in the background, and the time of the next commit.
 
-    `with commit_queue as appenders` is one commit. Appenders that have messages without an outcome
-    at its end, for whatever reason, are in the next one, which is due soon.
+    `with commit_queue as appenders` is one commit. Appenders that still have messages without an
+    outcome at its end are in the next one, which is due soon.
     """
 
     cdef list waiting
@@ -45,7 +45,7 @@ cdef class CommitQueue:
             xl_wake(&self.changes, INT_MAX)
 
     def pending(self):
-        """All appenders that wait, or have something without an outcome; they stay here."""
+        """All appenders that wait, or have messages without an outcome; they are not removed."""
         return self.taken + self.waiting
 
     def __enter__(self):

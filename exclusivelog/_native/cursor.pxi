@@ -1,7 +1,7 @@
 # `Cursor`: reading message by message, from entries that a subclass reads.
 
 cdef inline Message _take_from(Cursor cursor, Entry entry):
-    """The message at the position, which moves on. None if `_verify_message` returns False."""
+    """Return the message at the position, and advance. None if `_verify_message` returns False."""
     cdef uint32_t index
     if entry.laid.gaps == NULL:
         index = <uint32_t>(cursor.position - entry.laid.base_offset)
@@ -53,7 +53,7 @@ cdef class Cursor:
         raise ValueError(_UNSOUND)
 
     def move_to(self, uint64_t position):
-        """Continue at this offset; drops what was read ahead."""
+        """Continue at this offset; discard what was read ahead."""
         self.position = position
         self.entry = None
         self.queue = []
@@ -78,7 +78,7 @@ cdef class Cursor:
                 return True
 
     cdef Message take(self):
-        """The message at the position, which moves on; None at the end."""
+        """Return the message at the position, and advance; None at the end."""
         cdef Message message = None
         while message is None:
             if self.entry is None or self.position >= self.entry.end:

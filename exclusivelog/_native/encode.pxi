@@ -1,4 +1,4 @@
-# Encoding messages as a sealed entry: complete but for its offsets and owner, which `stamp` adds.
+# Encoding messages as a sealed entry: complete except for offsets and owner, which `stamp` adds.
 
 @cython.final
 cdef class SealedEntry:

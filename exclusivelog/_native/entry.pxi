@@ -108,7 +108,7 @@ cdef class Entry:
         cdef const ChunkPlace* end = &self.places[last]
         cdef uint32_t state
         cdef size_t i
-        if self.generation != _generation:      # what the parent's thread was at work on
+        if self.generation != _generation:      # forked: the parent's thread may have taken chunks
             self.generation = _generation
             for i in range(self.laid.blocks):
                 if job.states[i] == XA_TAKEN:
@@ -155,7 +155,7 @@ cdef class Entry:
         return True
 
     cdef bint _are_sound(self, uint32_t start, uint32_t stop, bint out_of_order) except -1:
-        """Are these messages sound? Decompresses the chunks that they are in."""
+        """Whether these messages are undamaged. Decompresses the chunks that contain them."""
         if self.laid.chunk == 0:
             return xb_messages_are_sound(&self.laid, self.seen, start, stop, out_of_order)
         while not xb_messages_are_sound(&self.laid, self.seen, start, stop, False):
@@ -224,8 +224,8 @@ cdef class Entry:
         return start, stop
 
     cdef uint32_t _ahead(self) noexcept:
-        # Twice as many as have been read in order, up to some blocks: then verified bytes are still
-        # in the processor's cache when they are read.
+        # Verify twice as many as have been read in order, up to some blocks, so that verified bytes
+        # are still in the processor's cache when they are read.
         cdef uint64_t most = <uint64_t>READ_AHEAD * self.laid.count // self.nbytes
         return <uint32_t>min(max(most, 1), 2 * <uint64_t>(self.sound_to - self.sound_from))
 
@@ -322,7 +322,7 @@ cdef class Entry:
         return _message(self, index)
 
     def column(self, str name not None):
-        """Where the column `name` lies in `data`, for Arrow to wrap: (position of its validity
+        """The place of the column `name` in `data`, for Arrow to wrap: (position of its validity
         or -1, of its offsets, of its data), or None if it is absent."""
         self.check()
         cdef const Laid* laid = &self.laid

@@ -66,7 +66,7 @@ cdef class Figures:
         xf_add(&self.shared.table_bytes, size)
 
     def read(self):
-        """{name: value}; of a histogram (the counts of its buckets, the sum)."""
+        """{name: value}; the value of a histogram is (counts of its buckets, sum)."""
         cdef xf_figures* f = self.shared
         return {
             "append": _histogram(&f.append), "wait": _histogram(&f.wait),

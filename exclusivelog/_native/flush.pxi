@@ -21,7 +21,7 @@ cdef int _flush(Journal journal, uint64_t end, uint64_t generation, int* error) 
     xl_add(&header.arrivals, 1)
     while True:
         if xl_load64(&header.generation) != generation:
-            return LOST     # recovered meanwhile, with this append or without
+            return LOST     # the journal was recovered meanwhile, with this append or without it
         if journal._lost() or xl_load(&journal.gone):
             error[0] = _stopped(journal)
             return LOST
@@ -62,7 +62,7 @@ cdef void _lead(Journal journal) noexcept nogil:
     cdef int64_t deadline
     cdef uint32_t before = header.batch_start
     # Wait for the threads that the last flush served, or that came too late for it: they are about
-    # to append again, and one flush for all is better than two.
+    # to append again, and one flush for all of them takes less time than two.
     if xl_load(&header.arrivals) - before < header.batch_size:
         deadline = xl_now() + BATCH_WAIT_NS
         while xl_load(&header.arrivals) - before < header.batch_size and xl_now() < deadline:

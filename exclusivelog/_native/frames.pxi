@@ -64,7 +64,7 @@ cdef inline uint64_t _left(const Ring* ring, uint64_t position) noexcept nogil:
 
 cdef bint _lives(const Ring* ring, uint64_t position, uint64_t generation,
                  xj_frame* frame) noexcept nogil:
-    """Is there a live frame at this position? Copies its header."""
+    """Whether there is a valid frame at this position. Copies its header."""
     cdef uint64_t left = _left(ring, position)
     if left < FRAME:
         return False
@@ -157,7 +157,7 @@ cdef bint _next_of(const Ring* ring, uint64_t topic, uint64_t offset, uint64_t p
 
 cdef uint64_t _live_end(const Ring* ring, uint64_t position, uint64_t generation, uint64_t mark,
                         uint64_t oldest) noexcept nogil:
-    """Where the unbroken run of live frames from `position` on ends; see `Journal.live_end`."""
+    """The end of the unbroken run of valid frames from `position` on; see `Journal.live_end`."""
     cdef uint64_t whole = position
     cdef uint64_t last = position + ring.capacity
     cdef uint64_t version = 0

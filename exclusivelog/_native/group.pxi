@@ -341,17 +341,17 @@ cdef inline bint _goes_around(Journal journal, const Run* run, uint64_t start) n
 
 cdef inline bint _goes_together(Batch batch):
     if batch.placed:
-        return False    # placed placed by a commit that was interrupted before its flush
+        return False    # placed by a commit that was interrupted before its flush
     if batch.state == OPEN:
         return batch.nbytes <= LARGEST_FRAMES
     return batch.state == SEALED and batch.only is not None and len(batch.only) <= LARGEST_FRAMES
 
 
 def append_together(list appenders not None):
-    """Append what these appenders have, durably, and acknowledge it (rule B9).
+    """Append the messages of these appenders durably, and acknowledge them (rule B9).
 
-    Returns the appenders that have something left, and the reason: FULL or STALE if another call is
-    worthwhile after a checkpoint, or after reading the tables. Takes only the lock of commits.
+    Returns the appenders that have messages left, and the reason: FULL or STALE if another call is
+    useful after a checkpoint, or after reading the tables. Takes only the lock of commits.
     """
     cdef Group group = Group.__new__(Group)
     cdef list together = []

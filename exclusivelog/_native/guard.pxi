@@ -1,9 +1,9 @@
 # Stores that cannot reach the disk must not kill the process (rule H2).
 #
-# A store into a shared mapping is a SIGBUS where the file has a hole on a full disk, was cut
-# off, or is on a file system that was shut down. The handler here replaces the page by a private
-# copy, so that the store succeeds, and sets the region's `lost` word: from then on every call on
-# that ledger fails. Faults in other regions go to the former handler.
+# A store into a shared mapping raises SIGBUS if the file has a hole on a full disk, was cut off, or
+# is on a file system that was shut down. The handler here replaces the page by a private copy, so
+# that the store succeeds, and sets the region's `lost` word: from then on every call on that ledger
+# fails. Faults in other regions go to the previous handler.
 
 cdef extern from "_native/fault_guard.h":
     int xg_guard(void*, size_t, uint64_t) noexcept nogil

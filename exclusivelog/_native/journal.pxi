@@ -63,14 +63,14 @@ cdef class Journal:
     cdef Ring ring
     cdef int fd
     cdef int lone_fd
-    cdef xj_file file           # that both are open for
+    cdef xj_file file           # the file that both descriptors refer to
     cdef uint32_t alone         # a thread of this process flushes by `lone_fd`
     cdef bint readonly
     cdef uint64_t seen          # frames before it are in `tails`
     cdef uint64_t tails_generation           # tails of another tails_generation are invalid
     cdef uint64_t generation    # of `tails`
     cdef Tails tails            # under the mutex, as the three above
-    cdef End ended              # of the topic whose end was asked for last; under the GIL
+    cdef End ended              # end of the topic that was requested last; under the GIL
     cdef public object on_stall # called with a thread's id while another one waits for it
     cdef Py_ssize_t busy        # threads that use the mapping; counted under the GIL
     cdef uint32_t due           # changes when a checkpoint is requested: futex
@@ -183,7 +183,7 @@ cdef class Journal:
         return xl_load(&self.gone)
 
     def leave(self, uint32_t error):
-        """Stop appends and acknowledgements of this process; others go on (rule C7)."""
+        """Stop appends and acknowledgements of this process, but not of others (rule C7)."""
         xl_store(&self.gone, error)
         self._notify_flushed()
 
@@ -516,7 +516,8 @@ cdef class Journal:
         cdef End end
         memset(&end, 0, sizeof(End))
         end.topic, end.generation, end.reached = topic, generation, start
-        # Each new reader asks twice, and what was walked does not change until it is overwritten.
+        # Each new reader calls this twice, and the result stays valid until the frames are
+        # overwritten.
         if _is_known(&self.ended, topic, start, stop, generation):
             end = self.ended
         self._enter()

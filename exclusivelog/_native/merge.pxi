@@ -76,7 +76,7 @@ cdef class Merge:
     def pack(self, list found not None, size_t most, size_t small):
         """(keys to delete, (key, entry) pairs to write): the bundles as entries of up to `most`
         bytes. `found` has (key, entry) pairs of `last_entries`; one that has up to `small` bytes,
-        or four times its bundle's, is filled up: it is deleted, and written anew."""
+        or four times its bundle's, is filled up: it is deleted and written again."""
         cdef list dropped = []
         cdef list entries = []
         cdef Bundle bundle
@@ -146,7 +146,7 @@ cdef class Merge:
 
 
 cdef bint _continues(Bundle bundle, bytes row, int64_t latest):
-    """Is this a sound row of a topic that goes on with this bundle?"""
+    """Whether this is an undamaged row of a topic that this bundle continues."""
     cdef const char* at = PyBytes_AS_STRING(row)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(row)
     return (size >= R_NAME and (<uint32_t*>(at + R_VERSION))[0] == 1

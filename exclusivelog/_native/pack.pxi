@@ -1,5 +1,5 @@
 # Packing: combines many small entries of one topic into few large ones, column by column. Then
-# messages that were sent one at a time take the same room, and are read as fast, as batches.
+# messages that were sent one at a time take as little space, and are read as fast, as batches.
 #
 # Entries are combined if one footer fits all: the same epoch, session and producer, and offsets
 # without a gap. Publish times and sequence ids get columns of their own if they differ. Entries of
@@ -164,7 +164,7 @@ cdef Py_ssize_t _run_length(const Laid* parts, Py_ssize_t n, size_t most,
     return length
 
 
-# ---- keeping some ------------------------------------------------------------------------
+# ---- keeping some messages ---------------------------------------------------------------
 
 # One message of an entry as an entry of its own, without copying its bytes.
 cdef struct _Single:

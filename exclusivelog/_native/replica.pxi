@@ -25,7 +25,7 @@ cdef class OwnershipBase:
     cdef public int64_t checked
 
     cdef bint surely_held(self) except -1:
-        """Is this process certainly still the owner, without asking the producer?"""
+        """Whether this process is certainly still the owner, without reading the producer's state."""
         cdef Appender appender = self.producer.sender.appender
         return (appender.journal is not None
                 and <int64_t>xl_load64(&appender.journal.shared.version) == self.checked)
@@ -86,7 +86,7 @@ cdef class SharedBase:
                 and self._lock.owner != me and self._works())
 
     def _usable(self):
-        """May this thread call the state? If it is False, `_check_usable` raises the reason."""
+        """Whether this thread may call the state. If not, `_check_usable` raises the reason."""
         return self._is_usable()
 
     # ---- get -----------------------------------------------------------------------------

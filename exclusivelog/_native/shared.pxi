@@ -67,7 +67,8 @@ cdef inline void _announce_at(uint32_t* word) noexcept nogil:
 
 cdef class SharedWords:
     """32- and 64-bit words in a writable buffer that other processes map, too. `guarded`: it is
-    a file's mapping, and a store that cannot reach the file must not kill (see guard.pxi)."""
+    the mapping of a file, and a store that cannot reach the file must not kill the process (see
+    guard.pxi)."""
 
     cdef Py_buffer view
     cdef bint held
@@ -168,7 +169,7 @@ cdef class SharedWords:
         cdef uint32_t* word = self.word(offset)
         cdef uint64_t* announced = self.wide(offset + 8)
         cdef uint64_t when
-        # A reader killed here leaves its count behind: writers then make a needless wake-up call.
+        # A reader that is killed here stays counted: writers then make an unnecessary wake-up call.
         xl_add(word + 1, 1)
         xl_store64(announced, 0)
         with nogil:
@@ -195,8 +196,8 @@ cdef class SharedWords:
             xl_wait(word, expected, ns)
 
     def wait_any(self, list offsets not None, list expected not None, int64_t ns):
-        """Sleep while all words have these values (at most 128), at most `ns`. False where the
-        kernel cannot (before Linux 5.16): then it has not slept."""
+        """Sleep while all words have these values (at most 128), at most `ns`. False, without
+        sleeping, if the kernel does not support it (before Linux 5.16)."""
         cdef xl_waiter[128] waiters
         cdef Py_ssize_t i
         cdef unsigned count = min(len(offsets), 128)
@@ -315,8 +316,8 @@ cdef extern from "<sys/mman.h>" nogil:
 cdef class Mapping:
     """`size` bytes of an open file, mapped for reading; may extend beyond the file's end.
 
-    Python's own mmap keeps a file descriptor of its own, and takes only what the file has.
-    A reader must ask for the file's size first: an access beyond it kills the process.
+    Python's mmap keeps its own file descriptor, and cannot extend beyond the file's end. A reader
+    must check the file's size first: an access beyond it kills the process.
     """
 
     cdef void* memory

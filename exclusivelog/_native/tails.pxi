@@ -71,7 +71,7 @@ cdef Tail* _make_tail(Tails* tails, uint64_t topic) noexcept nogil:
 
 # ---- the end of a topic in the journal ---------------------------------------------------
 
-# What the frames before the position `reached` say of the topic's end.
+# The topic's end according to the frames before the position `reached`.
 cdef struct End:
     uint64_t topic          # 0: nothing
     uint64_t generation
@@ -83,14 +83,14 @@ cdef struct End:
 
 cdef bint _is_known(const End* end, uint64_t topic, uint64_t start, uint64_t stop,
                     uint64_t generation) noexcept nogil:
-    """Does it hold for the frames from `start` on, and may go on to `stop`?"""
+    """Whether it is valid for the frames from `start` on, and can be continued to `stop`."""
     return (end.topic == topic and end.generation == generation and end.next_offset != 0
             and start <= end.last and end.reached <= stop)
 
 
 cdef void _find_end(const Ring* ring, uint64_t stop, End* end) noexcept nogil:
-    """Go on to `stop`. Publish times never go backwards (rule G4): the last entry has the newest one.
-    If that is damaged, those before it count."""
+    """Continue to `stop`. Publish times never decrease (rule G4), so the last entry has the newest
+    one; if it is damaged, the one before it counts."""
     cdef uint64_t start = end.reached
     cdef uint64_t position = start
     cdef int64_t published = 0

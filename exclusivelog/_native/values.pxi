@@ -1,4 +1,4 @@
-# Reading value by value from the same entries as `Scan`, without making messages.
+# Reading values one by one from the same entries as `Scan`, without creating messages.
 
 cdef object _deserialized(Cursor cursor, Entry entry, object value, uint64_t behind):
     # The deserializer may use the cursor. A value for which it fails counts as read; one whose
@@ -16,8 +16,8 @@ cdef object _deserialized(Cursor cursor, Entry entry, object value, uint64_t beh
 
 
 cdef inline object _take_value(Cursor cursor, Entry entry, bint* taken):
-    """The value of the message at the position, which moves behind it. Not `taken` where `_verify_message` says
-    so."""
+    """Return the value of the message at the position, and advance. Sets `taken` to False if
+    `_verify_message` returns False."""
     cdef uint32_t index
     cdef uint64_t behind
     taken[0] = True
