@@ -15,7 +15,7 @@ typedef struct {
     uint64_t applied;       /* position up to which the tables have the frames: free space before it */
     uint64_t generation;    /* changes when a new sequence of frames begins */
     uint64_t version;       /* grows with each event that may change who may write */
-    uint64_t messages;      /* appended since recovery; changed under the append mutex, as `tail` */
+    uint64_t messages;      /* appended since this header was initialised; under the append mutex */
     uint32_t ready;         /* 0: must be recovered before use, for example after a boot */
     uint32_t failed;        /* errno of a flush or write that failed */
     uint32_t flushes;       /* a futex that changes with each flush */
@@ -26,7 +26,7 @@ typedef struct {
     uint32_t unsettled;     /* LMDB may not show the last transaction of a process that died */
     uint64_t inode;         /* of the journal's file */
     uint64_t begun;         /* `tail` when this generation began */
-    uint64_t bytes;         /* of frames in the earlier generations since recovery */
+    uint64_t bytes;         /* of frames in earlier generations, since this header was initialised */
 } xj_header;
 
 #define XJ_READY offsetof(xj_header, ready)

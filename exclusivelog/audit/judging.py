@@ -33,8 +33,8 @@ class Span:
 @dataclass
 class Tenure:
     """The owner of an epoch, and the times (start, end; ms since 1970) at which it held the topic;
-    several if it reconnected (rule B5). A grant whose end was not recorded is not in `held`: the
-    owner may still hold the topic, or hold it only while it appends a batch."""
+    several if it reconnected (rule B5). A grant whose end was not recorded is in `held` only if its
+    epoch owns the topic now: the owner may be a job that holds it only while it appends a batch."""
 
     producer: str
     held: list[tuple[int, int]] = field(default_factory=list)
