@@ -1,15 +1,15 @@
-"""What processes do on a cluster engine, and what they note down of it.
+"""The traffic of processes on a cluster engine, and their notes of it.
 
-`play` is one process on the topics, `play_map` one on a shared map. Both are those of the torture
-on one machine, but for what a cluster adds: the connection to the broker is disturbed, so a call
-may end with an error that leaves its outcome unknown. Then the process goes on under another name,
-because such a send may enter the log later than its next one.
+`play` is a process on the topics, `play_map` one on a shared map. Both are those of the torture on
+one machine, except that the connection to the broker is disturbed, so that a call may end with an
+error and an unknown outcome. Then the process continues under another name, because such a send may
+enter the log after its next one.
 
-Between sends, a process hands topics over to engines at random, and claims resources: what it saw
-of its claims is noted beside its calls (`Claimed`).
+Between sends, a process hands topics over to random engines, and claims resources; it notes its
+observations of claims, too (`Claimed`).
 
-Stale appends go past the library: frames under the epoch of a session that was fenced are appended
-to the Pulsar topic directly. The rule must not count them.
+Stale appends bypass the library: frames with the epoch of a session that was fenced are appended to
+the Pulsar topic directly. The fencing rule must not count them.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ MOVED_WITHIN = (0.1, 0.5, 2.0)  # seconds; the deadline of a hand-over
 
 @dataclass(frozen=True)
 class Claimed:
-    """What a process saw of a claim, by a call from `begun` to `ended` (ns of the monotonic clock):
-    it was granted this generation, or it was valid."""
+    """The observation of a claim by a call from `begun` to `ended` (ns of the monotonic clock):
+    this generation was granted, or was valid."""
 
     kind: str  # "granted" or "valid"
     resource: str
@@ -166,7 +166,7 @@ class Player(traffic.Player):
     def send(
         self, topic: xl.Topic, producer: xl.Producer, exclusive: bool, stale: bool = False
     ) -> bool:
-        """Send one message or a batch; was it accepted?"""
+        """Send one message or a batch; return whether it was accepted."""
         values = self.values(topic.name, self.rng.choice([1, 1, 1, traffic.MOST_AT_ONCE]))
         number = self._begin(topic, values, exclusive, stale)
         try:

@@ -1,9 +1,9 @@
-"""Failpoints: named places in the library's own code at which a test may let something happen.
+"""Failpoints: named places in the library's code at which a test can run an action.
 
-A place is a function, by its name; `armed` puts an action before or behind one of its calls, for as
-long as a block runs. The library knows nothing of it, and so it costs nothing where it is off: no
-hook is looked at anywhere. What has no name in Python, the inside of the compiled append, strace
-reaches at each of its system calls (`proof.syscall_crashes`), and a SIGKILL at random in between.
+A place is the name of a function; `armed` runs an action before or after one of its calls, while a
+block runs. It replaces the function, so the library needs no hooks, and has no cost without it. The
+compiled append has no such names: strace kills it at each of its system calls
+(`proof.syscall_crashes`), and SIGKILL at random moments between them.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Death:
 
 @dataclass
 class Died:
-    """What came of a sweep."""
+    """The result of a sweep."""
 
     tried: int = 0
     deaths: int = 0
@@ -151,8 +151,8 @@ class Died:
 
 
 def let_die(path: Path, death: Death) -> tuple[bool, int]:
-    """Let the fixed work be done until its process dies. Has it come to its end, and how many
-    steps were acknowledged?"""
+    """Run the fixed work in a process until it dies. Returns whether it finished, and how many
+    steps were acknowledged."""
     said, says = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -186,7 +186,8 @@ def _work(path: Path, death: Death, acknowledge: Callable[[], object]) -> None:
 
 
 def die_once(where: str, facts: list[Any]) -> tuple[list[Any], bool, list[str]]:
-    """A death, and the judgement of what it leaves. Call it where no engine is open."""
+    """Let a process die, and judge what it leaves. Call this in a process without an open
+    engine."""
     death, path = Death(*facts), Path(where)
     with small_journal():
         ended, count = let_die(path, death)
@@ -196,7 +197,7 @@ def die_once(where: str, facts: list[Any]) -> tuple[list[Any], bool, list[str]]:
 
 
 def judge_all(path: Path, death: Death, count: int) -> list[str]:
-    """Every rule that the ledger breaks which this death has left."""
+    """Every rule that the ledger breaks after this death."""
     broken = judge(path, death.durability, {"t": count})
     if death.place in CHORES and not broken:
         try:

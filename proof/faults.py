@@ -19,7 +19,7 @@ STOPS = (0.01, 0.1, KEEPALIVE + 0.3)  # seconds
 
 @dataclass
 class Crew:
-    """The processes of the torture, and what was done to them."""
+    """The processes of the torture, and the numbers of faults."""
 
     path: Path  # of the notes
     ledger: Path
@@ -63,7 +63,7 @@ class Crew:
             self.living.pop().close()
 
     def tracebacks(self) -> list[str]:
-        """What a process died of by itself."""
+        """The errors that have ended processes, other than kills."""
         texts = [errors.read_text() for errors in self.path.glob("stderr-*.txt")]
         return [text.strip().splitlines()[-1] for text in texts if "Traceback" in text]
 
@@ -73,7 +73,7 @@ def crew_of(
     path: Path, ledger: Path, rng: random.Random, defect: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Crew]:  # fmt: skip
-    """No process yet; all that are started end with the block."""
+    """A crew without processes; those that are started are ended with the block."""
     with fork_server("proof.traffic:play", environment) as fork:
         made = Crew(path, ledger, rng, fork, defect)
         try:
@@ -84,7 +84,7 @@ def crew_of(
 
 @contextmanager
 def crew(path: Path, seed: int, defect: str = "") -> Iterator[Crew]:
-    """So many processes on the ledger `path`/log, each with its notes beside it."""
+    """A crew of `PROCESSES` processes on the ledger `path`/log; their notes are in `path`."""
     with crew_of(path, path / "log", random.Random(seed), defect) as made:
         for _ in range(PROCESSES):
             made.start()

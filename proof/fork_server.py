@@ -1,5 +1,5 @@
-"""Processes that are forked from one that has imported everything: each costs some milliseconds,
-not the start of an interpreter, and so more of them can be killed.
+"""Processes that are forked from one that has imported everything: starting one takes milliseconds,
+not the start of an interpreter, so that more of them can be killed.
 
 >>> with fork_server("time:sleep") as fork:
 ...     process = fork(os.devnull, 60)
@@ -29,7 +29,8 @@ SERVER = "import sys; from proof.fork_server import serve; serve(sys.argv[1])"
 
 @dataclass
 class Forked:
-    """One of them. It is identified by a descriptor: its pid may be reused once it is dead."""
+    """A forked process. It is identified by a pidfd, because its pid may be reused after its
+    death."""
 
     pidfd: int
 
@@ -40,17 +41,17 @@ class Forked:
 
     @property
     def alive(self) -> bool:
-        """Has it not ended yet?"""
+        """Whether it has not ended yet."""
         return not select.select([self.pidfd], [], [], 0)[0]
 
     def kill(self) -> None:
-        """SIGKILL, and wait until all that it had open is closed."""
+        """Send SIGKILL, and wait until all of its files are closed."""
         self.signal(signal.SIGKILL)
         gone, _, _ = select.select([self.pidfd], [], [], PATIENCE)
         assert gone, "a process does not die"
 
     def close(self) -> None:
-        """Kill it, and forget it."""
+        """Kill it, and close the pidfd."""
         self.kill()
         os.close(self.pidfd)
 
@@ -59,8 +60,8 @@ class Forked:
 def fork_server(
     work: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[Callable[..., Forked]]:
-    """`fork(stderr, ...)` calls `module:function` with the rest, in a process of its own that
-    writes its errors to the file `stderr`. None outlives the block."""
+    """`fork(stderr, ...)` calls `module:function` with the other arguments in a new process, whose
+    stderr is the file `stderr`. All processes end with the block."""
     with child(SERVER, work, env={**os.environ, **(environment or {})}) as process:
 
         def fork(stderr: Path | str, *arguments: Any) -> Forked:
@@ -71,7 +72,7 @@ def fork_server(
 
 
 def serve(work: str) -> None:
-    """Fork one for each line of input; it dies with this process at the latest."""
+    """Fork a process for each line of input; it dies with this process at the latest."""
     module, _, name = work.partition(":")
     function = getattr(importlib.import_module(module), name)
     children: set[int] = set()
@@ -81,8 +82,8 @@ def serve(work: str) -> None:
         if pid == 0:
             _live(stderr, function, arguments)
         print(pid, flush=True)
-        # Those that have died meanwhile are reaped, but only now: until its descriptor is open,
-        # no other process has its pid.
+        # Reap dead processes only now: before the client has opened a pidfd, the pid must not be
+        # reused.
         children = {each for each in children if os.waitpid(each, os.WNOHANG)[0] == 0} | {pid}
 
 

@@ -1,12 +1,12 @@
 """Kills at full speed: one sender after the other is killed between any two of its instructions.
 
-`process` durability: an append makes no system call, so that death strikes among the stores
-through the mapping, and inside the critical section. Another sender runs beside them, and must go
-on at once. What was acknowledged is counted in shared memory, which outlives its writers.
+`process` durability: an append makes no system call, so that kills hit between stores through the
+mapping, and inside the critical section. Another sender runs at the same time, and must continue
+without a pause. Acknowledged appends are counted in shared memory, which remains after a kill.
 
 A slice is some hundred kills on one ledger, in a process of its own, which has imported everything
-and forks those that open the ledger; then it is judged and removed. So a run of ten thousand
-kills needs little memory and disk, and its judge reads each message once.
+and forks the processes that open the ledger; then the ledger is judged and removed. So a run of ten
+thousand kills needs little memory and disk, and its judge reads each message once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Notes = memoryview  # of 64-bit numbers: each is stored at once, unlike with str
 
 @dataclass
 class Sprinted:
-    """What came of some kills."""
+    """The result of some kills."""
 
     kills: int = 0
     operations: int = 0  # appends that were acknowledged
@@ -194,7 +194,7 @@ def as_promised(found: list[bytes], acknowledged: dict[str, int]) -> bool:
 
 
 def judge(path: Path, acknowledged: dict[str, int]) -> list[str]:
-    """Every rule that the ledger breaks; the next one to come goes on with it."""
+    """Every rule that the ledger breaks; the next sender continues with the same ledger."""
     try:
         with xl.open(path, durability="process") as engine:
             found = values(engine.topic("t"))

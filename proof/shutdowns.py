@@ -91,7 +91,7 @@ int fcntl64(int fd, int what, ...) {
 
 @dataclass
 class Found:
-    """What came of some cuts."""
+    """The result of some power cuts."""
 
     cuts: int = 0
     operations: int = 0
@@ -100,7 +100,7 @@ class Found:
 
 
 def missing(kind: str) -> str:
-    """Why this cannot be done here; empty if it can."""
+    """Why this machine cannot run it; empty if it can."""
     if os.geteuid() != 0:
         return "only root may mount"
     if shutil.which(f"mkfs.{kind}") is None:
@@ -180,7 +180,7 @@ def _one_cut(
 
 
 def _goes_on(place: Path, crew: Crew) -> bool:
-    """Does a process that opens the ledger with the lock file as it is get on?"""
+    """Whether a process can open the ledger with the present lock file and send."""
     try:
         crew.start()
         return _sends(place, crew)
@@ -235,7 +235,8 @@ def _unmount(where: Path, image: Path) -> None:
 
 
 def shut_down(disk: Path) -> None:
-    """From now on nothing reaches the disk, and what has not yet is gone."""
+    """Shut the file system down: what has not reached the disk is lost, and nothing more reaches
+    it."""
     fd = os.open(disk, os.O_RDONLY)
     try:
         fcntl.ioctl(fd, SHUTDOWN, struct.pack("I", WITHOUT_THE_LOG))

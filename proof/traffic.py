@@ -1,8 +1,8 @@
-"""What processes do on a ledger, and what they note down of it.
+"""The traffic of processes on a ledger, and their notes of it.
 
 `play` is one process of the torture: it opens producers in random modes, sends, reads, closes,
-abandons, forks, and tries again with producers that were fenced. Each call is noted in a file of
-its own before it begins and after it has ended, so that a death leaves no call untold.
+abandons, forks, and sends again with producers that were fenced. Each process notes each call in
+its file before it begins and after it has ended, so that no call is missing if the process dies.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _calls(path: Path, record: Record) -> Iterator[tuple[Call, str]]:
 def judge_ledger(
     path: Path, record: Record, topics: Iterable[str], send: bool = True
 ) -> Iterator[str]:
-    """Every broken rule of a ledger, compared with what was noted."""
+    """Every broken rule of a ledger, by comparison with the notes."""
     try:
         with xl.open(path, name="judge") as engine:
             yield from engine.verify().problems
@@ -199,7 +199,7 @@ class Player:
     def send(
         self, topic: xl.Topic, producer: xl.Producer, exclusive: bool, stale: bool = False
     ) -> bool:
-        """Send one message or a batch; was it accepted?"""
+        """Send one message or a batch; return whether it was accepted."""
         values = self.values(topic.name, self.rng.choice([1, 1, 1, MOST_AT_ONCE]))
         number = self.notes.begin(topic.name, values, exclusive=exclusive, stale=stale)
         try:

@@ -150,7 +150,7 @@ def audit(path: str, topics: tuple[str, ...], as_json: bool) -> None:
 @maybe_topics
 @as_json
 def report(path: str, page: str, topics: tuple[str, ...], as_json: bool) -> None:
-    """Write an HTML page: the leaders over time, how long each take-over took, and the load."""
+    """Write an HTML page: the leaders over time, how long each failover took, and the load."""
     from exclusivelog.audit import report
 
     gc.disable()  # as above

@@ -1,4 +1,4 @@
-"""Processes that use a ledger and report what came of each call.
+"""Processes that use a ledger and report the outcome of each call.
 
 An actor is forked from the process of its case. A request to it is a method of `Hands`, or a
 function that gets the `Hands` first; its answer is a `Said`. Negative controls give the library a
@@ -35,7 +35,7 @@ def head(value: bytes | None) -> bytes:
 
 @dataclass
 class Said:
-    """What came of a call: a value, an error, or the end of the process that made it."""
+    """The outcome of a call: a value, an error, or the end of the process that made it."""
 
     what: str
     value: Any = None
@@ -174,7 +174,7 @@ class Actor:
         self, what: str | Callable[..., Any], *args: Any, wait: float = ANSWERS_WITHIN,
         **options: Any,
     ) -> Said:  # fmt: skip
-        """Let it do something; what came of it."""
+        """Let it run a call; return the outcome."""
         self.start(what, *args, **options)
         return self.said(wait)
 

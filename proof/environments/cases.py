@@ -1,8 +1,8 @@
-"""What a case of the instrument `environments` is made of, and its judges.
+"""The parts of a case of the instrument `environments`, and its judges.
 
-A case is a function of a `Scene`. It is run three ways: with its fault; without it, where all that
-was to be refused must work (the clean twin); and with a library that is worse than it is, which
-each judge that the case has called must notice.
+A case is a function of a `Scene`. It is run in three ways: with its fault; without it (the twin),
+where everything that the fault makes fail must work; and with a library that has a deliberate
+defect, which each judge that the case has called must notice.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ MOST_TESTED = 3  # variants of a case; of more, every third
 
 
 class Skip(Exception):
-    """The case cannot be run here; the text says why."""
+    """This machine cannot run the case; the text says why."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One of them. The function's docstring tells its story."""
+    """A case. The docstring of its function describes it."""
 
     name: str
     play: Callable[[Scene], None]
@@ -95,16 +95,16 @@ class Scene:
 
     @property
     def struck(self) -> bool:
-        """Is this not the clean twin?"""
+        """Whether the case runs with its fault."""
         return self.how != TWIN
 
     def strike(self, fault: Callable[..., object], *args: Any, **options: Any) -> None:
-        """Do what the case is about, unless this is the clean twin."""
+        """Cause the fault of the case, unless this is the twin."""
         if self.struck:
             fault(*args, **options)
 
     def pick(self, faulty: Any, clean: Any) -> Any:
-        """What the case is about, or what the clean twin has instead."""
+        """Return `faulty` in the case, and `clean` in its twin."""
         return faulty if self.struck else clean
 
     # ---- actors --------------------------------------------------------------------------

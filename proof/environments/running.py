@@ -46,7 +46,7 @@ SERVES = "from proof.environments.running import serve; serve()"
 
 @dataclass
 class Verdict:
-    """What came of one run of a case."""
+    """The result of one run of a case."""
 
     name: str
     how: str
@@ -94,7 +94,7 @@ def verdicts(jobs: Iterable[tuple[str, str]], lanes: int = LANES) -> Iterator[Ve
 
 @dataclass
 class Controls:
-    """What the runs have shown that must be red, or must not."""
+    """The result of the control runs: false alarms, and defects that were missed."""
 
     false_alarms: list[str] = field(default_factory=list)  # of clean twins
     missed: dict[str, list[str]] = field(default_factory=dict)  # defect: the cases that miss it
