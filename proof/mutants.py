@@ -244,7 +244,7 @@ MUTANTS = (
            "if found or (found is not None and self.position >= self._known_end):",
            "if found is not None:", ("tests/log/test_readers.py",)),
     Mutant("a forked child keeps the job of its parent's thread", "_native/ahead.h",
-           "        xa_slot = 0;        /* it was the parent's */\n", "",
+           "        xa_slot = 0;        /* a forked child: the job belongs to the parent */\n", "",
            ("tests/core/test_native.py",)),
     # ---- what is durable
     Mutant("an append is not flushed", APPEND, "if outcome == PLACED and p.flushed:",
