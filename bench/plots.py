@@ -37,6 +37,9 @@ def draw(figure: Figure, results: Path) -> list[Path]:
 
 def _bars(figure: Figure, series: list[Series], unit: str, path: Path) -> None:
     axes, save = _axes(figure, unit, 1.5 + 0.4 * len(series))
+    shown = [value for one in series for value in (*one.samples, one.median) if value > 0] or [1.0]
+    # Room for the labels, also where all are equal; before any zero asks for a scale of its own.
+    axes.set_xlim(min(shown) / 2, max(shown) * 3)
     for at, one in enumerate(reversed(series)):
         low, high = min(one.samples), max(one.samples)
         spread = [[max(0.0, one.median - low)], [max(0.0, high - one.median)]]
@@ -47,8 +50,6 @@ def _bars(figure: Figure, series: list[Series], unit: str, path: Path) -> None:
         )
     axes.set_yticks(range(len(series)), [one.name for one in reversed(series)], fontsize=8)
     axes.set_xlabel(f"{LABELS[unit]}: median, smallest and largest of the rounds")
-    shown = [value for one in series for value in (*one.samples, one.median) if value > 0] or [1.0]
-    axes.set_xlim(min(shown) / 2, max(shown) * 3)  # room for the labels, also where all are equal
     save(path)
 
 
