@@ -18,6 +18,7 @@ import exclusivelog as xl
 import testing
 from exclusivelog import aio
 from testing import rules
+from testing.journals import small_journal
 from testing.processes import Worker, workers
 
 pytest.register_assert_rewrite("testing.loops")  # its assertions say what they have seen
@@ -42,6 +43,9 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers", "once: durability makes no difference to the test; `make test` runs it once"
+    )
+    config.addinivalue_line(
+        "markers", "usual_journal: ledgers that the test makes have a journal of the usual size"
     )
     config.addinivalue_line(
         "markers", "on_broker: the conformance test runs on a Pulsar broker, too"
@@ -119,6 +123,7 @@ def rules_behind(item: pytest.Item) -> set[str]:
 # By the beginnings of their paths: what is made for the first of them serves all.
 TOGETHER = (
     "tests/cluster/test_mirror_broker",
+    "tests/core/test_native",
     "proof/tests/test_cluster_torture",
     "tests/faces/test_package",
     "tests/spark/",
@@ -127,8 +132,9 @@ TOGETHER = (
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Whichever worker has one of these has all: else each worker starts a JVM of its own. (Groups
-    of xdist 3.8 would do it, if pytest 9.2 still let it rename tests.)"""
+    """Whichever worker has one of these has all: else each worker starts a JVM of its own, or
+    compiles the same program. (Groups of xdist 3.8 would do it, if pytest 9.2 still let it rename
+    tests.)"""
     from xdist.scheduler import LoadScopeScheduling
 
     class Together(LoadScopeScheduling):
@@ -166,6 +172,17 @@ def sweep(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
     """`sweep(few, all)`: how many steps of a long sweep to take; all with --every-crash."""
     every = bool(request.config.getoption("--every-crash"))
     return lambda few, all_of_them: all_of_them if every else few
+
+
+@pytest.fixture(autouse=True)
+def _short_journals(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A quarter of the usual bytes: each new journal is written from its beginning to its end, and
+    most tests make one. Programs that tests start, and the benchmarks, have the usual ones."""
+    if request.node.get_closest_marker("usual_journal"):
+        yield
+    else:
+        with small_journal(2 << 20):
+            yield
 
 
 @pytest.fixture

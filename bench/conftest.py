@@ -20,6 +20,11 @@ def stores() -> Iterator[Stores]:
         yield stores
 
 
+@pytest.fixture(autouse=True)
+def _short_journals() -> None:
+    """Journals have their usual size: what is measured here is what users have."""
+
+
 @pytest.fixture
 def path(stores: Stores) -> str:
     """The path of the ledger of `engine`: on the disk of this tree, not in memory."""

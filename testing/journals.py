@@ -105,9 +105,9 @@ def no_checkpoints(engine: xl.Engine) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def small_journal() -> Iterator[None]:
-    """Give the journals that are created in this block only `CAPACITY` bytes."""
-    usual, journal.CAPACITY = journal.CAPACITY, CAPACITY
+def small_journal(capacity: int = CAPACITY) -> Iterator[None]:
+    """Give the journals that this process creates in this block only `capacity` bytes."""
+    usual, journal.CAPACITY = journal.CAPACITY, capacity
     try:
         yield
     finally:

@@ -27,6 +27,7 @@ from exclusivelog import _core
 from exclusivelog.local.records import NAMES
 from exclusivelog.local.shm.lockfile import NAME
 from exclusivelog.local.shm.slots import HEARTBEAT, KEEPALIVE, SLOT_SIZE, SLOTS
+from exclusivelog.local.storage import journal
 
 PATIENCE = 30.0  # seconds; nothing in a test may wait longer
 SHARED, EXCLUSIVE = "shared", "exclusive"
@@ -77,7 +78,9 @@ class Worker:
         # A library is preloaded as a program starts, and no fork is such a start.
         context: Any = spawn if "LD_PRELOAD" in os.environ else forks
         self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, path, name, topic, options))
+        self.process = context.Process(
+            target=_serve, args=(theirs, path, name, topic, options, journal.CAPACITY)
+        )
         self.process.start()
         theirs.close()
         self.pid = self.process.pid
@@ -187,7 +190,10 @@ class Worker:
 W = TypeVar("W", bound=Worker)
 
 
-def _serve(pipe: Any, path: str, name: str, topic: str, options: dict[str, Any]) -> None:
+def _serve(
+    pipe: Any, path: str, name: str, topic: str, options: dict[str, Any], capacity: int
+) -> None:
+    journal.CAPACITY = capacity  # of those that it creates: as in the test's own process
     with xl.open(path, name=name, **options) as engine:
         state = State(engine, engine.topic(topic))
         pipe.send((None, engine.id))

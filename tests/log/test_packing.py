@@ -221,6 +221,7 @@ def test_g_single_messages_take_few_entries(engine, topic) -> None:
     assert [m.value for m in topic.reader()] == [b"%0100d" % number for number in range(5000)]
 
 
+@pytest.mark.usual_journal
 def test_g_a_full_journal_of_one_topic_takes_large_entries(engine, topic) -> None:
     with no_checkpoints(engine), topic.producer() as producer:
         for number in range(2000):

@@ -951,6 +951,7 @@ def until_full(desk: Desk, value: bytes) -> tuple[int, Any]:
 
 
 @pytest.mark.parametrize("size", [1000, LARGE], ids=["small", "large"])
+@pytest.mark.usual_journal
 def test_h2_a_full_disk_keeps_all_of_it_out(tmp_path, size) -> None:
     """Again and again; when there is room again the same producers go on, with the ids that
     come next."""

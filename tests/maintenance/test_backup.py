@@ -912,6 +912,7 @@ def test_h4_what_is_printed_to_closed_descriptors_is_not_in_a_backup(source, tmp
 # ---- H4: the source ----------------------------------------------------------------------
 
 
+@pytest.mark.usual_journal
 def test_h4_a_ledger_on_a_full_disk_can_be_backed_up(tmp_path) -> None:
     """By its own engine, and by one that only reads."""
     with disk(tmp_path / "disk", 16) as where:

@@ -39,6 +39,8 @@ from testing.children import ROOT, child, command, finish, line, tell
 from testing.disks import OPENS, disk, leave, needs_strace
 from testing.processes import PATIENCE, Failed, State, open_producer, send, values, within
 
+pytestmark = pytest.mark.usual_journal  # its size decides what fits on a disk
+
 # ---- H1: acknowledged is there -----------------------------------------------------------
 
 # Threads of one process send in every way, and say what has been acknowledged.

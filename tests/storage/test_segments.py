@@ -448,6 +448,7 @@ def test_h2_a_call_on_a_segment_that_fails(path, call, when, error) -> None:
         assert files(path) == known(engine)
 
 
+@pytest.mark.usual_journal
 def test_h2_a_disk_full_of_large_entries(tmp_path) -> None:
     with disk(tmp_path / "disk", 15) as where, xl.open(where / "log") as engine:
         ballast = leave(where, 3 << 20)
@@ -465,6 +466,7 @@ def test_h2_a_disk_full_of_large_entries(tmp_path) -> None:
         assert engine.verify().ok
 
 
+@pytest.mark.usual_journal
 def test_h2_a_large_batch_without_room_keeps_no_small_message_out(tmp_path) -> None:
     """Half of it was written when the room ran out: that half must not keep the room."""
     with disk(tmp_path / "disk", 13) as where, xl.open(where / "log") as engine:
