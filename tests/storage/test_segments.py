@@ -12,10 +12,11 @@ import random
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,10 @@ import exclusivelog as xl
 from exclusivelog.local import files as files_module
 from exclusivelog.local.storage import segments
 from exclusivelog.local.storage.segments import REFERENCE, REFERENCE_MAGIC, Segments
-from testing.children import ROOT, child, command, finish, line, tell
+from testing.children import child, finish, line, tell
 from testing.disks import disk, leave, needs_strace
 from testing.processes import State, open_producer, until, values
+from testing.strace import ForkServer, fork_server
 from tests.log.test_damage import Damage, caught, step_over
 from tests.storage.test_faults import FAILS, check_full, fill
 
@@ -537,34 +539,38 @@ def test_h2_a_strange_file_beside_the_segments_does_no_harm(path, name) -> None:
 
 # ---- G3, H1: death -----------------------------------------------------------------------
 
-# In a thread: strace counts the calls of each one, and the main thread leads no commits.
-DIES = """
-    import os, sys, threading
-    import exclusivelog as xl
-    from exclusivelog.local.storage import segments
-    from tests.storage.test_segments import batch
+
+def die_writing(path: str, begin: Callable[[], None], say: Callable[[str], None]) -> None:
+    """In a thread: strace counts the calls of each one, and the main thread leads no commits."""
     segments.SEGMENT_BYTES = 300_000
 
-    def run():
-        with xl.open(sys.argv[1]) as engine:
-            with engine.topic("t").producer() as producer:
-                for number in range(4):
-                    if number == 2:
-                        engine.delete_topic("old")
-                        os.write(1, b"deleted\\n")
-                    producer.send_many(batch(number))
-                    os.write(1, b"%d\\n" % number)
+    def run() -> None:
+        with xl.open(path) as engine, engine.topic("t").producer() as producer:
+            for number in range(4):
+                if number == 2:
+                    engine.delete_topic("old")
+                    say("deleted\n")
+                producer.send_many(batch(number))
+                say(f"{number}\n")
 
+    begin()
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-"""
+
+
+@pytest.fixture
+def victims() -> Iterator[ForkServer]:
+    with fork_server("tests.storage.test_segments:die_writing") as victims:
+        yield victims
+
+
 SWEPT = ("pwrite64", "pwritev", "fsync", "fdatasync", "mkdirat", "unlinkat", "ftruncate")
 
 
 @pytest.mark.once
 @needs_strace
-def test_g3_dying_at_every_system_call_that_changes_a_segment(tmp_path, sweep) -> None:
+def test_g3_dying_at_every_system_call_that_changes_a_segment(tmp_path, sweep, victims) -> None:
     """Large batches, a deletion that removes a segment, and large batches again; death strikes
     at the first, the second, the third ... call of each kind: at 10 of them, unless
     --every-crash."""
@@ -572,17 +578,15 @@ def test_g3_dying_at_every_system_call_that_changes_a_segment(tmp_path, sweep) -
     with xl.open(original) as engine:
         send(engine, "old", 2 * LARGE)
 
-    def traced(name: str, *options: str) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    def traced(name: str, *options: str) -> tuple[Path, int, list[str]]:
         path = tmp_path / name
         shutil.copytree(original, path)
-        return path, subprocess.run(
-            ["strace", "-f", "--seccomp-bpf", *options, *command(DIES, path)],
-            capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
-        )  # fmt: skip
+        status, said = victims.run(path, strace=options)
+        return path, status, said.split()
 
     trace = tmp_path / "trace"
-    _, whole = traced("whole", "-o", str(trace), "-e", ",".join(SWEPT))
-    assert whole.stdout.split() == ["0", "1", "deleted", "2", "3"]
+    _, _, said = traced("whole", "-o", str(trace), "-e", "trace=" + ",".join(SWEPT))
+    assert said == ["0", "1", "deleted", "2", "3"]
     counts = collections.Counter(re.findall(r"^(\d+) +(\w+)\(", trace.read_text(), re.M))
     ((at_work, _),) = [by for by in counts if by[1] == "unlinkat"]
     points = [(call, n + 1) for (by, call), count in counts.items() if by == at_work
@@ -590,14 +594,12 @@ def test_g3_dying_at_every_system_call_that_changes_a_segment(tmp_path, sweep) -
     assert len(points) > 20
     points = random.Random(7).sample(points, sweep(10, len(points)))
 
-    def die(point: tuple[str, int]) -> tuple[Path, subprocess.CompletedProcess[str]]:
-        inject = f"inject={point[0]}:signal=SIGKILL:when={point[1]}"
-        return traced("{}-{}".format(*point), "-o", os.devnull, "-e", inject)
-
-    with ThreadPoolExecutor(2) as pool:
-        for path, done in pool.map(die, points):
-            assert done.returncode, "it was not killed"
-            whole_after(path, done.stdout.split())
+    for call, when in points:
+        inject = f"inject={call}:signal=SIGKILL:when={when}"
+        options = ("-o", os.devnull, "-e", f"trace={call}", "-e", inject)
+        path, status, said = traced(f"{call}-{when}", *options)
+        assert status == -signal.SIGKILL, "it was not killed"
+        whole_after(path, said)
 
 
 def whole_after(path: Path, said: list[str]) -> None:
