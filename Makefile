@@ -37,32 +37,35 @@ endif
 # what was compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Five at a time, also on two cores: most tests wait, for a deadline or a flush.
-PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable -n 5
+# More at a time than there are cores: most tests wait, for a deadline or a flush.
+PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable
+WORKERS := 6
 
-# Lint leaves a core idle, and so does a broker, so something else runs beside each. Of those two,
-# one prints what it has to say when it has ended. After a failure, nothing else begins.
+# The groups run beside each other, so that the cores are busy until the end. All but the longest
+# print what they have to say when they have ended. After a failure, nothing else begins.
 test: $(READY)
 	@$(MAKE) --no-print-directory -j2 -Otarget lint docs
 	tools/chromium
-	@$(MAKE) --no-print-directory -j2 IN_TURN=1 test-broker test-bench
+	@mkdir -p build
+	@$(MAKE) --no-print-directory -j3 BESIDE=1 test-power test-broker test-bench
 
 test-power: $(READY)
-	$(PYTEST) -m "not broker" --durations=10
+	$(PYTEST) -n 6 -m "not broker" --durations=10
 
 test-process: $(READY)
-	$(PYTEST) -m "not broker and not once" --durability=process tests testing proof/tests
+	$(PYTEST) -n $(WORKERS) -m "not broker and not once" --durability=process \
+	    tests testing proof/tests $(PRINTED_LATER)
 
 test-broker: $(READY)
-	@mkdir -p build
-	$(PYTEST) -m broker -n 2 tests/cluster tests/conformance tests/spark proof/tests \
-	    >build/test-broker.txt 2>&1; status=$$?; cat build/test-broker.txt; exit $$status
+	$(PYTEST) -n 2 -m broker tests/cluster tests/conformance tests/spark proof/tests \
+	    $(PRINTED_LATER)
 
 test-bench: $(READY)
-	$(PYTEST) bench
+	$(PYTEST) -n $(WORKERS) bench $(PRINTED_LATER)
 
-ifdef IN_TURN
-test-process: test-power
+ifdef BESIDE
+WORKERS := 2
+PRINTED_LATER = >build/$@.txt 2>&1; status=$$?; cat build/$@.txt; exit $$status
 test-bench: test-process
 endif
 
