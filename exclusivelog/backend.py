@@ -38,7 +38,7 @@ from exclusivelog.types import (
     TransferInfo,
     WaiterInfo,
 )
-from exclusivelog.waits import AnyFuture, Requests, check_seconds, check_timeout
+from exclusivelog.waits import AnyFuture, Requests, check_seconds, check_timeout, time_limit
 
 State = Literal["open", "fenced", "moved", "closed"]
 Kind = Mapping[str, str | None]  # what a topic holds, and its serialisers
@@ -125,6 +125,11 @@ class ProducerRequest:
     lineage: int | None = None
     role: RoleDefinition | None = None
     created: int = 0
+
+    @property
+    def until(self) -> int:
+        """When its timeout has passed, in ns of the monotonic clock; 0: never."""
+        return time_limit(self.timeout, self.created)
 
 
 LONGEST_SETTLE = 86400
@@ -677,10 +682,13 @@ class ClaimStore(Protocol):
     """Holds claims, and notifies them of their loss."""
 
     def hold(
-        self, group: str, resources: Mapping[str, int | None], make: Callable[[ClaimSession], Held]
-    ) -> Held:
+        self, group: str, resources: Mapping[str, int | None],
+        make: Callable[[ClaimSession], Held], until: int = 0,
+    ) -> Held:  # fmt: skip
         """Claim all of the resources or none. Keep the object that `make` returns for the claim,
-        and return it. Raises OwnershipError if a generation is refused."""
+        and return it. Raises OwnershipError if a generation is refused, and WaitTimeoutError if
+        another process keeps it from deciding until then (ns of the monotonic clock; 0: no
+        limit)."""
 
     def mark(self) -> int:
         """A number that changes with every release of a claim, for `wait`."""

@@ -186,8 +186,8 @@ class Engine(Closing):
         - `resources`: {name: generation}; a name has 1 to 240 bytes of UTF-8. None takes the next
           generation (the first is 1). A number below the last generation is refused. 0 is always
           granted, and the resource counts from 0 again.
-        - `timeout`: seconds to wait for an owner with a higher generation to leave. None: do not
-          wait.
+        - `timeout`: seconds to wait for an owner with a higher generation to leave (None: do not
+          wait), and for a process that is stopped inside a write transaction (None: no limit).
         - `on_lost`: called once with (claim, error), in a thread of its own, when the claim is
           revoked; not when it is released. A process that was stopped gets the call once it
           resumes.

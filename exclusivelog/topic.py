@@ -221,7 +221,9 @@ class Topic:
         - `topic_epoch`: the epoch that this producer had before it lost the topic. The grant keeps
           this epoch if no other producer has owned the topic since (rule B5).
         - `timeout`: seconds to wait in the queue; in shared and exclusive mode, seconds to wait
-          while the topic is being handed over to this engine (rule E3). None: without limit.
+          while the topic is being handed over to this engine (rule E3). None: without limit. In all
+          modes, it also bounds the wait for a process that is stopped inside a write transaction
+          and blocks the request; the error names that process.
         - `settle`: the longest delay, in seconds, before a waiter that has just joined the queue
           takes a free topic, so that waiters of higher priority can reconnect first (rule D7).
           Default 0, at most 86400; other modes ignore it. Of the priorities known on the topic,

@@ -50,7 +50,7 @@ from exclusivelog.errors import (
     TransactionAbortedError,
     describe_engine,
 )
-from exclusivelog.waits import check_timeout, in_slices, settled
+from exclusivelog.waits import check_timeout, in_slices, settled, time_limit
 
 # ---- claims ----------------------------------------------------------------------------
 
@@ -208,11 +208,12 @@ def own(
         return Claim(engine, session, on_lost)
 
     end = time.monotonic() + (timeout or 0.0)
+    until = time_limit(timeout, time.monotonic_ns())
     while True:
         backend.check_open()
         seen = backend.claims.mark()
         try:
-            return backend.claims.hold(name, resources, make)
+            return backend.claims.hold(name, resources, make, until)
         except OwnershipError as error:
             left = end - time.monotonic()
             if left <= 0 or not error.retriable:

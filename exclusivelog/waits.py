@@ -19,6 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 SLICE_SECONDS = 1.0
 # A reader polls this often, for a writer that died between its commit and its wake-up call.
 READER_LOOK_UP_SECONDS = 1.0
+LONGEST_SECONDS = 10**9  # of a deadline: about thirty years
 
 
 def in_slices(
@@ -66,6 +67,15 @@ def check_seconds(value: object, argument: str, takes: str) -> None:
         raise TypeError(f"{argument}={value!r}: it takes {takes}")
     if not value >= 0:
         raise ValueError(f"{argument}={value!r}: it takes {takes}")
+
+
+def time_limit(timeout: float | None, now: int) -> int:
+    """The time so many seconds after `now`, in ns of the monotonic clock; 0 for None.
+
+    >>> time_limit(1.5, 10), time_limit(None, 10)
+    (1500000010, 0)
+    """
+    return 0 if timeout is None else now + int(min(timeout, LONGEST_SECONDS) * 1e9)
 
 
 # ---- requests that wait ----------------------------------------------------------------

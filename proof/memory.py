@@ -174,7 +174,7 @@ class MemoryLedger:
         yield tables_of(Changes(self.store))
 
     @contextlib.contextmanager
-    def write_exclusive(self) -> Iterator[Tables]:
+    def write_exclusive(self, until: int = 0) -> Iterator[Tables]:
         """A transaction: all of it, or nothing."""
         changes = Changes(self.store, self.watch)
         tables = tables_of(changes)

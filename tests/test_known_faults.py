@@ -338,8 +338,8 @@ def interrupted_after_commit() -> Iterator[None]:
     pending = [KeyboardInterrupt()]
 
     @contextlib.contextmanager
-    def write(self: Ledger) -> Iterator[Tables]:
-        with original(self) as tables:
+    def write(self: Ledger, until: int = 0) -> Iterator[Tables]:
+        with original(self, until) as tables:
             yield tables
         if pending and threading.current_thread() is threading.main_thread():
             raise pending.pop()

@@ -270,16 +270,15 @@ cdef class Journal:
             return 0
         return self.shared.generation
 
-    def lock(self):
+    def lock(self, int64_t until=0):
         """Take the append mutex, which excludes all appends. OSError (EDEADLK) if this thread holds
-        it."""
+        it; `until` as in `take_writer_lock`."""
         cdef int failed = xj_try_lock(self.shared)
         while failed == EBUSY or failed == ETIMEDOUT:
             with nogil:
                 failed = xj_lock(self.shared)
             if failed == ETIMEDOUT:
-                self._check_wait(xj_appending(self.shared))
-                failed = _stopped(self) or ETIMEDOUT
+                failed = self._check_wait(xj_appending(self.shared), until)
         if failed:
             raise OSError(failed, _os.strerror(failed))
 
@@ -299,17 +298,19 @@ cdef class Journal:
             xl_store64(&self.shared.version, self.shared.version + 1)
             xl_store(&self.shared.unsettled, 0)
 
-    def take_writer_lock(self):
+    def take_writer_lock(self, int64_t until=0):
         """Take the writer lock, which permits changes of the tables. Unlike waits for LMDB's own
         lock, a wait for this one can be interrupted, and its holder is known. OSError (EDEADLK) in
-        a thread that holds it."""
+        a thread that holds it.
+
+        The wait ends with the error `overdue` at the first half second after `until` (ns; 0: no
+        limit), so that no limit is too short for a holder that runs."""
         cdef int failed = xj_take_writer_lock(self.shared, False)
         while failed == EBUSY or failed == ETIMEDOUT:
             with nogil:
                 failed = xj_take_writer_lock(self.shared, True)
             if failed == ETIMEDOUT:
-                self._check_wait(xj_writing(self.shared))
-                failed = _stopped(self) or ETIMEDOUT
+                failed = self._check_wait(xj_writing(self.shared), until)
         if failed:
             raise OSError(failed, _os.strerror(failed))
 
@@ -325,16 +326,29 @@ cdef class Journal:
             return 0, 0
         return xj_appending(self.shared), xj_writing(self.shared)
 
-    cdef _check_wait(self, uint32_t thread):
-        """Called after each half second of a wait for this thread. The caller then ends the wait if
-        `_stopped` returns an errno: the mutex may belong to a replaced directory, or be
-        overwritten."""
+    cdef int _check_wait(self, uint32_t thread, int64_t until=0) except -1:
+        """Called after each half second of a wait for this thread. ETIMEDOUT to go on, or the errno
+        to end the wait with: the mutex may belong to a replaced directory, or be overwritten."""
         cdef int before = _generation
+        cdef int failed
         PyErr_CheckSignals()
         if before != _generation:
             raise _inherited()
         if self.on_stall is not None and thread:
             self.on_stall(thread)
+        failed = _stopped(self)
+        if not failed and is_over(until):
+            raise self.overdue()
+        return failed or ETIMEDOUT
+
+    def overdue(self):
+        """The error of a call whose deadline has passed while it waited to begin a transaction."""
+        cdef uint32_t thread = xj_appending(self.shared) or xj_writing(self.shared)
+        holder = self.on_stall(thread) if self.on_stall is not None and thread else None
+        return _wait_timeout(
+            f"the timeout has passed during the wait for the writer lock, which is held by "
+            f"{holder or 'another thread'}; nothing was changed. Resume or end that process, and call "
+            "again; open(kill_stalled=True) kills one that is silent for longer than its keepalive")
 
     def committed(self, uint64_t position, bint ownership):
         """Note a commit: the tables durably have the frames before `position` and, if the mutex is

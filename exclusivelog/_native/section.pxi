@@ -48,28 +48,38 @@ cdef class Gate:
         self.shut = self.ended
 
 
-cdef _hold(lock):
+cdef inline bint is_over(int64_t until) noexcept:
+    return until != 0 and xl_now() >= until
+
+
+cdef _hold(lock, int64_t until=0, Journal journal=None):
     cdef int generation = _generation
     if lock.acquire(False):
         return
-    while not lock.acquire(True, 1.0):
+    while not lock.acquire(True, 0.5):
         if generation != _generation:
             raise _inherited()      # its holder is a thread of the parent's
+        if journal is not None and is_over(until):
+            raise journal.overdue()
 
 
 @cython.final
 @cython.freelist(16)
 cdef class Holding:
     """`with Holding(lock)` is `with lock`, but does not wait without end in a child that is forked
-    during the wait."""
+    during the wait. `until`: the deadline of a wait for a thread that uses the journal."""
 
     cdef object lock
+    cdef int64_t until
+    cdef Journal journal
 
-    def __cinit__(self, object lock not None):
+    def __cinit__(self, object lock not None, int64_t until=0, Journal journal=None):
         self.lock = lock
+        self.until = until
+        self.journal = journal
 
     def __enter__(self):
-        _hold(self.lock)
+        _hold(self.lock, self.until, self.journal)
 
     def __exit__(self, *error):
         self.lock.release()
@@ -88,7 +98,7 @@ cdef class Section:
 
     With a journal, its frames are in the tables up to the position `inside.applied` once
     this is committed. If it is `exclusive`, no append happens from before `caught_up(inside)`
-    until all is over.
+    until all is over. Its waits for locks end with a timeout's error after `until` (0: never).
 
     A child that is forked inside (by a signal handler) leaves it without any effect: the
     transaction and the mutexes are its parent's (rule C5).
@@ -100,6 +110,7 @@ cdef class Section:
     cdef object begin
     cdef readonly Journal journal
     cdef bint exclusive
+    cdef int64_t until
     cdef readonly bint held     # appends are excluded
     cdef bint turned
     cdef int generation
@@ -107,8 +118,9 @@ cdef class Section:
     cdef object inside
 
     def __cinit__(self, object ledger, object lock, Gate gate not None, object begin not None,
-                  Journal journal=None, bint exclusive=False):
+                  Journal journal=None, bint exclusive=False, int64_t until=0):
         self.journal = journal
+        self.until = until
         self.exclusive = exclusive
         self.ledger = ledger
         self.lock = lock
@@ -130,7 +142,7 @@ cdef class Section:
 
     cdef _go_in(self):
         if self.lock is not None:
-            _hold(self.lock)
+            _hold(self.lock, self.until, self.journal)
         try:
             self._pass_the_gate()
         except BaseException:
@@ -144,12 +156,12 @@ cdef class Section:
         self.generation = _generation
         try:
             if self.lock is not None and self.journal is not None:
-                self.journal.take_writer_lock()
+                self.journal.take_writer_lock(self.until)
                 self.turned = True
             self.txn = self.begin()
             self.inside = self.opened(self.txn)
             if self.exclusive:
-                self.journal.lock()
+                self.journal.lock(self.until)
                 self.held = True
                 self.journal._settle()
                 self.caught_up(self.inside)

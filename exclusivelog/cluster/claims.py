@@ -265,8 +265,9 @@ class ClusterClaims:
         self._held: dict[int, ClusterClaim] = {}  # by session, to be notified of their loss
 
     def hold(
-        self, group: str, resources: Mapping[str, int | None], make: Callable[[ClaimSession], Held]
-    ) -> Held:
+        self, group: str, resources: Mapping[str, int | None],
+        make: Callable[[ClaimSession], Held], until: int = 0,
+    ) -> Held:  # fmt: skip
         """Claim a resource; `make` turns the claim into the object that is registered."""
         claim = self._take(ClusterClaim, group, resources)
         try:

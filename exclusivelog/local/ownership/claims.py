@@ -96,12 +96,12 @@ class Claims:
     def take(
         self, engine: EngineInfo, slot: int, group: str, wanted: Mapping[str, int | None],
         check: Callable[[Tables], object] | None = None, made: list[Claimant] | None = None,
-        reads: bool = False,
+        reads: bool = False, until: int = 0,
     ) -> Claimant:  # fmt: skip
         """Claim all resources or none, in one transaction, in which `check` may raise. The claim is
         added to `made` before the commit, so that a caller that is interrupted after it can release
         it."""
-        with self._ledger.write_exclusive() as tables:
+        with self._ledger.write_exclusive(until) as tables:
             if check is not None:
                 check(tables)
             claimant = Claimant(
@@ -463,17 +463,17 @@ def _check_exists(tables: Tables, topic: int, name: str) -> None:
 
 def _hold(
     host: Host, group: str, resources: Mapping[str, int | None], make: Callable[[Claimant], Held],
-    check: Callable[[Tables], object] | None = None, reads: bool = False,
+    check: Callable[[Tables], object] | None = None, reads: bool = False, until: int = 0,
 ) -> Held:  # fmt: skip
-    """Claim resources in one transaction, in which `check` may raise; `make` turns the claim into
-    an object, which the engine registers."""
+    """Claim resources in one transaction, in which `check` may raise, and which begins before
+    `until`; `make` turns the claim into an object, which the engine registers."""
     claims, slot = Claims(host.ledger, host.sessions.succession), host.slot
     made: list[Claimant] = []
     try:
         # Hold the lock: a notification of its loss must not be read before the claim is registered.
-        with _core.Holding(host.notifications.lock):
+        with _core.Holding(host.notifications.lock, until, host.ledger.journal):
             host.check_open()  # closing the engine releases the registered claims
-            claimant = claims.take(host.info, slot, group, resources, check, made, reads)
+            claimant = claims.take(host.info, slot, group, resources, check, made, reads, until)
             held = make(claimant)
             host.registry.keep_claim(claimant.id, held)
             return held
@@ -492,12 +492,15 @@ class LocalClaims:
         self._claims = Claims(host.ledger, host.sessions.succession)
 
     def hold(
-        self, group: str, resources: Mapping[str, int | None], make: Callable[[ClaimSession], Held]
-    ) -> Held:
+        self, group: str, resources: Mapping[str, int | None],
+        make: Callable[[ClaimSession], Held], until: int = 0,
+    ) -> Held:  # fmt: skip
         """Claim all of the resources or none; `make` turns the claim into the object that is
         registered."""
         host = self._host
-        return _hold(host, group, resources, lambda claimant: make(HeldClaim(host, claimant)))
+        return _hold(
+            host, group, resources, lambda claimant: make(HeldClaim(host, claimant)), until=until
+        )
 
     def mark(self) -> int:
         """A number that changes with every release of a claim, for `wait`."""

@@ -35,7 +35,7 @@ from exclusivelog.local.records import (
     Transfer,
 )
 from exclusivelog.types import OwnerInfo
-from exclusivelog.waits import AnyFuture, give_granted
+from exclusivelog.waits import AnyFuture, give_granted, time_limit
 
 # ---- arrivals --------------------------------------------------------------------------
 
@@ -262,6 +262,7 @@ class Ledger(Protocol):
     """The ledger of the requests."""
 
     path: str
+    journal: _core.Journal | None
 
     @property
     def checkpointer(self) -> Background:
@@ -389,7 +390,7 @@ class Pending:
         deadline = None if timeout is None else time.monotonic() + timeout
         arrival = Arrival(future, register, timeout, deadline)
         try:
-            with _core.Holding(self.lock):
+            with self._registering(timeout):
                 self._engine().check_open()
                 registration = self._register(arrival)
                 if registration is not None and not registration.queued:
@@ -402,6 +403,11 @@ class Pending:
                 self.queued.drop(future.session.id)
             self._engine().worker.release_orphans()
             raise
+
+    def _registering(self, timeout: float | None) -> _core.Holding:
+        """Holds the lock; another thread may hold it while it waits for the writer lock."""
+        until = time_limit(timeout, _core.now())
+        return _core.Holding(self.lock, until, self._engine().ledger.journal)
 
     def request_all(
         self, register: Callable[[], list[Registration]], make: Callable[[Registration], Made]

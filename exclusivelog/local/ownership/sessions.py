@@ -641,7 +641,8 @@ class Sessions:
         """Register a producer of this engine, or queue it, in one transaction (rules A1-A6, B5,
         B6)."""
         topic, role, bound_to = request.topic, request.role, request.bound_to
-        with self._ledger.write_checkpointed() as tables:  # with the last sequence id of every name
+        # Checkpointed, because the last sequence id of every name is needed.
+        with self._ledger.write_checkpointed(request.until) as tables:
             if role is not None:
                 self.succession.roles.evict_dead(tables, role, request.mode)
             row = usable(tables, topic)

@@ -100,10 +100,10 @@ class Transactions(Protocol):
     def read(self) -> AbstractContextManager[Tables]:
         """A snapshot."""
 
-    def write_exclusive(self) -> AbstractContextManager[Tables]:
+    def write_exclusive(self, until: int = 0) -> AbstractContextManager[Tables]:
         """An exclusive write."""
 
-    def write_checkpointed(self) -> AbstractContextManager[Tables]:
+    def write_checkpointed(self, until: int = 0) -> AbstractContextManager[Tables]:
         """An exclusive write whose tables have all that the journal has."""
 
     def write_concurrent(self) -> AbstractContextManager[Tables]:

@@ -499,33 +499,35 @@ class StallWatch:
         self._journal = journal  # a reference cycle, which the journal's close breaks
         self._reported = (0, 0, 0)
 
-    def stalled(self, thread: int) -> None:
-        """Callback of the journal: this process has waited for that thread for half a second."""
+    def stalled(self, thread: int) -> str:
+        """Callback of the journal: this process has waited for that thread for half a second.
+        Returns who holds the lock."""
         # The thread may itself wait for another thread, which is stopped.
         inside = [other for other in self._inside() if other]
         thread = next(filter(is_stopped, inside), thread)
-        self._report(thread)
+        holder = self._report(thread)
         if self.killers:
             for suspect in {thread, *inside}:
                 self._kill_if_inside(suspect)
+        return holder
 
     def _inside(self) -> tuple[int, int]:
         threads: tuple[int, int] = self._journal.inside
         return threads
 
-    def _report(self, thread: int) -> None:
+    def _report(self, thread: int) -> str:
+        pid = process_of(thread)
+        engines = [] if pid is None else [each for _, each in self._slots.in_process(pid)]
+        holder = ", ".join(map(describe, engines)) or f"thread {thread}"
         # If the thread makes progress, one of these changes.
         appends = self._inside()[0] == thread
         stall = thread, self._journal.version, self._journal.tail if appends else 0
-        if stall == self._reported:
-            return
-        self._reported = stall
-        pid = process_of(thread)
-        engines = [] if pid is None else [each for _, each in self._slots.in_process(pid)]
-        logs.emit(
-            log, logs.SLOW_LOCK, ledger=self._path, **_of_process(pid, engines),
-            holder=", ".join(map(describe, engines)) or f"thread {thread}",
-        )  # fmt: skip
+        if stall != self._reported:
+            self._reported = stall
+            logs.emit(
+                log, logs.SLOW_LOCK, ledger=self._path, **_of_process(pid, engines), holder=holder
+            )
+        return holder
 
     def _kill_if_inside(self, thread: int) -> None:
         pid = process_of(thread)

@@ -188,7 +188,7 @@ class Ledger:
 
     # ---- transactions --------------------------------------------------------------------
 
-    def write_exclusive(self) -> Transaction:
+    def write_exclusive(self, until: int = 0) -> Transaction:
         """An exclusive write transaction: no process appends meanwhile (rule B2).
 
         It is durable when the block is left, and rolled back when the block raises. Waiting engines
@@ -196,8 +196,11 @@ class Ledger:
 
         The tables may lack messages that the journal has. Use it for changes of ownership, which
         must succeed even if there is no room to apply the journal.
+
+        WaitTimeoutError if the transaction cannot begin before `until` (ns of the monotonic clock,
+        0: no limit), because another process is stopped inside one.
         """
-        return self._transaction(exclusive=True, applied=False)
+        return self._transaction(exclusive=True, applied=False, until=until)
 
     def write_concurrent(self) -> Transaction:
         """A concurrent write transaction: as `write_exclusive`, but appends go on meanwhile. Use it
@@ -205,14 +208,14 @@ class Ledger:
         commits."""
         return self._transaction(exclusive=False, applied=False)
 
-    def write_checkpointed(self) -> Transaction:
+    def write_checkpointed(self, until: int = 0) -> Transaction:
         """A checkpointed write transaction: as `write_exclusive`, with the whole journal applied to
         the tables."""
         if self.journal is not None and self.journal.backlog > APPLIED_AT_ONCE:
-            self.checkpoint()
-        return self._transaction(exclusive=True)
+            self.checkpoint(until)
+        return self._transaction(exclusive=True, until=until)
 
-    def _transaction(self, *, exclusive: bool, applied: bool = True) -> Transaction:
+    def _transaction(self, *, exclusive: bool, applied: bool = True, until: int = 0) -> Transaction:
         if self.readonly:
             raise LedgerError(f"{self.path} is open with readonly=True; nothing can be changed")
         if self.busy_here:
@@ -224,20 +227,22 @@ class Ledger:
         kind = Transaction if applied else FlushingTransaction
         environment = self._environment
         return kind(
-            self, self._writing, environment.gate, environment.begin_write, self.journal, exclusive
-        )
+            self, self._writing, environment.gate, environment.begin_write, self.journal, exclusive,
+            until,
+        )  # fmt: skip
 
     @property
     def busy_here(self) -> bool:
         """Is this thread inside a write transaction?"""
         return bool(self._writing._is_owned())
 
-    def checkpoint(self) -> None:
-        """Move the journal's messages into the tables. Appends go on meanwhile."""
+    def checkpoint(self, until: int = 0) -> None:
+        """Move the journal's messages into the tables. Appends go on meanwhile. `until` as in
+        `write_exclusive`."""
         journal = self.journal
         if journal is not None and journal.backlog:
             began, applied = _core.now(), journal.applied
-            with self._transaction(exclusive=False):
+            with self._transaction(exclusive=False, until=until):
                 pass
             moved = max(0, journal.applied - applied)
             self.lockfile.figures.note_checkpoint(_core.now() - began, moved)

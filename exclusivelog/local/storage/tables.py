@@ -1391,10 +1391,10 @@ class Store(Protocol):
     def inspect(self, find: Callable[[Tables], Found], unflushed: bool = False) -> Found:
         """The result of `find` for a snapshot of tables and journal."""
 
-    def write_exclusive(self) -> AbstractContextManager[Tables]:
+    def write_exclusive(self, until: int = 0) -> AbstractContextManager[Tables]:
         """An exclusive write."""
 
-    def write_checkpointed(self) -> AbstractContextManager[Tables]:
+    def write_checkpointed(self, until: int = 0) -> AbstractContextManager[Tables]:
         """An exclusive write whose tables have all that the journal has."""
 
     def write_concurrent(self) -> AbstractContextManager[Tables]:
