@@ -53,8 +53,8 @@ class RawFile:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._size = size
         self._at = 0
-        for at in range(0, size, 1 << 20):
-            os.pwrite(self._fd, bytes(1 << 20), at)
+        for at in range(0, size, 16 << 10):
+            os.pwrite(self._fd, bytes(16 << 10), at)
         os.fsync(self._fd)
 
     def append(self, value: bytes) -> None:
