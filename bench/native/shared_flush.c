@@ -104,7 +104,7 @@ static void run_threads(int count) {
 }
 
 static void open_file(const char *path) {
-    char zeros[1 << 16] = {0};
+    char zeros[1 << 14] = {0};     /* a larger piece would be one folio: peers.py */
     fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     must(fd >= 0, path);
     if (lseek(fd, 0, SEEK_END) == ROOM) return;
