@@ -18,7 +18,7 @@ from exclusivelog.aio.roles import Role
 from exclusivelog.aio.topics import NamedTopic, OnFenced, OnWanted, Topic, with_callbacks
 from exclusivelog.aio.transactions import Claim, Transaction
 from exclusivelog.engine import Engine as SyncEngine
-from exclusivelog.errors import OwnershipError, OwnershipLostError
+from exclusivelog.errors import OwnershipError, OwnershipLostError, WaitTimeoutError
 from exclusivelog.events import Event
 from exclusivelog.producer import Producer as SyncProducer
 from exclusivelog.reader import Start
@@ -240,6 +240,9 @@ class Engine(Handle[SyncEngine]):
             claim = functools.partial(self.sync.own, group, resources, seconds, on_lost=lost)
             try:
                 return callbacks.twin(await opened(claim, SyncClaim.release))
+            except WaitTimeoutError:  # a stopped process blocks all changes; None: without limit
+                if timeout is not None and left <= OWN_SECONDS:
+                    raise
             except OwnershipError as error:
                 if left <= OWN_SECONDS or not error.retriable:
                     raise
