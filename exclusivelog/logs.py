@@ -166,19 +166,39 @@ OPENED = _line(
     "%(keepalive)s s, readonly %(readonly)s",
 )  # fmt: skip
 CLOSED = _line("closed", _I, f"%(ledger)s: {_WHO} closed")
-CLOSING_FAILED = _line("closing_failed", _W, "engine %(engine)s: closing: %(reason)s")
-NOT_CLEARED = _line("not_cleared", _W, "engine %(engine)s: %(reason)s")
-WORKER_REFUSED = _line("worker_refused", _W, "engine %(engine)s: %(reason)s")
+CLOSING_FAILED = _line(
+    "closing_failed", _W,
+    "%(ledger)s: engine %(engine)r is closed, but met an error while closing: %(reason)s",
+)  # fmt: skip
+NOT_CLEARED = _line(
+    "not_cleared", _W,
+    "%(ledger)s: engine %(engine)r is open, but could not delete what dead processes have left: "
+    "%(reason)s",
+)  # fmt: skip
+WORKER_REFUSED = _line(
+    "worker_refused", _W,
+    "%(ledger)s: the background worker of engine %(engine)r met an error, and tries again: "
+    "%(reason)s",
+)  # fmt: skip
 WORKER_FAILED = _line(
-    "worker_failed", _E, "engine %(engine)s: its background worker failed, and continues"
-)
+    "worker_failed", _E,
+    "%(ledger)s: unexpected error in the background worker of engine %(engine)r, which tries "
+    "again: %(reason)s",
+)  # fmt: skip
 THREAD_FAILED = _line(
-    "thread_failed", _E, "engine %(engine)s: thread %(thread_of)s: an error; the thread continues"
-)
+    "thread_failed", _E,
+    "%(ledger)s: unexpected error in thread %(thread_of)r of engine %(engine)r, which continues: "
+    "%(reason)s",
+)  # fmt: skip
 WAITERS_WAIT_ON = _line(
-    "waiters_wait_on", _W, "topic %(topic)r: its waiters have to wait on: %(reason)s"
-)
-CALLBACK_FAILED = _line("callback_failed", _E, "a callback of engine %(engine)s failed")
+    "waiters_wait_on", _W,
+    "topic %(topic)r: an error while engine %(engine)r was promoting its waiters, which is tried "
+    "again: %(reason)s",
+)  # fmt: skip
+CALLBACK_FAILED = _line(
+    "callback_failed", _E,
+    "%(ledger)s: a callback of the application, called by engine %(engine)r, raised %(reason)s",
+)  # fmt: skip
 ENGINE_GONE = _line(
     "engine_gone", _W,
     f"{_WHO} is %(reason)s (%(silence)s); it was evicted from %(count)d topics: %(topics)s",
@@ -188,27 +208,27 @@ ENGINE_GONE = _line(
 
 GRANTED = _line(
     "granted", _I,
-    "topic %(topic)r: producer %(producer)r of engine %(engine)r (pid %(pid)s) was granted, mode "
+    "topic %(topic)r was granted to producer %(producer)r of engine %(engine)r (pid %(pid)s), mode "
     "%(mode)s, epoch %(epoch)s, reason %(reason)s, after %(waited).3f s",
 )  # fmt: skip
 PROMOTED = _line(
     "promoted", _I,
-    f"topic %(topic)r: this process has granted it to producer %(producer)r of {_WHO}, epoch "
+    f"topic %(topic)r was granted by this process to producer %(producer)r of {_WHO}, epoch "
     "%(epoch)s, reason %(reason)s",
 )  # fmt: skip
 RELEASED = _line(
     "released", _I,
-    f"topic %(topic)r: producer %(producer)r of {_WHO} gave it back, epoch %(epoch)s, reason "
+    f"topic %(topic)r was released by producer %(producer)r of {_WHO}, epoch %(epoch)s, reason "
     "%(reason)s",
 )  # fmt: skip
 EVICTED = _line(
     "evicted", _I,
-    f"topic %(topic)r: producer %(producer)r of {_WHO} was evicted, epoch %(epoch)s, reason "
-    "%(reason)s, in favour of %(rival)s",
+    f"topic %(topic)r was taken from producer %(producer)r of {_WHO}, epoch %(epoch)s, reason "
+    "%(reason)s; it goes to %(rival)s",
 )  # fmt: skip
 LOST = _line(
     "lost", _I,
-    "producer %(producer)r of engine %(engine)r (pid %(pid)s) may not write any more, epoch "
+    "topic %(topic)r was lost by producer %(producer)r of engine %(engine)r (pid %(pid)s), epoch "
     "%(epoch)s: %(reason)s",
 )  # fmt: skip
 HAND_OVER = _line(
@@ -218,14 +238,17 @@ HAND_OVER = _line(
 )  # fmt: skip
 CLAIM = _line(
     "claim", _I,
-    "group %(group)r, resource %(resource)r, generation %(generation)s: %(step)s, from %(source)s "
-    "to %(target)s, reason %(reason)s",
+    "claim on resource %(resource)r of group %(group)r, generation %(generation)s: %(step)s, from "
+    "%(source)s to %(target)s, reason %(reason)s",
 )  # fmt: skip
 CLAIM_OF_GONE = _line(
     "claim_of_gone", _W,
-    f"group %(group)r, resource %(resource)r: its holder, {_WHO}, is %(reason)s (%(silence)s)",
+    "claim on resource %(resource)r of group %(group)r was revoked: its holder, "
+    f"{_WHO}, is %(reason)s (%(silence)s)",
 )  # fmt: skip
-TERMINATED = _line("terminated", _I, "topic %(topic)r was terminated at offset %(offset)d")
+TERMINATED = _line(
+    "terminated", _I, "topic %(topic)r was terminated at offset %(offset)d: it takes no messages"
+)
 DELETED = _line("deleted", _I, "topic %(topic)r was deleted at epoch %(epoch)s")
 
 # ---- stalls ------------------------------------------------------------------------------
@@ -237,28 +260,30 @@ SLOW_LOCK = _line(
 )  # fmt: skip
 KILLING = _line(
     "killing", _E,
-    "%(ledger)s: killing the unresponsive %(holder)s: silent for longer than its keepalive "
+    "%(ledger)s: killing the unresponsive %(holder)s, which is longer than its keepalive, "
     "%(reason)s",
 )  # fmt: skip
-NOT_KILLED = _line("not_killed", _W, "%(ledger)s: process %(pid)d cannot be killed: %(reason)s")
+NOT_KILLED = _line(
+    "not_killed", _W,
+    "%(ledger)s: the unresponsive process %(pid)d cannot be killed: %(reason)s. Resume or end it",
+)  # fmt: skip
 SLOW_FLUSH = _line(
     "slow_flush", _W,
-    "%(ledger)s: a flush of the journal took %(seconds).3f s; every send that was to be durable "
-    "waited for it. Is the disk overloaded?",
+    "%(ledger)s: a flush of the journal took %(seconds).3f s, and durable sends waited for it. "
+    "Look for other writers on this disk, or for a failing disk",
 )  # fmt: skip
 PINNED = _line(
     "pinned", _W,
-    "%(ledger)s: data.mdb grows because of one read, which has lasted %(seconds).0f s and is "
-    "%(behind)d transactions behind. LMDB reuses no page freed since until it ends. It is in "
-    "%(holder)s",
+    "%(ledger)s: data.mdb grows, because a read has lasted %(seconds).0f s and is %(behind)d "
+    "transactions behind. End the read, or its process: %(holder)s",
 )  # fmt: skip
 
 # ---- room --------------------------------------------------------------------------------
 
 DISK_LOW = _line(
     "disk_low", _W,
-    "%(ledger)s: the disk is nearly full: %(free)d bytes are free, %(percent).1f %% of it. Sends "
-    "fail with LedgerFullError once nothing is left; make room, or trim topics",
+    "%(ledger)s: the disk has little room left: %(free)d bytes, %(percent).1f %% of its size. Make "
+    "room, or trim topics: sends fail with LedgerFullError once nothing is left",
 )  # fmt: skip
 DISK_ENOUGH = _line(
     "disk_enough", _I, "%(ledger)s: the disk has room again: %(free)d bytes are free"
@@ -270,32 +295,53 @@ MAP_GROWS = _line(
 )  # fmt: skip
 MAP_LOW = _line(
     "map_low", _W,
-    "%(ledger)s: the tables use %(used)d of map_size=%(map_size)d bytes; open it with a larger "
-    "map_size, or trim topics",
+    "%(ledger)s: the tables use %(used)d of map_size=%(map_size)d bytes. Open the ledger with a "
+    "larger map_size, or trim topics",
 )  # fmt: skip
 
 # ---- what is kept ------------------------------------------------------------------------
 
 CHECKPOINT = _line(
     "checkpoint", _I,
-    "%(ledger)s: a checkpoint moved %(bytes)d bytes into the tables in %(seconds).3f s",
+    "%(ledger)s: a checkpoint moved %(bytes)d bytes from the journal into the tables in "
+    "%(seconds).3f s",
 )  # fmt: skip
-CHECKPOINT_REFUSED = _line("checkpoint_refused", _W, "%(reason)s")
-CHECKPOINT_FAILED = _line("checkpoint_failed", _E, "%(ledger)s: a checkpoint failed")
+CHECKPOINT_REFUSED = _line(
+    "checkpoint_refused", _W,
+    "%(ledger)s: a checkpoint failed, and is tried again; messages stay in the journal until then: "
+    "%(reason)s",
+)  # fmt: skip
+CHECKPOINT_FAILED = _line(
+    "checkpoint_failed", _E,
+    "%(ledger)s: unexpected error in a checkpoint, which is tried again: %(reason)s",
+)  # fmt: skip
 CHECKPOINTS_FAILED = _line(
-    "checkpoints_failed", _E, "%(ledger)s: the checkpoint thread failed, and continues"
+    "checkpoints_failed", _E,
+    "%(ledger)s: unexpected error in the checkpoint thread, which continues: %(reason)s",
+)  # fmt: skip
+BACKLOG_KEPT = _line(
+    "backlog_kept", _W,
+    "%(ledger)s: the last checkpoint of a closing engine failed; its messages stay in the journal, "
+    "and another engine moves them: %(reason)s",
+)  # fmt: skip
+COMMIT_REFUSED = _line(
+    "commit_refused", _D, "%(ledger)s: a commit of queued messages failed: %(reason)s"
 )
-BACKLOG_KEPT = _line("backlog_kept", _W, "%(ledger)s: the journal keeps its backlog: %(reason)s")
-COMMIT_REFUSED = _line("commit_refused", _D, "a commit failed: %(reason)s")
-COMMIT_FAILED = _line("commit_failed", _E, "a commit failed: %(reason)s")
-COMMIT_INTERRUPTED = _line("commit_interrupted", _E, "a commit in the background was interrupted")
+COMMIT_FAILED = _line(
+    "commit_failed", _E,
+    "%(ledger)s: unexpected error in a commit of queued messages: %(reason)s",
+)  # fmt: skip
+COMMIT_INTERRUPTED = _line(
+    "commit_interrupted", _E,
+    "%(ledger)s: a commit of queued messages was interrupted, and is tried again: %(reason)s",
+)  # fmt: skip
 TRIMMED = _line(
     "trimmed", _I, "topic %(topic)r: trimmed before offset %(offset)d, %(count)d messages"
 )
 COMPACTED = _line(
     "compacted", _I,
-    "topic %(topic)r: its compacted view has %(kept)d messages of the %(count)d that were read, "
-    "before offset %(offset)d; took %(seconds).3f s",
+    "topic %(topic)r: compacted before offset %(offset)d in %(seconds).3f s: the view keeps "
+    "%(kept)d of %(count)d messages that were read",
 )  # fmt: skip
 SNAPSHOT = _line(
     "snapshot", _I,
@@ -303,43 +349,64 @@ SNAPSHOT = _line(
 )  # fmt: skip
 BACKUP = _line("backup", _I, "%(ledger)s: backed up into %(target)s in %(seconds).3f s")
 NO_SNAPSHOT = _line("no_snapshot", _W, "topic %(topic)r: no snapshot: %(reason)s")
-SNAPSHOT_DAMAGED = _line("snapshot_damaged", _W, "%(reason)s; reading all messages instead")
+SNAPSHOT_DAMAGED = _line(
+    "snapshot_damaged", _W,
+    "topic %(topic)r: its snapshot cannot be used, so all messages are read: %(reason)s",
+)  # fmt: skip
 CHECKPOINT_NOT_KEPT = _line(
-    "checkpoint_not_kept", _W, "topic %(topic)r: no checkpoint was kept: %(reason)s"
+    "checkpoint_not_kept", _W,
+    "topic %(topic)r: its checkpoint was not stored, so opening it reads more records: %(reason)s",
+)  # fmt: skip
+RETENTION_REFUSED = _line(
+    "retention_refused", _W, "%(ledger)s: retention failed, and tries again: %(reason)s"
 )
-RETENTION_REFUSED = _line("retention_refused", _W, "retention: %(reason)s")
-RETENTION_FAILED = _line("retention_failed", _E, "retention failed")
+RETENTION_FAILED = _line(
+    "retention_failed", _E,
+    "%(ledger)s: unexpected error in retention, which tries again: %(reason)s",
+)  # fmt: skip
 RETENTION_WAITS = _line(
     "retention_waits", _W,
-    "%(ledger)s: retention of topic %(topic)r: messages are older than max_age by more than an "
-    "hour. Was the clock set ahead? If not, they are removed in %(seconds).0f s",
+    "%(ledger)s: topic %(topic)r has messages that are older than max_age by more than an hour. "
+    "Was the clock set ahead? They are removed in %(seconds).0f s unless it is set back",
 )  # fmt: skip
-NOT_COMPRESSED_AGAIN = _line("not_compressed_again", _W, "compression: %(reason)s")
+NOT_COMPRESSED_AGAIN = _line(
+    "not_compressed_again", _W,
+    "%(ledger)s: old messages could not be compressed again: %(reason)s",
+)  # fmt: skip
 
 # ---- damage ------------------------------------------------------------------------------
 
-FAILED = _line("failed", _E, "%(reason)s")
+FAILED = _line(
+    "failed", _E, "%(ledger)s: this process cannot use the ledger any more: %(reason)s"
+)
 ROW_DAMAGED = _line("row_damaged", _E, "%(reason)s; %(consequence)s")
 JOURNAL_DAMAGED = _line(
     "journal_damaged", _E,
-    "%(ledger)s/journal is damaged at position %(position)d, or an older one was put back",
+    "%(ledger)s/journal is damaged at position %(position)d, or is an older one that was put back. "
+    "Messages may be missing: run `exclusivelog verify`",
 )  # fmt: skip
 SETTING_DAMAGED = _line(
     "setting_damaged", _E, "%(reason)s. New messages are not compressed until then"
 )
 PRODUCER_ROW_DAMAGED = _line(
     "producer_row_damaged", _E,
-    "%(ledger)s: the row of producer %(key)r is damaged; it is written anew",
+    "%(ledger)s: the row of producer %(key)r is damaged; it is written again, with the sequence id "
+    "in the journal",
 )  # fmt: skip
-PRODUCER_DAMAGED = _line("producer_damaged", _E, "%(reason)s; it is written again")
+PRODUCER_DAMAGED = _line(
+    "producer_damaged", _E, "%(reason)s; it is written again, with the sequence id in the journal"
+)
 GAP = _line(
     "gap", _E,
-    "%(ledger)s: the journal goes on at offset %(offset)d of topic %(topic)r, which ends at "
-    "%(end)d",
+    "%(ledger)s: the journal continues topic %(topic)r at offset %(offset)d, but the topic ends at "
+    "%(end)d. Run `exclusivelog verify`",
 )  # fmt: skip
 ENTRY_DAMAGED = _line("entry_damaged", _D, "%(ledger)s: %(reason)s")
 SPACE_KEPT = _line(
     "space_kept", _W,
-    "%(ledger)s: the space of a damaged entry of topic %(topic_id)d is not freed",
+    "%(ledger)s: a damaged entry of the topic with id %(topic_id)d keeps its space in segments/",
 )  # fmt: skip
-SEGMENT_KEPT = _line("segment_kept", _W, "%(file)s cannot be removed: %(reason)s")
+SEGMENT_KEPT = _line(
+    "segment_kept", _W,
+    "%(file)s is not used any more, but cannot be removed: %(reason)s. The next open tries again",
+)  # fmt: skip

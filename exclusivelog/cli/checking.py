@@ -48,8 +48,9 @@ def findings(stats: xl.EngineStats, inside: xl.EngineInfo | None) -> Iterator[Fi
             yield Finding("engines", False, f"{silent}: resume or end its process")
     if stats.disk_low and stats.disk_free_bytes is not None:
         full = stats.disk_free_bytes < FULL_BYTES
-        how = f"{'' if full else 'nearly '}full, {stats.disk_free_bytes:,} bytes are free"
-        yield Finding("disk", full, f"the disk is {how}: make room, or trim topics")
+        how = "the disk is full" if full else "the disk has little room left"
+        text = f"{how}, {stats.disk_free_bytes:,} bytes are free: make room, or trim topics"
+        yield Finding("disk", full, text)
     if stats.used_bytes > MAP_SHARE * stats.map_size:
         used = f"the tables use {stats.used_bytes:,} of map_size={stats.map_size:,} bytes"
         yield Finding("tables", False, f"{used}: open the log with a larger one, or trim topics")
@@ -79,7 +80,8 @@ def check(path: str, strict: bool, as_json: bool) -> None:
 
     The exit status is 1 if it cannot be opened, the disk is full, or a stopped process holds the
     writer lock; with --strict, 3 if something needs attention: an engine that does not respond, a
-    disk, map or journal that is nearly full, a read that lasts. `verify` reads the messages, too.
+    disk with little room left, tables or a journal that are nearly full, a read that lasts.
+    `verify` reads the messages, too.
     """
     found = _examine(path)
     if as_json:

@@ -1012,7 +1012,7 @@ def test_a_topic_whose_library_is_missing_holds_up_no_other_topics_retention(
         worker.go_round()
         time.sleep(0.01)
     assert second.first_offset > 0
-    assert "retention: topic 'first': " in caplog.text
+    assert "tries again: topic 'first': " in caplog.text
 
 
 def test_the_retention_worker_compresses_old_entries(engine, topic, sent, setting, old) -> None:

@@ -534,7 +534,9 @@ class Committer:
 
     def _report(self, error: BaseException) -> None:
         # Only log it: every receipt has its outcome, or is still in the commit queue.
-        logs.emit(log, logs.COMMIT_INTERRUPTED, error=error, ledger=self._ledger.path)
+        logs.emit(
+            log, logs.COMMIT_INTERRUPTED, error=error, ledger=self._ledger.path, reason=repr(error)
+        )
 
     def stop(self) -> None:
         """End the background thread. Drain before: it does not commit what still waits."""

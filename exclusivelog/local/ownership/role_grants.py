@@ -192,7 +192,7 @@ class RoleEnds:
             tables.to_promote.update(topic for _, topic in role_rows.role_topics(tables))
 
     def _transfer(self, tables: Tables, role: RoleRow) -> Transfer | None:
-        row = tables.topics.intact(role.topic, "the role that it stands for is ended anyway")
+        row = tables.topics.intact(role.topic, "the role that it stands for is ended all the same")
         return (
             None if row is None or not role.held else self._sessions.transfers.current(tables, row)
         )

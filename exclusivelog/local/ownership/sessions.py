@@ -154,7 +154,7 @@ class Succession:
         `promote`: also promote a waiter, else the caller does. `row`: the topic's, if the caller
         changes it, too."""
         if row is None:
-            consequence = f"producer {session.name!r} is taken away from it"
+            consequence = f"producer {session.name!r} is removed from the topic all the same"
             row = tables.topics.intact(session.topic, consequence)
         if row is None:
             tables.sessions.drop_holder(session)

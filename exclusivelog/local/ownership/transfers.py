@@ -34,7 +34,7 @@ from exclusivelog.local.storage.tables import Store, Tables, fenced, owner_of
 from exclusivelog.types import EngineInfo, Move, TransferInfo
 
 POLL_SECONDS = 0.25  # a death sends no wake-up
-STAYS = "it stays where it is"
+STAYS = "its hand-over is left as it is"
 
 
 @dataclass(frozen=True, slots=True)

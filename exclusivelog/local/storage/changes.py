@@ -54,7 +54,7 @@ def log_gone(path: str, engine: Party, reason: str, topics: list[str], slots: Sl
 def silence(slots: Slots, engine: str) -> str:
     """How long an engine has been silent, as text, if the lock file still has its slot."""
     seconds = slots.silent_for(engine)
-    return "its slot is free" if seconds is None else f"silent for {seconds:.1f} s"
+    return "last heartbeat unknown" if seconds is None else f"silent for {seconds:.1f} s"
 
 
 def _log_gone(path: str, engine: str, lost: list[Event], slots: Slots) -> None:

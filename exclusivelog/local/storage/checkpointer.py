@@ -185,7 +185,7 @@ def _merge(tables: Tables, bundles: list[_core.Bundle], small: int) -> list[_cor
 
 
 def _apply_to(tables: Tables, bundle: _core.Bundle, small: int) -> None:
-    row = tables.topics.intact(bundle.topic, "its messages are kept behind the others")
+    row = tables.topics.intact(bundle.topic, "its messages are kept, but cannot be read")
     if row is None:
         _keep(tables, bundle)
         return

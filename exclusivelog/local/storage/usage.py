@@ -1,7 +1,7 @@
 """Monitors a ledger's disk and map usage, and the reads that pin pages.
 
-Each state that needs attention is logged once, until it ends: a disk or a map that is nearly full,
-tables that grow, slow flushes, and reads that pin pages.
+Each state that needs attention is logged once, until it ends: a disk with little room left, a map
+that is nearly full, tables that grow, slow flushes, and reads that pin pages.
 
 LMDB never reuses a page that the snapshot of an open read has. A process that is stopped inside a
 read therefore makes `data.mdb` grow with every transaction of the others, and so does a thread that
@@ -37,8 +37,8 @@ READERS_SECONDS = 1.0  # between two checks of LMDB's table of readers
 STALLED_SECONDS = 10.0
 STALLED_TRANSACTIONS = 10
 ROOM_SECONDS = 10.0  # between two checks
-# The disk is nearly full if less than this share of it is left, at most `LOW_BYTES`, and in any
-# case if less than `LEAST_BYTES` are left.
+# The disk has little room left if less than this share of it is free, at most `LOW_BYTES`, or less
+# than `LEAST_BYTES`.
 LOW_SHARE, LOW_BYTES, LEAST_BYTES = 0.02, 1 << 30, 64 << 20
 SLOW_FLUSH_SECONDS = 1.0
 MAP_SHARE = 0.8  # of map_size
@@ -175,7 +175,7 @@ class PinnedPages:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The bytes that this user can still write to the disk, and its size; `low`: nearly full."""
+    """The bytes that this user can still write to the disk, and its size; `low`: little is left."""
 
     free: int
     size: int
@@ -200,7 +200,7 @@ class Room:
         return self._interval.due
 
     def check(self, env: lmdb.Environment) -> None:
-        """Log a disk or map that is nearly full. Takes some microseconds."""
+        """Log a disk with little room left, or a map nearly full. Takes some microseconds."""
         with self._interval.claimed(ROOM_SECONDS) as taken:
             if taken:
                 self._check_disk()
@@ -290,7 +290,7 @@ class Usage:
                 self.pinned.check(env)
 
     def check_room(self) -> None:
-        """Log when disk or tables are nearly full, and flushes that took long."""
+        """Log when disk or map have little room left, and flushes that took long."""
         if self.room.due:
             with self._environment() as env:
                 self.room.check(env)
