@@ -201,7 +201,7 @@ CALLBACK_FAILED = _line(
 )  # fmt: skip
 ENGINE_GONE = _line(
     "engine_gone", _W,
-    f"{_WHO} is %(reason)s (%(silence)s); it was evicted from %(count)d topics: %(topics)s",
+    f"{_WHO} is %(reason)s (%(silence)s); it was evicted from its topics (%(count)d): %(topics)s",
 )  # fmt: skip
 
 # ---- who may write -----------------------------------------------------------------------
