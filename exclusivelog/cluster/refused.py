@@ -27,26 +27,26 @@ class Reason(NamedTuple):
 
 REASONS = {
     "announcements": Reason(
-        "a log keeps messages alone", "send a message that says the same"
+        "a log on a cluster stores only messages", "send a message that says the same"
     ),
     "backup": Reason(
         "there are no files to copy", "make a local log of it: exclusivelog mirror NEW --from URL"
     ),
     "bound_producers": Reason(
-        "a message counts by its topic's log alone", "own the topic instead of a resource"
+        "only its topic's log decides if a message counts", "own the topic instead of a resource"
     ),
     "compaction": Reason("it would remove grants", "read all messages, or keep a SharedMap"),
-    "compression": Reason("the cluster stores what it is given", "compress the values"),
+    "compression": Reason("the cluster stores values as they are", "compress the values"),
     "deletion": Reason(
-        "epochs would begin anew (rule B1)", "terminate the topic, and use another name"
+        "its epochs would begin at 1 again (rule B1)", "terminate the topic, and use another name"
     ),
     "large_messages": Reason(
-        "a record takes 5 MB", "store the value elsewhere, and send a reference"
+        "a record has 5 MB at most", "store the value elsewhere, and send a reference"
     ),
     "many_producers": Reason("several grants at once need a transaction", "open each by itself"),
     "once": Reason("numbered batches need transactions", "send with sequence ids"),
     "retention": Reason(
-        "grants count from a log's first record on",
+        "grants are read from a log's first record on",
         "begin another topic, and terminate the old one",
     ),
     "roles": Reason("roles need transactions", "own each topic by itself"),
