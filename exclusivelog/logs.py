@@ -376,9 +376,7 @@ NOT_COMPRESSED_AGAIN = _line(
 
 # ---- damage ------------------------------------------------------------------------------
 
-FAILED = _line(
-    "failed", _E, "%(ledger)s: this process cannot use the ledger any more: %(reason)s"
-)
+FAILED = _line("failed", _E, "%(ledger)s: this process cannot use the ledger any more: %(reason)s")
 ROW_DAMAGED = _line("row_damaged", _E, "%(reason)s; %(consequence)s")
 JOURNAL_DAMAGED = _line(
     "journal_damaged", _E,
