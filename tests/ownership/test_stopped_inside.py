@@ -7,7 +7,6 @@ that names the process, and leaves nothing behind.
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,50 +18,21 @@ from testing.processes import (
     FENCING,
     PATIENCE,
     WAIT,
-    State,
     Worker,
     open_producer,
     send,
     until,
     within,
 )
-
-
-def in_a_change_of_ownership(engine: xl.Engine) -> None:
-    with engine.ledger.write_exclusive():
-        signal.raise_signal(signal.SIGSTOP)
-
-
-def in_a_checkpoint(engine: xl.Engine) -> None:
-    with engine.ledger.write_concurrent():
-        signal.raise_signal(signal.SIGSTOP)
-
-
-def in_an_append(engine: xl.Engine) -> None:
-    journal = engine.ledger.journal
-    journal.lock()
-    signal.raise_signal(signal.SIGSTOP)
-    journal.unlock()
-
-
-STOPS = (in_a_change_of_ownership, in_a_checkpoint, in_an_append)
-PLACES = {place.__name__: place for place in STOPS}
-
-
-def stop_yourself(state: State, place: str) -> None:
-    PLACES[place](state.engine)
+from testing.stops import PLACES, stopped
 
 
 @contextlib.contextmanager
-def stopped(process: Worker, place: str = "in_a_checkpoint") -> Iterator[str]:
+def blocked_by(process: Worker, place: str = "in_a_commit") -> Iterator[str]:
     """The process is stopped there, and resumes afterwards. Gives the pattern of the error."""
-    process.start(stop_yourself, place)
-    process.await_stop()
-    try:
+    with stopped(process, place):
         yield rf"pid {process.pid}\), silent for .* Resume or end that process.*kill_stalled=True"
-    finally:
-        process.signal(signal.SIGCONT)
-        process.answer()
+    process.answer()
 
 
 @pytest.mark.rule("D5")
@@ -72,7 +42,7 @@ def test_d5_a_request_that_cannot_be_registered_ends_at_its_timeout(
     topic: xl.Topic, worker: Callable[..., Worker], mode: str, place: str
 ) -> None:
     process = worker(name="stopped")
-    with stopped(process, place) as names_it, pytest.raises(xl.WaitTimeoutError, match=names_it):
+    with blocked_by(process, place) as names_it, pytest.raises(xl.WaitTimeoutError, match=names_it):
         within(lambda: topic.producer(mode, timeout=1))
     assert process.call(open_producer, EXCLUSIVE) == 1  # the late request has not had the topic
     assert [owner.engine_name for owner in topic.holders] == ["stopped"]
@@ -88,7 +58,7 @@ def test_d5_a_fencing_request_that_timed_out_fences_nobody(
 ) -> None:
     process = worker(name="owner")
     assert process.call(open_producer, EXCLUSIVE) == 1
-    with stopped(process) as names_it, pytest.raises(xl.WaitTimeoutError, match=names_it):
+    with blocked_by(process) as names_it, pytest.raises(xl.WaitTimeoutError, match=names_it):
         within(lambda: topic.producer(FENCING, timeout=1))
     assert process.call(send, b"still the owner") == 0
     with topic.producer(FENCING, timeout=PATIENCE) as again:
@@ -102,7 +72,7 @@ def test_d5_a_thread_beside_one_that_waits_without_a_timeout_is_bounded_too(
     """The patient request holds the engine's lock meanwhile, and is granted in the end."""
     process, pending = worker(name="stopped"), topic.engine.backend.pending
     with ThreadPoolExecutor(1) as pool:
-        with stopped(process) as names_it:
+        with blocked_by(process) as names_it:
             patient = pool.submit(topic.producer, EXCLUSIVE)
             until(lambda: not _is_free(pending.lock))
             with pytest.raises(xl.WaitTimeoutError, match=names_it):
@@ -126,7 +96,7 @@ def _is_free(lock: object) -> bool:
 def test_d5_a_claim_that_cannot_be_recorded_ends_at_its_timeout(
     engine: xl.Engine, worker: Callable[..., Worker]
 ) -> None:
-    with stopped(worker(name="stopped")) as names_it:
+    with blocked_by(worker(name="stopped")) as names_it:
         with pytest.raises(xl.WaitTimeoutError, match=names_it):
             within(lambda: engine.own({"shard": None}, timeout=1))
     assert engine.claims() == []
