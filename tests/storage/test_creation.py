@@ -53,6 +53,24 @@ def works_after(path: Path, acknowledged: int) -> None:
             assert producer.send(b"next") == len(found)
 
 
+def test_a_new_journal_is_written_in_small_pieces(path, monkeypatch) -> None:
+    """ext4 keeps what one call has written as one folio, and a flush goes through all of it."""
+    written, write = [], os.pwrite
+
+    def pwrite(fd, data, at):
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(f"{os.path.realpath(path)}/journal"):
+            written.append((at, len(data)))
+        return write(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    xl.open(path).close()
+    size = os.stat(f"{path}/journal").st_size
+    assert {byte for at, n in written for byte in range(at, at + n, 4096)} >= set(
+        range(0, size, 4096)
+    )
+    assert max(n for _, n in written) <= 16 << 10
+
+
 def test_h2_dying_at_random_moments_of_creation(tmp_path, sweep) -> None:
     """A process is killed while it makes a new ledger; afterwards it can be opened all the
     same. One process makes them one after another, so that the moment is well spread."""
