@@ -1,6 +1,6 @@
 # A checkpoint groups the journal's frames by topic, and packs them into large entries.
 
-# Small, because a checkpoint has tens of thousands, and goes through them several times.
+# A checkpoint has tens of thousands of these, and goes through them several times: keep it small.
 cdef struct Framed:
     Found found
     uint64_t index

@@ -303,8 +303,8 @@ cdef class Journal:
         lock, a wait for this one can be interrupted, and its holder is known. OSError (EDEADLK) in
         a thread that holds it.
 
-        The wait ends with the error `overdue` at the first half second after `until` (ns; 0: no
-        limit), so that no limit is too short for a holder that runs."""
+        It looks at `until` (ns; 0: no limit) every half second, and raises `overdue` once that has
+        passed. So even a limit of 0 waits for a holder that runs."""
         cdef int failed = xj_take_writer_lock(self.shared, False)
         while failed == EBUSY or failed == ETIMEDOUT:
             with nogil:
