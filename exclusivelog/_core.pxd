@@ -105,7 +105,11 @@ cdef class Cursor:
     cdef Entry entry
     cdef list queue
     cdef Py_ssize_t queued
+    cdef object watched         # the journal whose header `removals` points into
+    cdef uint64_t* removals     # its version; see `Journal.watch`
+    cdef uint64_t seen          # the version when `queue` was read
     cdef bint advance(self) except -1
+    cdef bint look_again(self) except -1
     cdef Message take(self)
     cdef Entry _sound_part(self, Entry entry, uint32_t index)
 

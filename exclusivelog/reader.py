@@ -73,7 +73,8 @@ class Reader(Closing):
     """Reads one topic. `topic.reader` returns it; for one thread at a time.
 
     A reader does not count as a producer (rule A1). It returns only messages that are durable by
-    its engine's `durability` (rule G6).
+    its engine's `durability` (rule G6), and none that was trimmed or deleted before the call (rule
+    G8).
     Damaged messages raise LedgerCorruptedError, and the position stays before them:
     `seek(error.offsets.stop)` skips them (rule G9).
 

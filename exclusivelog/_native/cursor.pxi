@@ -1,5 +1,13 @@
 # `Cursor`: reading message by message, from entries that a subclass reads.
 
+cdef uint64_t _nothing_is_removed = 0
+
+
+cdef inline bint _may_be_gone(Cursor cursor) noexcept nogil:
+    """May what was read ahead have been removed from the log meanwhile (rule G8)?"""
+    return xl_load64(cursor.removals) != cursor.seen
+
+
 cdef inline Message _take_from(Cursor cursor, Entry entry):
     """Return the message at the position, and advance. None if `_verify_message` returns False."""
     cdef uint32_t index
@@ -39,10 +47,12 @@ cdef _refuse(Cursor cursor, Entry entry, uint32_t index):
 
 cdef class Cursor:
     """Reads entries message by message. A subclass has `refill()`, which returns some entries from
-    `position` on, or an empty list at the end of the log, and `refuse()`."""
+    `position` on, or an empty list at the end of the log, and `refuse()`; if messages can be
+    removed from the log (`Journal.watch`), also `recheck()`."""
 
     def __cinit__(self, *args, **kwargs):
         self.queue = []
+        self.removals = &_nothing_is_removed
 
     def refill(self):
         raise TypeError("Cursor is abstract")
@@ -51,6 +61,17 @@ cdef class Cursor:
         """Raise the error for the offsets of messages in a damaged block. `damage` says what is
         wrong with it, if it is compressed."""
         raise ValueError(_UNSOUND)
+
+    def recheck(self):
+        """Raise an error if the log was deleted; `move_to(position)` if the message there was
+        removed. It is called before a message that was read ahead is returned, if anything may have
+        been removed since."""
+
+    cdef bint look_again(self) except -1:
+        cdef uint64_t now = xl_load64(self.removals)    # before: the next look finds later removals
+        self.recheck()
+        self.seen = now
+        return True
 
     def move_to(self, uint64_t position):
         """Continue at this offset; discard what was read ahead."""
@@ -61,12 +82,17 @@ cdef class Cursor:
 
     cdef bint advance(self) except -1:
         # The next entry that holds a message at or after the position.
+        cdef uint64_t now
         while True:
+            if self.queued < PyList_GET_SIZE(self.queue) and _may_be_gone(self):
+                self.look_again()
+                continue
             if self.queued >= PyList_GET_SIZE(self.queue):
                 self.entry = None
                 self.queue = []
+                now = xl_load64(self.removals)
                 entries = self.refill()     # a signal handler may use the cursor meanwhile
-                self.queue, self.queued = entries, 0
+                self.queue, self.queued, self.seen = entries, 0, now
                 if not entries:
                     return False
             self.entry = self.queue[self.queued]
@@ -84,6 +110,9 @@ cdef class Cursor:
             if self.entry is None or self.position >= self.entry.end:
                 if not self.advance():
                     return None
+            elif _may_be_gone(self):
+                self.look_again()
+                continue
             message = _take_from(self, self.entry)
         return message
 
@@ -122,6 +151,9 @@ cdef class Cursor:
             if self.entry is None or self.position >= self.entry.end:
                 if not self.advance():
                     return None
+            elif _may_be_gone(self):
+                self.look_again()
+                continue
             entry, position = self.entry, self.position
             if entry.nbytes > most:
                 return None
@@ -173,7 +205,8 @@ cdef class Scan:
         cdef Cursor cursor = self.cursor
         cdef Entry entry = cursor.entry
         cdef uint64_t index
-        if entry is not None and entry.laid.gaps == NULL and cursor.position < self.end:
+        if (entry is not None and entry.laid.gaps == NULL and cursor.position < self.end
+                and not _may_be_gone(cursor)):
             index = cursor.position - entry.laid.base_offset    # huge if it is before the entry
             if entry.sound_from <= index < entry.sound_to:
                 cursor.position += 1

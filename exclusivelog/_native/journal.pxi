@@ -214,6 +214,13 @@ cdef class Journal:
         """A counter that every possible change of ownership increments."""
         return xl_load64(&self.shared.version)
 
+    def watch(self, Cursor cursor not None):
+        """Let this cursor notice when messages may have been removed, or their topic deleted: both
+        are changes of the version."""
+        cursor.watched = self
+        cursor.removals = &self.shared.version
+        cursor.seen = xl_load64(cursor.removals)
+
     @property
     def tail(self):
         """The position where the next frame goes."""

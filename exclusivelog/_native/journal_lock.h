@@ -43,8 +43,12 @@ static inline int xj_start_mutex(pthread_mutex_t *m) {
     return failed;
 }
 
+/* Another life of the header gets other versions: what a reader has compared with one must not seem
+   current. Not too large a version, as the file may hold anything after a power cut. */
 static inline int xj_start(xj_header *w) {
+    const uint64_t version = w->version & (UINT64_MAX >> 2);
     memset(w, 0, sizeof *w);
+    w->version = version;
     return xj_start_mutex(&w->write.mutex) || xj_start_mutex(&w->flush.mutex)
         || xj_start_mutex(&w->writer.mutex);
 }

@@ -54,12 +54,14 @@ cdef class Values:
     def __next__(self):
         cdef Cursor cursor = self.cursor
         cdef bint taken
-        while True:
-            if cursor.position >= self.end:
-                raise StopIteration
+        while cursor.position < self.end:
+            if _may_be_gone(cursor):
+                cursor.look_again()
+                continue
             if cursor.entry is None or cursor.position >= cursor.entry.end:
                 if not cursor.advance():
-                    raise StopIteration
+                    break
             value = _take_value(cursor, cursor.entry, &taken)
             if taken:
                 return value
+        raise StopIteration

@@ -502,6 +502,8 @@ class LogCursor(_core.Cursor):
         self._ahead = 1
         self._busy_until = 0.0
         self.word = host.ledger.lockfile.counters.place(topic)
+        if host.ledger.journal is not None:
+            host.ledger.journal.watch(self)
 
     @property
     def ledger(self) -> Store:
@@ -545,7 +547,10 @@ class LogCursor(_core.Cursor):
                 self._read_further(found[-1])
                 return found
             end = self._inspect(lambda tables: _existing(tables.topics.get(self.topic_id)))
-            stop = self._next_readable(start, max(start + 1, end.next_offset))
+            stop = _next_readable(
+                start, max(start + 1, end.next_offset),
+                lambda offset: self._one_entry(offset) is not None,
+            )  # fmt: skip
         except LedgerError:
             raise damage from None
         raise LedgerCorruptedError(
@@ -553,21 +558,6 @@ class LogCursor(_core.Cursor):
             f"step over them with seek({stop})",
             topic=self.topic, offsets=range(start, stop),
         ) from damage  # fmt: skip
-
-    def _next_readable(self, start: int, end: int) -> int:
-        """The first readable offset behind `start`, found by exponential and then binary search;
-        `end` if there is none."""
-        unreadable, step = start, 1
-        while unreadable + step < end and self._one_entry(unreadable + step) is None:
-            unreadable, step = unreadable + step, 2 * step
-        readable = min(unreadable + step, end)
-        while readable - unreadable > 1:
-            middle = (readable + unreadable) // 2
-            if self._one_entry(middle) is None:
-                unreadable = middle
-            else:
-                readable = middle
-        return readable
 
     def _one_entry(self, offset: int) -> list[_core.Entry] | None:
         """The entry at this offset; [] if it is damaged, but its offsets are known; None if the
@@ -679,6 +669,16 @@ class LogCursor(_core.Cursor):
                 raise
             return self._around(error)
 
+    def recheck(self) -> None:
+        """Discard what was read ahead if it has been trimmed meanwhile (rule G8); the next read
+        raises the error, or continues with the earliest message. TopicNotFoundError if the topic
+        was deleted. The compiled base class calls it."""
+        self._check_open()
+        with self._host.ledger.read() as tables:
+            row = _existing(tables.topics.get(self.topic_id))
+        if self._horizon <= self.position < row.first_offset:
+            self.move_to(self.position)
+
     def _refill(self) -> list[_core.Entry]:
         self.check()
         if self.position < self._horizon:
@@ -769,6 +769,22 @@ def _offset(start: object, inclusive: bool) -> int:
         f"start={start!r}: it takes 'earliest', 'latest', an offset, -n for the last n messages, a "
         "datetime or a timedelta"
     )
+
+
+def _next_readable(start: int, end: int, is_readable: Callable[[int], bool]) -> int:
+    """The first readable offset behind `start`, found by exponential and then binary search;
+    `end` if there is none."""
+    unreadable, step = start, 1
+    while unreadable + step < end and not is_readable(unreadable + step):
+        unreadable, step = unreadable + step, 2 * step
+    readable = min(unreadable + step, end)
+    while readable - unreadable > 1:
+        middle = (readable + unreadable) // 2
+        if is_readable(middle):
+            readable = middle
+        else:
+            unreadable = middle
+    return readable
 
 
 def _existing(row: _core.TopicRow) -> _core.TopicRow:
