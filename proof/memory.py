@@ -23,7 +23,7 @@ from exclusivelog.local.ownership.steps import RETRY_AT
 from exclusivelog.local.ownership.transfers import HandOver, Wish
 from exclusivelog.local.records import NAMES, U64, Session, StillReleasing, Transfer, unpack_session
 from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.tables import TRANSFER_FIELDS, Tables
+from exclusivelog.local.storage.tables import Tables
 from exclusivelog.types import EngineInfo
 from proof.model_judge import Watch, judge_outcome
 from proof.world import (
@@ -49,7 +49,7 @@ COME, FREED = 10**6, 10**6 + 10**3
 SETTLED = FREED + SETTLE
 LATE, DEADLINE, PROLONGED = FREED - 1, FREED + 8 * SETTLE, FREED + 9 * SETTLE
 LONG_AGO = 1
-TRANSFER_SLOT = TRANSFER_FIELDS.index("slot")
+TRANSFER_SLOT = Transfer._fields.index("slot")
 
 Store = dict[str, dict[bytes, bytes]]  # {table: its rows}
 

@@ -99,7 +99,7 @@ Rows = Iterable[tuple[bytes, bytes]]  # of the queue's table
 
 def rows_of(sessions: list[Session]) -> list[tuple[bytes, bytes]]:
     """The rows of these waiters, in this order if it were the queue's."""
-    inorder = [replace(s, priority=-number) for number, s in enumerate(sessions)]
+    inorder = [s._replace(priority=-number) for number, s in enumerate(sessions)]
     keys = [queue_key(session) for session in inorder]
     return list(zip(keys, map(pack_session, sessions), strict=True))
 
@@ -133,7 +133,7 @@ def believes_stale_waiters(epoch: int, topic: int, rows: Rows, alive: Any, **fac
     winner = next((session for session in waiters if alive(session.slot, session.engine)), None)
     if winner is None or winner.claim is None:
         return _promote(epoch, topic, rows, alive, **facts)
-    return Promotion(replace(winner, epoch=winner.claim), (), ())
+    return Promotion(winner._replace(epoch=winner.claim), (), ())
 
 
 def last_come_first_served(epoch: int, topic: int, rows: Rows, alive: Any, **facts: Any) -> Any:
@@ -146,14 +146,14 @@ def the_dead_use_up_epochs(epoch: int, topic: int, rows: Rows, alive: Any, **fac
     if promotion.winner is None:
         return promotion
     used_up = promotion.winner.epoch + len(promotion.dead)
-    return replace(promotion, winner=replace(promotion.winner, epoch=used_up))
+    return replace(promotion, winner=promotion.winner._replace(epoch=used_up))
 
 
 def promotes_under_the_same_epoch(epoch: int, *args: Any, **facts: Any) -> Promotion:
     promotion = _promote(epoch, *args, **facts)
     if promotion.winner is None:
         return promotion
-    return replace(promotion, winner=replace(promotion.winner, epoch=epoch))
+    return replace(promotion, winner=promotion.winner._replace(epoch=epoch))
 
 
 def promotes_without(fact: str, nothing: Any) -> Callable[..., Promotion]:
@@ -180,14 +180,14 @@ def believes_that_all_have_just_come(
     epoch: int, topic: int, rows: Rows, alive: Any, **facts: Any
 ) -> Promotion:
     waiters = sessions_of(rows)
-    newcomers = [replace(session, created=facts["freed"] + session.id) for session in waiters]
+    newcomers = [session._replace(created=facts["freed"] + session.id) for session in waiters]
     come = [(queue_key(session), pack_session(session)) for session in newcomers]
     promotion = _promote(epoch, topic, come, alive, **facts)
     before = {session.id: session for session in waiters}
     winner, later = promotion.winner, promotion.retry_waiter
     return replace(
         promotion,
-        winner=None if winner is None else replace(before[winner.id], epoch=winner.epoch),
+        winner=None if winner is None else before[winner.id]._replace(epoch=winner.epoch),
         retry_waiter=None if later is None else before[later.id],
         dead=tuple(before[session.id] for session in promotion.dead),
         stale=tuple(before[session.id] for session in promotion.stale),
@@ -231,7 +231,7 @@ def compares_epochs_only(state: State, client: Client) -> bool:
 def keeps_no_deadline(self: Transfers, tables: Tables, row: _core.TopicRow) -> Transfer | None:
     transfer = tables.transfers.get(row.id)
     if transfer is not None:
-        tables.transfers.put(replace(transfer, until=DEADLINE))
+        tables.transfers.put(transfer._replace(until=DEADLINE))
     return _current(self, tables, row)
 
 

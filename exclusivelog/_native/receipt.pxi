@@ -18,6 +18,11 @@ cdef Batch _due_last = None
 _calling_back = _threading.Lock()
 
 
+def callbacks_due():
+    """Are there batches whose callbacks are to be called?"""
+    return _due_first is not None
+
+
 def run_callbacks():
     """Run the callbacks of batches whose outcomes are known.
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 import struct
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import msgpack
 
@@ -145,6 +144,7 @@ ITEMS = b"items"
 
 
 # ---- records ---------------------------------------------------------------------------
+# Each is a tuple, which is made in a third of a frozen dataclass's time: a grant makes a dozen.
 
 
 SHARED = AccessMode.SHARED.value
@@ -153,8 +153,7 @@ WAIT = AccessMode.WAIT_FOR_EXCLUSIVE.value
 FENCING = AccessMode.EXCLUSIVE_WITH_FENCING.value
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(NamedTuple):
     """The row of one producer's registration on a topic, waiting or admitted.
 
     `epoch` is 0 while it waits; `created` is in ns of the monotonic clock, `since` in ms since
@@ -175,9 +174,9 @@ class Session:
     since: int
     claim: int | None = None
     epoch: int = 0
-    properties: dict[str, str] = field(default_factory=dict)
+    properties: dict[str, str] = {}
     settle: int = 0  # longest settle delay, ns (rule D7)
-    engine_properties: dict[str, str] = field(default_factory=dict)
+    engine_properties: dict[str, str] = {}
     lineage: int = 0  # id of the session with which an unbroken series of hand-overs began
     notify_on_contention: bool = False  # notify it when another producer waits for its topic
     bound_to: int = 0  # the claim session with which it ends (rule F5)
@@ -194,31 +193,10 @@ class Session:
         return (-self.priority, self.created, self.tie)
 
 
-SESSION_FIELDS = [field.name for field in fields(Session)]
-_FIELD_NUMBERS = {name: number for number, name in enumerate(SESSION_FIELDS)}
-_values_of = operator.attrgetter(*SESSION_FIELDS)
-
-
-def changed(session: Session, **values: Any) -> Session:
-    """A copy of the session with other values of these fields. It takes less than half the time of
-    `dataclasses.replace`, and every grant makes several.
-
-    >>> from dataclasses import replace
-    >>> session = unpack_session(pack_session(Session(1, 2, "e", 3, 4, "", "n", WAIT, 0, 5, 6, 7)))
-    >>> changed(session, epoch=8) == replace(session, epoch=8)
-    True
-    """
-    row = list(_values_of(session))
-    for name, value in values.items():
-        row[_FIELD_NUMBERS[name]] = value
-    return Session(*row)
-
-
 def pack_session(session: Session) -> bytes:
     """A session as msgpack, fields in order. The last field is left out if it is None, so that
     earlier versions can read the row."""
-    row = _values_of(session)
-    packed: bytes = msgpack.packb(row if session.announce is not None else row[:-1])
+    packed: bytes = msgpack.packb(session if session.announce is not None else session[:-1])
     return packed
 
 
@@ -227,8 +205,7 @@ def unpack_session(data: bytes) -> Session:
     return Session(*msgpack.unpackb(data))
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(NamedTuple):
     """A hand-over of a topic to the engine `target`, with the deadline `until` (ns of the monotonic
     clock). `session` is to release the topic; 0: it has. The other fields are for errors and
     events, and for producers that follow (rules E1-E4)."""
@@ -282,8 +259,7 @@ class StillReleasing(ExclusiveLogError):
         self.refusal, self.until = refusal, until
 
 
-@dataclass(frozen=True, slots=True)
-class Claimant:
+class Claimant(NamedTuple):
     """The row of a claim session (rules F1-F5). `since` is in ms since 1970; `reads`: it belongs to
     a group's reader."""
 
@@ -295,7 +271,7 @@ class Claimant:
     group: str
     generations: dict[str, int]
     since: int
-    engine_properties: dict[str, str] = field(default_factory=dict)
+    engine_properties: dict[str, str] = {}
     reads: bool = False
 
 
@@ -305,9 +281,6 @@ class View:
 
     id: int
     horizon: int
-
-
-CLAIMANT_FIELDS = [field.name for field in fields(Claimant)]
 
 
 # ---- for people, and errors ----------------------------------------------------------------

@@ -290,6 +290,8 @@ class Callbacks:
     def run_due(self) -> None:
         """Run the callbacks of settled receipts. Another thread runs them if this is the background
         worker, or has paused producers for which a callback may wait."""
+        if not _core.callbacks_due():
+            return  # a thread for nothing would cost more than the release of a topic
         worker = threading.current_thread() is self._worker.thread
         if worker or self._ledger.pause_lock._is_owned():
             self.call_soon(_core.run_callbacks)

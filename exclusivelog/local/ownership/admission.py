@@ -22,7 +22,6 @@ from exclusivelog.local.records import (
     Known,
     Session,
     Transfer,
-    changed,
     unpack_session,
 )
 
@@ -157,7 +156,7 @@ def promote(
     if found.winner is not None:
         winner = unpack_session(found.winner)
         granted = granted_epoch(epoch, winner.claim, transfer is not None)
-        winner = changed(winner, epoch=granted)
+        winner = winner._replace(epoch=granted)
     elif found.retry_waiter is not None:
         retry_waiter = unpack_session(found.retry_waiter)
     dead, stale = map(unpack_session, found.dead), map(unpack_session, found.stale)

@@ -20,7 +20,6 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from exclusivelog import _core
@@ -119,7 +118,7 @@ class Claims:
         """The same within the caller's transaction. `claimant` has no id and no generations yet;
         the returned one has both."""
         generations, revoked = self.judge(tables, group, wanted)
-        claimant = replace(claimant, id=tables.rows.next_id(b"claim"), generations=generations)
+        claimant = claimant._replace(id=tables.rows.next_id(b"claim"), generations=generations)
         self._revoke(tables, list(revoked.values()), claimant)
         tables.claims.put_claimant(claimant)
         for resource, generation in generations.items():

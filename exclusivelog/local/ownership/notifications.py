@@ -40,7 +40,7 @@ from exclusivelog.local.ownership.steps import (
     Successors,
     moved_error,
 )
-from exclusivelog.local.records import Session, Transfer, changed
+from exclusivelog.local.records import Session, Transfer
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.types import OwnerInfo
 from exclusivelog.waits import AnyFuture
@@ -319,7 +319,7 @@ class Notifications:
         future = self.pending.queued.take(session_id)
         if future is None or future.session is None:
             return
-        session = changed(future.session, epoch=epoch, since=since)
+        session = future.session._replace(epoch=epoch, since=since)
         self._deliveries.add(
             lambda: self._hand_out(future, session, last_sequence, reason, granted_at)
         )

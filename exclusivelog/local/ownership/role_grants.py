@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from exclusivelog import _core
@@ -204,7 +204,7 @@ class RoleEnds:
         )
         if row is None or row.owner:
             return
-        kept = replace(transfer, topic=row.id, session=0, lineage=0, groups=())
+        kept = transfer._replace(topic=row.id, session=0, lineage=0, groups=())
         tables.transfers.put(kept)
         record(tables, row, "assigned", ROLE, source=session, target=kept)
 
@@ -306,8 +306,8 @@ class RoleGrants:
 
     def _part(self, tables: Tables, role: RoleRow, seat: Session, topic: int) -> Session:
         number = role.parts.get(topic) or tables.rows.next_id(b"session")
-        return replace(
-            seat, id=number, topic=topic, name=role.name, claim=None, settle=0, lineage=0, epoch=0,
+        return seat._replace(
+            id=number, topic=topic, name=role.name, claim=None, settle=0, lineage=0, epoch=0,
             notify_on_contention=False, properties={ROLE: role.name}, announce=None,
         )  # fmt: skip
 
@@ -356,7 +356,7 @@ class RoleGrants:
         if unusable is not None:
             raise unusable
         part = self._part(tables, role, seat, topic)
-        part = replace(part, epoch=row.epoch + 1, lineage=part.id, since=seat.since)
+        part = part._replace(epoch=row.epoch + 1, lineage=part.id, since=seat.since)
         if topic in role.parts and tables.sessions.drop_waiter(part):
             row.waiting -= 1
         if seat.mode == FENCING:
@@ -419,7 +419,7 @@ class RoleGrants:
     def prolong(self, tables: Tables, row: _core.TopicRow, transfer: Transfer) -> None:
         """Extend the reservations of a role's topics to the new deadline of its hand-over."""
         for other, kept in self._reserved(tables, row.id, transfer.target):
-            tables.transfers.put(replace(kept, until=max(kept.until, transfer.until)))
+            tables.transfers.put(kept._replace(until=max(kept.until, transfer.until)))
             tables.to_promote.add(other.id)  # its retry was set to the old deadline
             tables.settle = self.settle
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import replace
 
 from exclusivelog import _core
 from exclusivelog.backend import ProducerRequest, RoleDefinition
@@ -57,7 +56,6 @@ from exclusivelog.local.records import (
     Session,
     StillReleasing,
     Transfer,
-    changed,
     describe,
     fenced_by,
     is_role,
@@ -113,7 +111,7 @@ class Succession:
         lineage = transfer.lineage if moved and transfer else session.id
         if session.announce is not None:
             put_announcement(tables, session, session.announce)
-        session = changed(session, lineage=lineage, announce=None)
+        session = session._replace(lineage=lineage, announce=None)
         tables.sessions.put_holder(session)
         if session.exclusive:
             row.owner = session.id
@@ -131,7 +129,7 @@ class Succession:
         self, tables: Tables, row: _core.TopicRow, waiter: Session, reason: str,
         transfer: Transfer | None,
     ) -> None:  # fmt: skip
-        winner = changed(waiter, since=time.time_ns() // 1_000_000)
+        winner = waiter._replace(since=time.time_ns() // 1_000_000)
         tables.sessions.drop_waiter(winner)
         row.waiting -= 1
         self.admit(tables, row, winner, reason, transfer)
@@ -370,7 +368,7 @@ class Succession:
         self, tables: Tables, row: _core.TopicRow, transfer: Transfer, source: Session | None = None
     ) -> Transfer:
         """Reserve the topic, which has no holder any more, for the destination (rules E1, E3)."""
-        assigned = replace(transfer, session=0)
+        assigned = transfer._replace(session=0)
         tables.transfers.put(assigned)
         self.notify_assigned(tables, row, transfer, source, "unload")
         return assigned
@@ -451,11 +449,11 @@ class Requests:
         if follows is not None:
             self._check_unbroken(tables, row, session.engine, follows)
         if role is not None:
-            session = replace(session, bound_to=tables.rows.next_id(b"claim"))
-        session = changed(session, id=tables.rows.next_id(b"session"))
+            session = session._replace(bound_to=tables.rows.next_id(b"claim"))
+        session = session._replace(id=tables.rows.next_id(b"session"))
         if not session.name:
             name = tables.producers.unused_name(row.id, f"{session.engine_name}-{session.id}")
-            session = changed(session, name=name)
+            session = session._replace(name=name)
         if role is not None:
             self._succession.roles.register(tables, row, session, role)
         return self.decide(tables, row, session, follows)
@@ -482,11 +480,11 @@ class Requests:
         if verdict is Verdict.QUEUE:
             self._queue(tables, row, session, sequence, owner)
         else:
-            session = changed(session, epoch=epoch)
+            session = session._replace(epoch=epoch)
             if verdict is Verdict.TAKE_OVER:
                 self._succession.evict_all(tables, row, session)
             if seat is not None:
-                session = replace(session, id=seat.id)
+                session = session._replace(id=seat.id)
                 self._admit_to_seat(tables, row, session, seat)
             else:
                 reason = _why(session, verdict, transfer)
@@ -564,7 +562,7 @@ class Requests:
         verdict = decision.verdict
         if verdict not in _ADMITTED or verdict is Verdict.QUEUE:
             raise _refusal(tables, row, session, verdict, owner, transfer)
-        session = replace(session, epoch=decision.epoch)
+        session = session._replace(epoch=decision.epoch)
         _, namesake = tables.producers.get(row.id, session.name)
         if verdict is Verdict.TAKE_OVER:
             self._succession.evict_all(tables, row, session)
@@ -674,7 +672,7 @@ class Sessions:
         chosen = session.name or tables.producers.unused_name(
             row.id, f"{session.engine_name}-{number}"
         )
-        session = changed(session, id=number, topic=row.id, name=chosen)
+        session = session._replace(id=number, topic=row.id, name=chosen)
         return self.requests.decide(tables, row, session, None)
 
     # ---- terminate -----------------------------------------------------------------------

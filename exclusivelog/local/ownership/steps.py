@@ -34,7 +34,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, Protocol
 
 import msgpack
@@ -59,7 +58,7 @@ REVOKED = "revoked"  # the claim of a producer has ended
 CLAIM_LOST = "claim-lost"  # the session is a claim's
 CLAIM_MOVED = "claim moved"  # it names the successor
 # Wake-up counters; no topic has these ids.
-RESOURCES = 0  # incremented when incremented when a resource may be free
+RESOURCES = 0  # incremented when a resource may be free
 MOVES = 2**63  # incremented by every step of a hand-over
 HANDED_OVER = "hand-over"  # the reason of a grant
 
@@ -454,7 +453,7 @@ def pass_seat_on(sessions: Sessions, tables: Tables, row: _core.TopicRow, sessio
     tables.sessions.put_holder(there)
     tables.producers.put(row.id, session.name, sequence, there.id)
     row.shared += 1
-    tables.transfers.put_seat(there.id, replace(seat, session=0))
+    tables.transfers.put_seat(there.id, seat._replace(session=0))
     tables.notifications.post(there, RETRY_AT, row.id, seat.until)
     sessions.notify_assigned(tables, row, seat, session, "producer")
 

@@ -413,7 +413,7 @@ def _transfer(row: _core.TopicRow, wish: Wish, holder: Session | None) -> Transf
 def _prolonged(under_way: Transfer, wish: Wish) -> Transfer:
     """The hand-over, with the deadline and groups of a repeated request."""
     groups = tuple(dict.fromkeys((*under_way.groups, *wish.groups)))
-    return replace(under_way, until=max(wish.until, under_way.until), groups=groups)
+    return under_way._replace(until=max(wish.until, under_way.until), groups=groups)
 
 
 def _transfer_info(

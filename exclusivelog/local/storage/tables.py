@@ -61,7 +61,6 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import fields, replace
 from typing import Any, Protocol, TypeVar
 
 import lmdb
@@ -79,7 +78,6 @@ from exclusivelog.errors import (
 )
 from exclusivelog.local.records import (
     ANNOUNCED,
-    CLAIMANT_FIELDS,
     COMPRESSION,
     ITEMS,
     KIND,
@@ -741,7 +739,6 @@ SLOT = struct.Struct(">H")
 KNOWN = struct.Struct(">qq")
 HIGHEST_PRIORITY = 2**63 - 1
 HOLDER, WAITER = 0, 1
-TRANSFER_FIELDS = [field.name for field in fields(Transfer)]
 
 
 class SessionTable:
@@ -933,7 +930,7 @@ class ClaimTable:
 
     def put_claimant(self, claimant: Claimant) -> None:
         """Register a claim session."""
-        row = msgpack.packb([getattr(claimant, name) for name in CLAIMANT_FIELDS])
+        row = msgpack.packb(claimant)
         self.rows.put("claimants", U64.pack(claimant.id), row)
 
     def claimants(self) -> Iterator[Claimant]:
@@ -1005,16 +1002,14 @@ def _unpack_claimant(data: bytes) -> Claimant:
 
 
 def _pack_transfer(transfer: Transfer) -> bytes:
-    facts = [getattr(transfer, name) for name in TRANSFER_FIELDS]
-    if not transfer.groups:  # without groups, earlier versions can read the row
-        facts.pop()
-    packed: bytes = msgpack.packb(facts)
+    # Without groups, earlier versions can read the row.
+    packed: bytes = msgpack.packb(transfer if transfer.groups else transfer[:-1])
     return packed
 
 
 def _unpack_transfer(data: bytes) -> Transfer:
     transfer = Transfer(*msgpack.unpackb(data))
-    return replace(transfer, groups=tuple(transfer.groups))
+    return transfer._replace(groups=tuple(transfer.groups)) if transfer.groups else transfer
 
 
 # ---- maintenance -----------------------------------------------------------------------
