@@ -262,26 +262,44 @@ cdef class Hold:
 
 @cython.final
 @cython.no_gc
-cdef class Finalizer:
-    """A finalizer that releases a dropped object: it puts `item` into a deque, and wakes a sleeper.
+cdef class DropQueue:
+    """Puts what is to be released into a deque, and wakes the thread that releases it, which sleeps
+    on a counter. In a forked child it has no effect: the thread is the parent's."""
 
-    The last reference may be dropped anywhere, even inside a transaction or at an interrupt, so it
-    is all in C. In a forked child it has no effect.
-    """
-
-    cdef object item
-    cdef object left_behind
+    cdef object items
     cdef SharedWords words
     cdef Py_ssize_t counter
     cdef int generation
 
-    def __cinit__(self, object item, object left_behind not None, SharedWords words not None,
-                  Py_ssize_t counter):
-        self.item = item
-        self.left_behind = left_behind
+    def __cinit__(self, object items not None, SharedWords words not None, Py_ssize_t counter):
+        self.items = items
         self.words = words
         self.counter = counter
         self.generation = _generation
+
+    def put(self, item not None):
+        """Queue an item for release."""
+        if self.generation == _generation:
+            self.items.append(item)
+            xl_add(self.words.word(self.counter), 1)
+            xl_wake(self.words.word(self.counter), INT_MAX)
+
+
+@cython.final
+@cython.no_gc
+cdef class Finalizer:
+    """A finalizer that queues `item` for release once the finalizer itself is dropped.
+
+    The last reference may be dropped anywhere, even inside a transaction or at an interrupt, so it
+    is all in C.
+    """
+
+    cdef object item
+    cdef DropQueue queue
+
+    def __cinit__(self, object item, DropQueue queue not None):
+        self.item = item
+        self.queue = queue
 
     def __dealloc__(self):
         if self.item is not None:
@@ -290,10 +308,8 @@ cdef class Finalizer:
     def release(self):
         """Queue the item for release now."""
         item, self.item = self.item, None
-        if item is not None and self.generation == _generation:
-            self.left_behind.append(item)
-            xl_add(self.words.word(self.counter), 1)
-            xl_wake(self.words.word(self.counter), INT_MAX)
+        if item is not None:
+            self.queue.put(item)
 
     def detach(self):
         """Disable the finalizer."""

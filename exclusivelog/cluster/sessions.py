@@ -620,10 +620,10 @@ class Registry:
     it wakes the engine's worker by `words` and `word`."""
 
     def __init__(self, words: _core.SharedWords, word: int) -> None:
-        self._words, self._word = words, word
         self._owning: dict[int, Owning] = {}  # by session
         self._sessions: weakref.WeakSet[ClusterSession] = weakref.WeakSet()
         self._dropped: deque[Owning] = deque()
+        self._drops = _core.DropQueue(self._dropped, words, word)
 
     def keep(self, number: int, owning: Owning) -> None:
         """Register a session that was granted."""
@@ -659,15 +659,13 @@ class Registry:
 
     def finalizer(self, owning: Owning) -> _core.Finalizer:
         """A finalizer that releases the session when its producers were dropped."""
-        return _core.Finalizer(owning, self._dropped, self._words, self._word)
+        return _core.Finalizer(owning, self._drops)
 
     def drop(self, number: int) -> None:
         """Release a session that no producer takes."""
         owning = self._owning.pop(number, None)
         if owning is not None:
-            self._dropped.append(owning)
-            self._words.add(self._word, 1)
-            self._words.wake(self._word)
+            self._drops.put(owning)
 
     def dropped(self) -> Iterator[Owning]:
         """Remove and return the dropped sessions."""

@@ -127,36 +127,33 @@ Reference = Callable[[], SessionListener | None]  # a weak one
 
 class Listeners:
     """The producers of one session, which are notified of its changes, and the one that owns it. It
-    refers to them weakly."""
+    refers to them weakly. Change it under the lock of the engine's registry."""
 
-    __slots__ = ("_lock", "_others", "_owner")
+    __slots__ = ("_others", "_owner")
 
-    def __init__(self, lock: _core.Lock) -> None:
-        self._lock = lock  # one for all sessions of the engine
+    def __init__(self) -> None:
         self._owner: Reference = _no_owner
         # Most sessions have the owner alone; a WeakSet would take a kilobyte for each.
         self._others: tuple[Reference, ...] = ()
 
     def add(self, listener: SessionListener, owner: bool) -> None:
         """Add a producer; `owner`: it closes the session."""
-        with self._lock:
-            former = self._owner
-            others = self._without(listener)
-            if owner:
-                self._owner = weakref.ref(listener)
-                self._others = others if former() in (None, listener) else (former, *others)
-            elif former() is not listener:
-                self._others = (*others, weakref.ref(listener))
+        former = self._owner
+        others = self._without(listener)
+        if owner:
+            self._owner = weakref.ref(listener)
+            self._others = others if former() in (None, listener) else (former, *others)
+        elif former() is not listener:
+            self._others = (*others, weakref.ref(listener))
 
     def remove(self, listener: SessionListener) -> bool:
         """Remove a producer. True if the session stays, because its owner or another producer
         closes it."""
-        with self._lock:
-            self._others = self._without(listener)
-            if self.is_owner(listener):
-                self._owner = _no_owner
-                return False
-            return bool(self.all())
+        self._others = self._without(listener)
+        if self.is_owner(listener):
+            self._owner = _no_owner
+            return False
+        return bool(self.all())
 
     def _without(self, listener: SessionListener) -> tuple[Reference, ...]:
         return tuple(r for r in self._others if r() is not None and r() is not listener)
@@ -204,7 +201,7 @@ class LocalSession(LocalSending):
         self._is_closed = False
         self._following: Following | None = None  # once the topic was handed over
         self._pauses: Pauses | None = None
-        self.listeners = Listeners(self.engine.registry.lock)
+        self.listeners = Listeners()
         self._finalizer = engine.worker.finalizer(session)
         if keeper is not None:
             self._finalizer.detach()
@@ -407,7 +404,9 @@ class LocalSession(LocalSending):
         if self.engine.busy_here:
             self.engine.callbacks.call_later(functools.partial(self.leave, listener))
             return None
-        return self._drain() if self.listeners.remove(listener) else self.close()
+        with self.engine.registry.lock:
+            stays = self.listeners.remove(listener)
+        return self._drain() if stays else self.close()
 
     def close(self) -> ExclusiveLogError | None:
         """Drain and release the session; returns the error of the last accepted message, if any."""
@@ -595,7 +594,8 @@ class Following:
         for listener in left.listeners.all():
             found.subscribe(listener, owner=opened and left.listeners.is_owner(listener))
             listener.moved_to(found, self.moved)
-            left.listeners.remove(listener)
+            with self._engine.registry.lock:
+                left.listeners.remove(listener)
         if opened and not found.listeners.all():  # all producers were closed meanwhile
             found.close()
 

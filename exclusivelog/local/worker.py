@@ -53,6 +53,7 @@ class BackgroundWorker:
         self._notifications, self._pending = engine.notifications, engine.notifications.pending
         self._registry, self._retention_worker = engine.registry, engine.retention_worker
         self._slot: Slot | None = None
+        self._drops: _core.DropQueue | None = None
         self._dropped: deque[Session] = deque()  # sessions of dropped producers, to be released
         self._given_up: deque[Callable[[], object]] = deque()  # claims to be released
         self._orphans_wanted = False
@@ -60,6 +61,8 @@ class BackgroundWorker:
     def start(self, engine: Host, slot: Slot) -> None:
         """Start the thread of this engine, which has this slot."""
         self._slot, self._engine_id = slot, slot.engine
+        words = self._ledger.lockfile.atomics
+        self._drops = _core.DropQueue(self._dropped, words, slot.wake_ups)
         run = functools.partial(self._run, engine, slot)
         self.thread = start_thread(self._ledger.path, run, f"exclusivelog-{self._name}", self._name)
 
@@ -143,10 +146,8 @@ class BackgroundWorker:
     def finalizer(self, session: Session) -> _core.Finalizer:
         """A finalizer that releases the session when its producers were dropped. It only queues the
         session for this thread, because the garbage collector may run inside a transaction."""
-        assert self._slot is not None
-        return _core.Finalizer(
-            session, self._dropped, self._ledger.lockfile.atomics, self._slot.wake_ups
-        )
+        assert self._drops is not None
+        return _core.Finalizer(session, self._drops)
 
     def release(self, session: Session) -> None:
         """Release one session now."""
