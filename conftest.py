@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.doctest import DoctestModule
 
 import exclusivelog as xl
 import testing
@@ -20,6 +21,8 @@ from exclusivelog import aio
 from testing import rules
 from testing.journals import small_journal
 from testing.processes import Worker, workers
+
+LIBRARY = Path(xl.__file__).parent
 
 pytest.register_assert_rewrite("testing.loops")  # its assertions say what they have seen
 pytest_plugins = ["pytester", "exclusivelog.testing"]
@@ -96,6 +99,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Iterator[None]:
+    """Doctests are looked for in the library, where docstrings are copied, and in files that hold
+    one: to look at all functions of all test files is a tenth of the collection."""
+    collectors: Any = yield
+    return [
+        each for each in collectors
+        if not isinstance(each, DoctestModule) or LIBRARY in file_path.parents
+        or b">>>" in file_path.read_bytes()
+    ]  # fmt: skip
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """What is collected is kept: looking for garbage among it is a fifth of the work."""
     gc.disable()
@@ -106,14 +121,10 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """The collector need not go through thousands of collected tests again and again: that took
-    150 ms each time."""
+    """The collector need not go through thousands of collected tests again and again, also not at
+    the end: that took 150 ms each time."""
     gc.collect()
     gc.freeze()
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()
 
 
 def rules_behind(item: pytest.Item) -> set[str]:
