@@ -725,8 +725,9 @@ class RoleParts:
 class RoleStore(Protocol):
     """The roles of a ledger."""
 
-    def own_topic(self, name: str) -> tuple[int, str]:
-        """(id, name) of the topic that stands for the role of that name."""
+    def own_topic(self, name: str, until: int = 0) -> tuple[int, str]:
+        """(id, name) of the topic that stands for the role of that name. WaitTimeoutError if it
+        cannot be created before `until` (ns of the monotonic clock, 0: no limit)."""
 
     def conflicting_roles(self, definition: RoleDefinition) -> set[int]:
         """The ids of the own topics of roles that hold what this request would claim."""
@@ -751,9 +752,10 @@ class RoleStore(Protocol):
 class Catalog(Protocol):
     """The topics, roles, claims and engines of a ledger."""
 
-    def topic(self, name: str, create: bool) -> tuple[int, str]:
+    def topic(self, name: str, create: bool, until: int = 0) -> tuple[int, str]:
         """(id, name) of the topic of that name. If there is none, create it, or raise
-        TopicNotFoundError if `create` is False."""
+        TopicNotFoundError if `create` is False. WaitTimeoutError if it cannot be created before
+        `until` (ns of the monotonic clock, 0: no limit)."""
 
     def topics(self) -> list[str]:
         """The names of the topics that exist, sorted; without internal ones."""

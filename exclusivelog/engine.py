@@ -256,7 +256,8 @@ class Engine(Closing):
           at once with ProducerFencedError; exclusive_with_fencing: take the role, and each of its
           topics, from the sessions that hold them or wait for them.
         - `priority`, `settle`: in the queue, as in `Topic.producer`.
-        - `timeout`: seconds to wait in the queue; None: without limit.
+        - `timeout`: seconds to wait in the queue, and for a process that is stopped inside a write
+          transaction; None: without limit.
         - `on_lost`: called once with (role, error), in a thread of its own, when the role is lost
           or handed over; not when it is closed.
 
@@ -369,7 +370,8 @@ class Engine(Closing):
         - `to`: the id of a live engine. Its best waiter becomes owner. If it has none, the topic is
           reserved for its next producer, until the deadline.
         - `timeout`: seconds until the deadline. An owner that has not released a topic by then
-          keeps it.
+          keeps it; so does every owner if the move cannot begin by then, because a process is
+          stopped inside a write transaction. The `reason` of the `Move` names it.
         - `groups`: groups whose claims on these topics move, each in the transaction that assigns
           the topic: those of readers with `group=`, and those of `engine.own` on a resource with
           the topic's name. The former holders raise ReaderFencedError or OwnershipLostError, whose

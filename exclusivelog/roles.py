@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
@@ -35,7 +36,7 @@ from exclusivelog.serde import pick_dumps
 from exclusivelog.transaction import Claim
 from exclusivelog.types import PREFIX, AccessMode, ModeName, Move
 from exclusivelog.unload import UnloadFuture
-from exclusivelog.waits import GrantFuture
+from exclusivelog.waits import GrantFuture, time_limit
 
 if TYPE_CHECKING:
     from exclusivelog.reader import Reader
@@ -372,8 +373,9 @@ class RoleFuture(GrantFuture[Role]):
 
     def __init__(
         self, engine: Opened, name: str, definition: RoleDefinition, on_lost: OnLost | None,
+        until: int = 0,
     ) -> None:  # fmt: skip
-        own, self._topic = engine.backend.role_store.own_topic(name)
+        own, self._topic = engine.backend.role_store.own_topic(name, until)
         super().__init__(engine.backend, own)
         self.engine, self.name = engine, name
         self.definition = definition
@@ -435,15 +437,16 @@ def request_role(
     names = _names("topics", topics)
     reading = _groups(groups, names)
     wanted = _claims(claims, reading)
+    until = time_limit(timeout, time.monotonic_ns())
     definition = RoleDefinition(
-        tuple(backend.catalog.topic(topic, True)[0] for topic in names),
+        tuple(backend.catalog.topic(topic, True, until)[0] for topic in names),
         {
-            group: {topic: backend.catalog.topic(topic, True)[0] for topic in read}
+            group: {topic: backend.catalog.topic(topic, True, until)[0] for topic in read}
             for group, read in reading.items()
         },
         wanted,
     )
-    future = RoleFuture(engine, name, definition, on_lost)
+    future = RoleFuture(engine, name, definition, on_lost, until)
     try:
         request = ProducerRequest(
             future.topic_id, chosen.value, priority=priority, timeout=timeout,

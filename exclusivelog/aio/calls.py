@@ -122,11 +122,14 @@ def drop_outcome(future: asyncio.Future[Any]) -> None:
 
 
 async def outcome_of(future: concurrent.futures.Future[R], end: Callable[[], object]) -> R:
-    """Wait for the future of a request. If cancelled, call `end` in a thread."""
+    """Wait for the future of a request. If cancelled, call `end` in a thread. The cancelled task
+    waits for that only `GIVEN_BACK_SECONDS`, because the ledger may be blocked."""
     try:
         return await asyncio.shield(asyncio.wrap_future(future))
     except asyncio.CancelledError:
-        await asyncio.shield(in_thread(end))
+        ending = in_executor(asyncio.get_running_loop(), end)
+        ending.add_done_callback(drop_outcome)
+        await asyncio.wait({ending}, timeout=GIVEN_BACK_SECONDS)
         raise
 
 

@@ -104,9 +104,9 @@ class ClusterCatalog:
     def __init__(self, engine: Host) -> None:
         self._engine = engine
 
-    def topic(self, name: str, create: bool) -> tuple[int, str]:
-        """(id, name) of the topic, created if `create`; else TopicNotFoundError if it is
-        missing."""
+    def topic(self, name: str, create: bool, until: int = 0) -> tuple[int, str]:
+        """(id, name) of the topic, created if `create`; else TopicNotFoundError if it is missing.
+        No lock of another process delays that, so `until` has no effect."""
         check_name(name, "name")
         self._engine.check_open()
         there = self._engine.place.has(name)

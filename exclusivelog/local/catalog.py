@@ -66,10 +66,10 @@ class LocalCatalog:
 
     # ---- topics ----------------------------------------------------------------------------
 
-    def topic(self, name: str, create: bool) -> tuple[int, str]:
-        """(id, name) of the topic, created if `create`; else TopicNotFoundError if it is
-        missing."""
-        return create_topic(self._ledger, name, create)
+    def topic(self, name: str, create: bool, until: int = 0) -> tuple[int, str]:
+        """(id, name) of the topic, created if `create`; else TopicNotFoundError if it is missing.
+        WaitTimeoutError if it cannot be created before `until`."""
+        return create_topic(self._ledger, name, create, until)
 
     def topics(self) -> list[str]:
         """The names of the topics, sorted; without internal ones."""

@@ -26,8 +26,9 @@ def checked(row: _core.TopicRow) -> _core.TopicRow:
     return row
 
 
-def create_topic(ledger: Store, name: str, create: bool) -> tuple[int, str]:
-    """(id, name) of the topic, created if `create`; else TopicNotFoundError if it is missing."""
+def create_topic(ledger: Store, name: str, create: bool, until: int = 0) -> tuple[int, str]:
+    """(id, name) of the topic, created if `create`; else TopicNotFoundError if it is missing.
+    WaitTimeoutError if it cannot be created before `until`."""
     check_name(name, "topic")
     with ledger.read() as tables:
         row = tables.topics.find(name)
@@ -37,7 +38,7 @@ def create_topic(ledger: Store, name: str, create: bool) -> tuple[int, str]:
         raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}{_similar(ledger, name)}")
     if is_internal(name) and name != EVENTS:
         raise ValueError(f"topic={name!r}: names that begin with __ are reserved for the library")
-    with ledger.write_exclusive() as tables:
+    with ledger.write_exclusive(until) as tables:
         row = tables.topics.find(name) or tables.topics.create(name)
         return row.id, row.name
 

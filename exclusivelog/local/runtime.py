@@ -138,8 +138,9 @@ class OpenEngine(abc.ABC):
         self.id = self._slot.engine
         self.info = EngineInfo(self.id, self.name, os.getpid(), dict(properties), 0.0)
         self._heartbeat = Heartbeat(
-            self.name, self.ledger, self._slot, self._keepalive, self.worker.wake
-        )
+            self.name, self.ledger, self._slot, self._keepalive, self.worker, self.pending,
+            self.callbacks,
+        )  # fmt: skip
         self._clear_up()
         self.worker.start(self, self._slot)
 

@@ -7,6 +7,8 @@ dies, the hand-over still succeeds, or ends at its deadline.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -15,24 +17,29 @@ from typing import Protocol
 
 from exclusivelog import _core
 from exclusivelog.backend import MoveCancelled, check_engine_id, check_groups
-from exclusivelog.errors import LedgerError, TopicNotFoundError
+from exclusivelog.errors import LedgerError, TopicNotFoundError, WaitTimeoutError
 from exclusivelog.local.ownership.steps import MOVES
 from exclusivelog.local.ownership.transfers import Begun, HandOver, Wish
 from exclusivelog.local.records import Session, is_role
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.types import Move
-from exclusivelog.waits import check_seconds
+from exclusivelog.waits import check_seconds, time_limit
 
 MOVED_AT_ONCE = 250  # topics in one transaction: others wait for the ledger meanwhile
 INSPECTED_AFTER = 0.25  # seconds: all topics of a move, where the last one is not released yet
 LONGEST_SECONDS = 10**8  # of a move: about three years
+CANCELLED_WITHIN = 2.0  # seconds that a cancel waits for the writer lock
 
 
 class Evicting(Protocol):
     """A background worker."""
 
-    def evict_dead_engines(self, among: Iterable[str]) -> None:
-        """Evict the sessions of the dead engines among these."""
+    def evict_dead_engines(self, among: Iterable[str], until: int = 0) -> None:
+        """Evict the sessions of the dead engines among these. WaitTimeoutError if that cannot begin
+        before `until`."""
+
+    def do_later(self, call: Callable[[], object]) -> None:
+        """Make a call in the background, as soon as the writer lock is free."""
 
 
 class Host(Protocol):
@@ -59,17 +66,30 @@ class Chunk:
     def __init__(self, engine: Host, names: list[str], wish: Wish) -> None:
         self._engine = engine
         self._wish = wish
-        self._begun = engine.hand_over.begin(names, wish)
+        try:
+            self._begun = engine.hand_over.begin(names, wish)
+        except WaitTimeoutError as error:  # not raised: other chunks of the call may have moved
+            self._begun = engine.hand_over.not_begun(names, wish, str(error))
         self.moves = [begun.move for begun in self._begun]
 
     def wait(self, end: float, stopped: threading.Event) -> None:
-        """Return once each hand-over has its outcome, or at the time `end`."""
+        """Return once each hand-over has its outcome, or at the time `end`.
+
+        WaitTimeoutError if it was `stopped`, but no cancel can be recorded: its topics may still
+        move."""
         try:
             self._await(end, stopped)
-        except BaseException:
-            self.give_up("cancelled")
+        except MoveCancelled:
+            self.cancel()
             raise
-        late = self.give_up("deadline" if self._has_destination() else "the destination is gone")
+        except BaseException:
+            with contextlib.suppress(WaitTimeoutError):
+                self.cancel()
+            raise
+        late = self._late()
+        with contextlib.suppress(WaitTimeoutError):  # they end by themselves
+            why = "deadline" if self._has_destination() else "the destination is gone"
+            self._cancel(late, why, self._wish.until)
         ended = {move.topic_id: move for move in self._engine.hand_over.inspect(late)}
         self.moves = [
             _merged(begun.move, ended.get(move.topic_id, move))
@@ -93,9 +113,9 @@ class Chunk:
             if stopped.is_set():
                 raise MoveCancelled("the call was cancelled")
             self._engine.check_open()
-            self._engine.worker.evict_dead_engines(
-                {move.source.engine_id for _, move in releasing if move.source}
-            )
+            sources = {move.source.engine_id for _, move in releasing if move.source}
+            with contextlib.suppress(WaitTimeoutError):
+                self._engine.worker.evict_dead_engines(sources, self._wish.until)
             self._await_release(releasing[-1][0], min(left, INSPECTED_AFTER), stopped)
             moves = self._engine.hand_over.inspect(self._begun)
 
@@ -114,17 +134,29 @@ class Chunk:
     def _has_destination(self) -> bool:
         return self._engine.ledger.lockfile.slots.alive(self._wish.slot, self._wish.to.id)
 
-    def give_up(self, reason: str) -> list[Begun]:
-        """Cancel and return the hand-overs of topics that are not released yet."""
-        late = [
+    def cancel(self) -> None:
+        """Cancel the hand-overs of topics that are not released yet."""
+        self._cancel(self._late(), "cancelled", time_limit(CANCELLED_WITHIN, _core.now()))
+
+    def _late(self) -> list[Begun]:
+        return [
             begun
             for begun, move in zip(self._begun, self.moves, strict=True)
             if begun.move.state == "releasing" and not move.ok
         ]
-        if late:
-            ids = [begun.move.topic_id for begun in late]
-            self._engine.hand_over.cancel(ids, reason, self._wish.until)
-        return late
+
+    def _cancel(self, late: list[Begun], reason: str, limit: int) -> None:
+        """Cancel these. If that cannot begin before `limit`, it is done in the background, and this
+        raises WaitTimeoutError."""
+        if not late:
+            return
+        ids, until = [begun.move.topic_id for begun in late], self._wish.until
+        cancel = functools.partial(self._engine.hand_over.cancel, ids, reason, until)
+        try:
+            cancel(limit)
+        except WaitTimeoutError:
+            self._engine.worker.do_later(cancel)
+            raise
 
 
 def _merged(first: Move, last: Move) -> Move:
@@ -192,7 +224,7 @@ class Unloading:
     def give_up(self) -> None:
         """Cancel the hand-overs that have begun, if `run` will not be called."""
         for chunk in self._chunks[-1:]:
-            chunk.give_up("cancelled")
+            chunk.cancel()
 
     def moves(self) -> list[Move]:
         """The present states of the hand-overs that have begun."""

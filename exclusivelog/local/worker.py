@@ -14,12 +14,14 @@ from exclusivelog.errors import ExclusiveLogError, LedgerError
 from exclusivelog.local.maintenance.retention import RetentionWorker
 from exclusivelog.local.ownership import role_rows, steps
 from exclusivelog.local.ownership.notifications import Notifications
+from exclusivelog.local.ownership.pending import Limits
 from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.records import Claimant, Session
 from exclusivelog.local.shm.slots import Slot
 from exclusivelog.local.storage.changes import is_logged, log_gone
 from exclusivelog.local.storage.ledger import Ledger
+from exclusivelog.waits import AnyFuture
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ class BackgroundWorker:
         self._slot: Slot | None = None
         self._drops: _core.DropQueue | None = None
         self._dropped: deque[Session] = deque()  # sessions of dropped producers, to be released
-        self._given_up: deque[Callable[[], object]] = deque()  # claims to be released
+        self._given_up: deque[Callable[[], object]] = deque()  # releases of claims, say
         self._orphans_wanted = False
 
     def start(self, engine: Host, slot: Slot) -> None:
@@ -160,6 +162,11 @@ class BackgroundWorker:
             chunk = sessions[start : start + RELEASED_AT_ONCE]
             self._sessions.release(chunk, read=(self._engine_id, 2**64 - 1))
 
+    def release_later(self, session: Session) -> None:
+        """Have the thread release one session, whether it holds its topic or waits for it."""
+        self._dropped.append(session)
+        self.wake()
+
     def release_orphans(self) -> None:
         """Have the thread release sessions that were granted to calls that were interrupted."""
         self._orphans_wanted = True
@@ -174,8 +181,13 @@ class BackgroundWorker:
             self._given_up.append(functools.partial(release, claimant))
         self.wake()
 
+    def do_later(self, call: Callable[[], object]) -> None:
+        """Have the thread make a call that waits for the writer lock."""
+        self._given_up.append(call)
+        self.wake()
+
     def release_given_up(self) -> None:
-        """Release the claims that were queued for release."""
+        """Release the claims that were queued for release, and make other calls that were."""
         while self._given_up:
             self._given_up[0]()
             self._given_up.popleft()
@@ -217,15 +229,16 @@ class BackgroundWorker:
         if self._pending.awaits:
             self._evict(self._sessions.find_dead(self._pending.needed))
 
-    def evict_dead_engines(self, among: Iterable[str]) -> None:
-        """Evict the sessions of the dead engines among these (rules C2, C3)."""
-        self._evict([engine for engine in self._sessions.find_dead() if engine in among])
+    def evict_dead_engines(self, among: Iterable[str], until: int = 0) -> None:
+        """Evict the sessions of the dead engines among these (rules C2, C3). WaitTimeoutError if
+        that cannot begin before `until`."""
+        self._evict([engine for engine in self._sessions.find_dead() if engine in among], until)
 
-    def _evict(self, engines: Iterable[str]) -> None:
+    def _evict(self, engines: Iterable[str], until: int = 0) -> None:
         for engine in engines:
             # Other than owners, whose evictions are logged from their events.
             others: list[Session] = []
-            for evicted in self._sessions.evict(engine):
+            for evicted in self._sessions.evict(engine, until):
                 self._notifications.read()
                 others += [each for each in evicted if not each.exclusive or not each.epoch]
             self._log_gone(others)
@@ -247,34 +260,69 @@ class BackgroundWorker:
         )  # fmt: skip
 
 
+class Waking(Protocol):
+    """The background worker of an engine."""
+
+    def wake(self) -> None:
+        """Start its next round now."""
+
+
+class Waits(Protocol):
+    """The pending requests of an engine."""
+
+    @property
+    def limits(self) -> Limits:
+        """When they end at the latest."""
+
+    def end_late(self, futures: Iterable[AnyFuture]) -> None:
+        """End those that the background worker has not ended."""
+
+
+class Calling(Protocol):
+    """Runs code in threads of its own."""
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Run a function in a thread of its own."""
+
+
 class Heartbeat:
     """Sends heartbeats in a thread of its own, so that an engine whose background worker waits for
-    a stopped process does not seem unresponsive itself (rule C3)."""
+    a stopped process does not seem unresponsive itself (rule C3). It also notices requests whose
+    wait that worker should have ended, and has another thread end them (rule D5)."""
 
     def __init__(
-        self, name: str, ledger: Ledger, slot: Slot, keepalive: float | None,
-        wake: Callable[[], object],
+        self, name: str, ledger: Ledger, slot: Slot, keepalive: float | None, worker: Waking,
+        waits: Waits, callbacks: Calling,
     ) -> None:  # fmt: skip
-        self._ended = threading.Event()
-        run = functools.partial(self._run, ledger, slot, keepalive, wake)
+        self._ended, self._limits = threading.Event(), waits.limits
+        run = functools.partial(self._run, ledger, slot, keepalive, worker, waits, callbacks)
         self._thread = start_thread(ledger.path, run, f"exclusivelog-heart-{name}", name)
 
     def _run(
-        self, ledger: Ledger, slot: Slot, keepalive: float | None, wake: Callable[[], object]
-    ) -> None:
+        self, ledger: Ledger, slot: Slot, keepalive: float | None, worker: Waking, waits: Waits,
+        callbacks: Calling,
+    ) -> None:  # fmt: skip
         beat = LONGEST_BEAT_SECONDS if keepalive is None else keepalive / 4
-        while not self._ended.wait(min(LONGEST_BEAT_SECONDS, beat)):
+        while True:
+            late = self._limits.wait(min(LONGEST_BEAT_SECONDS, beat))
+            if self._ended.is_set():
+                return
+            if late:
+                # Not here: it reads the tables, and no beat must wait for that.
+                callbacks.call_soon(functools.partial(waits.end_late, late))
+            del late  # a future's result must be freed when the application drops it
             slot.beat()
             try:
                 ledger.integrity.check_place()
             except LedgerError:
                 # The ledger has failed: all calls raise it, and the worker fails waiters.
-                wake()
+                worker.wake()
                 return  # no heartbeat any more: other engines may evict this one
 
     def stop(self) -> None:
         """Tell the thread to end."""
         self._ended.set()
+        self._limits.wake()
 
     def join(self) -> None:
         """Wait for the end of the thread, which uses the lock file's mapping."""

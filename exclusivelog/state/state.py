@@ -119,7 +119,8 @@ class SharedState(Shared, Generic[S, Op]):
       immutable ones before they are passed to a function (default: `copy.deepcopy`). None: do not
       copy them, because they are immutable, too.
     - `timeout`: seconds that a write waits to become the topic's owner, then WaitTimeoutError
-      (default: None, no limit).
+      (default: None, no limit). It does not limit the append of an owner, which waits for a
+      process that is stopped inside a transaction.
 
     Functions read the state through read-only views of its dicts, lists and sets: nothing is
     copied. A view is valid until the function returns; views in its result become plain copies.

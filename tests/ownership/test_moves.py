@@ -498,9 +498,11 @@ def test_e2_a_move_that_changes_an_owner_is_not_announced_beside_sends(
     for kind in ("write_exclusive", "write_concurrent"):
         call = getattr(Ledger, kind)
 
-        def noted(ledger: Ledger, kind: str = kind, call: Callable[..., Any] = call) -> Any:
+        def noted(
+            ledger: Ledger, *until: int, kind: str = kind, call: Callable[..., Any] = call
+        ) -> Any:
             last[threading.get_ident()] = kind
-            return call(ledger)
+            return call(ledger, *until)
 
         monkeypatch.setattr(Ledger, kind, noted)
     assign = Succession.assign

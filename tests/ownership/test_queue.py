@@ -622,7 +622,7 @@ def test_d5_no_timeout_is_lost_while_another_one_is_over(
     def beside_a_late_one(session: Session) -> bool:
         calls.append(session.id)
         if len(calls) == 1:
-            engine.backend.pending.queue(second, time.monotonic() - 60)
+            engine.backend.pending.queue(second, time.monotonic() - 0.5)
         return cancel(session)
 
     monkeypatch.setattr(engine.backend.sessions, "cancel", beside_a_late_one)

@@ -6,18 +6,26 @@ that names the process, and leaves nothing behind.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import re
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Thread
+from typing import Any
 
 import pytest
 
 import exclusivelog as xl
+import exclusivelog.aio
+from exclusivelog.producer import ProducerFuture
 from testing.processes import (
     EXCLUSIVE,
     FENCING,
     PATIENCE,
     WAIT,
+    State,
     Worker,
     open_producer,
     send,
@@ -102,3 +110,327 @@ def test_d5_a_claim_that_cannot_be_recorded_ends_at_its_timeout(
     assert engine.claims() == []
     with engine.own({"shard": None}, timeout=PATIENCE) as claim:
         assert claim.generations == {"shard": 1}
+
+
+# ---- requests that were queued before -------------------------------------------------------
+
+SOON = 2.0  # seconds: a timeout that is long enough to stop a process after the request
+
+
+def waiting(topic: xl.Topic, **options: Any) -> ProducerFuture:
+    """A request in the topic's queue."""
+    future = topic.producer_async(WAIT, **options)
+    until(lambda: topic.waiters)
+    return future
+
+
+@pytest.mark.rule("D5")
+@pytest.mark.parametrize("place", PLACES)
+def test_d5_a_waiter_that_was_queued_before_ends_at_its_timeout(
+    topic: xl.Topic, worker: Callable[..., Worker], place: str
+) -> None:
+    """Its row stays until the writer lock is free."""
+    process = worker(name="stopped")
+    assert process.call(open_producer, EXCLUSIVE) == 1
+    future = waiting(topic, timeout=SOON)
+    with (
+        blocked_by(process, place) as names_it,
+        pytest.raises(xl.WaitTimeoutError, match=names_it) as e,
+    ):
+        within(future.result)
+    assert "it is held by producer 'stopped-" in str(e.value)
+    assert e.value.holder is not None
+    assert e.value.holder.pid == process.pid
+    until(lambda: topic.waiters == [])
+    assert process.call(send, b"still the owner") == 0
+    with topic.producer(FENCING, timeout=PATIENCE) as again:
+        assert again.topic_epoch == 2
+
+
+@pytest.mark.rule("D5")
+def test_d5_a_waiter_ends_beside_a_request_without_a_timeout(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """The patient request holds the engine's lock, for which the background thread waits then."""
+    process, pending = worker(name="stopped"), topic.engine.backend.pending
+    assert process.call(open_producer, EXCLUSIVE) == 1
+    other = topic.engine.topic("other")
+    future, called = waiting(topic, timeout=SOON), Event()
+    future.add_done_callback(lambda _: called.set())
+    with ThreadPoolExecutor(1) as pool:
+        with blocked_by(process) as names_it:
+            patient = pool.submit(other.producer, EXCLUSIVE)
+            until(lambda: not _is_free(pending.lock))
+            with pytest.raises(xl.WaitTimeoutError, match=names_it):
+                within(future.result)
+            assert called.wait(PATIENCE)
+            assert not patient.done()
+        patient.result(PATIENCE).close()
+    until(lambda: topic.waiters == [])
+
+
+@pytest.mark.rule("D5", "B2")
+def test_d5_a_grant_to_a_waiter_that_has_timed_out_is_released_at_once(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """The process is stopped in the transaction that promotes the waiter. The next waiter, which
+    has no timeout, is promoted after it."""
+    process = worker(name="stopped")
+    assert process.call(open_producer, EXCLUSIVE) == 1
+    future = waiting(topic, timeout=SOON, name="late", priority=1)
+    patient = topic.producer_async(WAIT, name="patient")
+    with stopped(process, "", release_and_stop), pytest.raises(xl.WaitTimeoutError):
+        within(future.result)
+    process.answer()
+    with patient.result(PATIENCE) as producer:
+        assert producer.topic_epoch == 3
+        assert [owner.producer_name for owner in topic.holders] == ["patient"]
+    events = [(e.kind, e.target and e.target["producer"]) for e in topic.engine.history("orders")]
+    assert events[-5:-1] == [
+        ("release", None), ("grant", "late"), ("release", None), ("grant", "patient"),
+    ]  # fmt: skip
+
+
+def release_and_stop(state: State, _: str) -> None:
+    """Release the topic, and stop before the commit."""
+    assert state.producer is not None
+    backend = state.engine.backend
+
+    def run() -> None:
+        with backend.ledger.write_exclusive() as tables:
+            [session] = tables.sessions.holders(state.topic.id)
+            backend.sessions.succession.leave(tables, session, "release", "closed")
+            signal.raise_signal(signal.SIGSTOP)
+
+    within(run, 2 * PATIENCE)
+
+
+@pytest.mark.rule("D5")
+def test_d5_a_cancel_does_not_wait_for_a_stopped_process(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    process = worker(name="stopped")
+    assert process.call(open_producer, EXCLUSIVE) == 1
+    future = waiting(topic)
+    with blocked_by(process):
+        assert within(future.cancel)
+        assert future.cancelled()
+    until(lambda: topic.waiters == [])
+    assert process.call(send, b"still the owner") == 0
+
+
+@pytest.mark.rule("D5")
+def test_d5_a_role_that_was_queued_before_ends_at_its_timeout(
+    engine: xl.Engine, worker: Callable[..., Worker]
+) -> None:
+    process = worker(name="stopped")
+    process.call(hold_role)
+    future = engine.role_async("billing", topics=["orders"], claims={"g": {"r": None}},
+                               timeout=SOON)  # fmt: skip
+    until(lambda: engine.backend.pending.queued)
+    with blocked_by(process) as names_it, pytest.raises(xl.WaitTimeoutError, match=names_it):
+        within(future.result)
+    until(lambda: not any(role.waiters for role in engine.roles()))
+    process.call(end_role)
+    with engine.role("billing", topics=["orders"], claims={"g": {"r": None}}, timeout=PATIENCE):
+        pass
+
+
+def hold_role(state: State) -> None:
+    """Hold the role."""
+    state.kept["role"] = state.engine.role("billing", topics=["orders"], claims={"g": {"r": None}})
+
+
+def end_role(state: State) -> None:
+    """Release it."""
+    state.kept["role"].close()
+
+
+@pytest.mark.rule("D5")
+def test_d5_a_request_that_waits_for_a_hand_over_ends_at_its_timeout(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """The source keeps the topic, because it is in a transaction that pauses its producers."""
+    process = worker(name="stopped")
+    assert process.call(open_producer, EXCLUSIVE) == 1
+    process.call(keep_pausing)
+    moving = topic.engine.unload_async("orders", to=topic.engine.id, timeout=PATIENCE)
+    future = topic.producer_async(EXCLUSIVE, timeout=SOON)
+    assert not future.done()
+    with blocked_by(process), pytest.raises(xl.WaitTimeoutError, match="took longer than timeout"):
+        within(future.result)
+    process.call(end_pausing)
+    [move] = moving.result(PATIENCE)
+    assert move.state == "assigned"
+    with topic.producer(EXCLUSIVE, timeout=PATIENCE) as producer:
+        assert producer.topic_epoch == 2
+
+
+def keep_pausing(state: State) -> None:
+    """Hold the lock of operations that pause producers, in a thread."""
+    over, begun = Event(), Event()
+    state.kept["over"] = over
+
+    def run() -> None:
+        with state.engine.backend.ledger.pause_lock:
+            begun.set()
+            over.wait(2 * PATIENCE)
+
+    Thread(target=run, daemon=True).start()
+    assert begun.wait(PATIENCE)
+
+
+def end_pausing(state: State) -> None:
+    """Release it."""
+    state.kept["over"].set()
+
+
+@pytest.mark.rule("D5")
+def test_d5_a_claim_that_waits_for_its_holder_ends_at_its_timeout(
+    engine: xl.Engine, worker: Callable[..., Worker]
+) -> None:
+    process = worker(name="stopped")
+    process.call(own_shard)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(engine.own, {"shard": 1}, timeout=SOON)
+        with blocked_by(process) as names_it, pytest.raises(xl.WaitTimeoutError, match=names_it):
+            future.result(PATIENCE)
+    [claim] = engine.claims()
+    assert claim.generations == {"shard": 5}
+
+
+def own_shard(state: State) -> None:
+    """Claim it with a high generation."""
+    state.kept["claim"] = state.engine.own({"shard": 5})
+
+
+@pytest.mark.rule("D5")
+def test_d5_tasks_that_wait_end_at_their_timeouts(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """By `timeout=`, and by the task's cancellation."""
+    process, path = worker(name="stopped"), topic.engine.path
+    assert process.call(open_producer, EXCLUSIVE) == 1
+
+    async def wait() -> None:
+        async with xl.aio.open(path, name="tasks") as engine:
+            orders = await engine.topic("orders")
+            timed = orders.producer_async(WAIT, timeout=SOON)
+            cancelled = orders.producer_async(WAIT)
+            while len(topic.waiters) < 2:
+                await asyncio.sleep(0.01)
+            with blocked_by(process) as names_it:
+                with pytest.raises(xl.WaitTimeoutError, match=names_it):
+                    await asyncio.wait_for(timed, PATIENCE)
+                cancelled.cancel()
+                await asyncio.wait({cancelled}, timeout=PATIENCE)
+                assert cancelled.cancelled()
+            while topic.waiters:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(wait())
+    assert process.call(send, b"still the owner") == 0
+
+
+# ---- hand-overs -----------------------------------------------------------------------------
+
+
+@pytest.mark.rule("E4", "D5")
+@pytest.mark.parametrize("place", PLACES)
+def test_e4_a_move_that_cannot_begin_fails_at_its_deadline(
+    topic: xl.Topic, worker: Callable[..., Worker], place: str
+) -> None:
+    """Each topic says why, and the call can be repeated. While only appends are blocked, the move
+    begins, and is cancelled later."""
+    process, engine = worker(name="stopped"), topic.engine
+    assert process.call(open_producer, EXCLUSIVE) == 1
+    with blocked_by(process, place):
+        moves = within(lambda: engine.unload(["orders"], to=engine.id, timeout=1))
+        future = within(lambda: engine.unload_async(["orders"], to=engine.id, timeout=1))
+        moves += within(future.result)
+    for move in moves:
+        assert (move.topic, move.state, move.ok) == ("orders", "failed", False)
+        assert move.source is not None
+        assert move.source.pid == process.pid
+        assert f"pid {process.pid}" in move.reason
+    assert process.call(send, b"still the owner") == 0
+    [move] = engine.unload("orders", to=engine.id, timeout=PATIENCE)
+    assert move.state == "assigned"
+
+
+@pytest.mark.rule("E4", "D5")
+@pytest.mark.parametrize("keepalive", [0.5, None])
+def test_e4_a_move_whose_source_is_stopped_inside_fails_at_its_deadline(
+    topic: xl.Topic, worker: Callable[..., Worker], keepalive: float | None
+) -> None:
+    """Also if the source is unresponsive, so that it would be evicted."""
+    process, engine = worker(name="stopped", keepalive=keepalive), topic.engine
+    assert process.call(open_producer, EXCLUSIVE) == 1
+    process.call(keep_pausing)
+    future = engine.unload_async("orders", to=engine.id, timeout=SOON)
+    with blocked_by(process):
+        [move] = within(future.result)
+    assert (move.state, move.ok) == ("failed", False)
+    process.call(end_pausing)
+    until(lambda: [e.kind for e in engine.history("orders")][-1] in ("cancel", "evict"))
+    with topic.producer(FENCING, timeout=PATIENCE) as again:
+        assert again.topic_epoch == 2
+
+
+@pytest.mark.rule("E4", "D5")
+def test_e4_a_move_that_cannot_be_cancelled_says_so(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    process, engine = worker(name="stopped"), topic.engine
+    assert process.call(open_producer, EXCLUSIVE) == 1
+    process.call(keep_pausing)
+    future = engine.unload_async("orders", to=engine.id, timeout=2 * PATIENCE)
+    with blocked_by(process) as names_it:
+        assert not within(future.cancel)
+        with pytest.raises(xl.WaitTimeoutError, match=names_it):
+            within(future.result)
+    until(lambda: [e.kind for e in engine.history("orders")][-1] == "cancel")
+    process.call(end_pausing)
+    assert process.call(send, b"still the owner") == 0
+
+
+@pytest.mark.rule("E4", "D5")
+def test_e4_a_producer_that_cannot_move_stays(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    process = worker(name="stopped")
+    with topic.producer(EXCLUSIVE) as producer:
+        with blocked_by(process) as names_it:
+            move = within(lambda: producer.move(process.id, timeout=1))
+        assert (move.state, bool(re.search(names_it, move.reason))) == ("failed", True)
+        assert producer.send(b"still the owner") == 0
+
+
+# ---- roles ----------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("D5")
+@pytest.mark.parametrize("topics", [[], ["orders"], ["new"]])
+def test_d5_a_role_that_cannot_be_registered_ends_at_its_timeout(
+    engine: xl.Engine, worker: Callable[..., Worker], topics: list[str]
+) -> None:
+    """Its topics may have to be created."""
+    process = worker(name="stopped")
+    with blocked_by(process) as names_it, pytest.raises(xl.WaitTimeoutError, match=names_it):
+        within(lambda: engine.role("billing", topics=topics, timeout=1))
+    assert engine.roles() == []
+    with engine.role("billing", topics=topics, timeout=PATIENCE) as role:
+        assert role.epoch == 1
+
+
+@pytest.mark.rule("E4", "D5")
+def test_e4_a_role_that_cannot_be_handed_over_stays(
+    engine: xl.Engine, worker: Callable[..., Worker]
+) -> None:
+    process = worker(name="stopped")
+    with engine.role("billing", topics=["orders"]) as role:
+        with blocked_by(process) as names_it:
+            move = within(lambda: role.hand_over(process.id, timeout=1))
+        assert (move.state, bool(re.search(names_it, move.reason))) == ("failed", True)
+        with role.producer("orders") as producer:
+            assert producer.send(b"still the owner") == 0

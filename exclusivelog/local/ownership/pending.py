@@ -14,8 +14,11 @@ import concurrent.futures
 import contextlib
 import functools
 import heapq
+import itertools
 import logging
+import queue
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -100,8 +103,12 @@ class Arrivals:
 
     def take_future(self, future: AnyFuture) -> bool:
         """The same, for the request that settles this future."""
-        found = next((each for each in self._waiting if each.future is future), None)
+        found = self.find(future)
         return found is not None and self.take(found)
+
+    def find(self, future: AnyFuture) -> Arrival | None:
+        """The request that settles this future, if it waits."""
+        return next((each for each in list(self._waiting) if each.future is future), None)
 
     def overdue(self) -> list[Arrival]:
         """Those whose `timeout` has passed."""
@@ -128,6 +135,7 @@ class Queued:
         self._waiting: dict[int, AnyFuture] = {}
         self._settling: dict[int, AnyFuture] = {}
         self._deadlines: list[tuple[float, int]] = []
+        self._lock = _core.Lock()  # no thread waits for the writer lock with it
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -165,13 +173,14 @@ class Queued:
         self._waiting.pop(session, None)
 
     def take(self, session: int) -> AnyFuture | None:
-        """Mark a queued session's outcome as known; return its future."""
-        # It is in one of the two at every moment: `cancel` must see that it will be settled.
-        future = self._waiting.get(session)
-        if future is not None:
-            self._settling[session] = future
-            self._waiting.pop(session, None)
-        return future
+        """Mark a queued session's outcome as known; return its future, to one caller only."""
+        with self._lock:
+            # It is in one of the two at every moment: `cancel` must see that it will be settled.
+            future = self._waiting.get(session)
+            if future is not None:
+                self._settling[session] = future
+                self._waiting.pop(session, None)
+            return future
 
     def settle_later(self, session: int, future: AnyFuture) -> None:
         """Add a session that never waited, whose outcome is to be delivered."""
@@ -206,6 +215,43 @@ class Queued:
         return {**waiting, **(self._settling if settling else {})}
 
 
+# ---- limits ----------------------------------------------------------------------------
+
+
+class Limits:
+    """When requests end at the latest. The background thread ends them at their deadlines, unless
+    it waits for a process that is stopped with the writer lock; so another thread watches these."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int, weakref.ref[AnyFuture]]] = []
+        self._numbers = itertools.count()  # entries of one time are not compared further
+        # Unlike an Event, it can be used in a signal handler that has interrupted such a use.
+        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def add(self, future: AnyFuture, deadline: float) -> None:
+        """Watch a request that is to end at this time of the monotonic clock."""
+        entry = deadline + LATE_SECONDS, next(self._numbers), weakref.ref(future)
+        heapq.heappush(self._entries, entry)
+        if entry in self._entries[:1]:
+            self.wake()
+
+    def wake(self) -> None:
+        """End the present `wait`."""
+        self._woken.put(None)
+
+    def wait(self, seconds: float) -> list[AnyFuture]:
+        """Sleep until requests are late, at most for so many seconds; returns those."""
+        left = [at - time.monotonic() for at, _, _ in self._entries[:1]]
+        with contextlib.suppress(queue.Empty):
+            self._woken.get(timeout=max(0.0, min([seconds, *left])))
+        late = []
+        while self._entries and self._entries[0][0] <= time.monotonic():
+            future = heapq.heappop(self._entries)[2]()
+            if future is not None and not future.done():
+                late.append(future)
+        return late
+
+
 # ---- requests --------------------------------------------------------------------------
 
 
@@ -214,6 +260,9 @@ log = logging.getLogger(__name__)
 # Sleep this long after a delivery, so that the notified thread gets the GIL now. Else it would wait
 # for it until the background thread sleeps.
 HANDED_ON_SECONDS = 20e-6
+# A request whose wait the background thread has not ended after this long ends without it.
+LATE_SECONDS = 1.0
+CANCELLED_WITHIN = 5.0  # seconds that a cancel waits for the writer lock
 
 Made = TypeVar("Made")
 
@@ -226,6 +275,9 @@ class Worker(Protocol):
 
     def release_orphans(self) -> None:
         """Release sessions that were granted to interrupted calls."""
+
+    def release_later(self, session: Session) -> None:
+        """Release one session as soon as the writer lock is free."""
 
 
 class Callbacks(Protocol):
@@ -241,7 +293,7 @@ class Sessions(Protocol):
     def topic_name(self, topic: int) -> str:
         """The name of the topic with this id."""
 
-    def cancel(self, session: Session) -> bool:
+    def cancel(self, session: Session, until: int = 0) -> bool:
         """Remove the session from its queue. False if it is not in it (any more)."""
 
     def still_coming(self, topic: int, engine: str) -> Transfer | None:
@@ -263,6 +315,7 @@ class Ledger(Protocol):
 
     path: str
     journal: _core.Journal | None
+    watch: Any  # the `StallWatch`
 
     @property
     def checkpointer(self) -> Background:
@@ -355,9 +408,11 @@ class Pending:
         self._engine = engine
         self._deliveries = deliveries
         self.queued = Queued()
+        self.limits = Limits()
         self._arrivals = Arrivals()
         # Sessions that another producer waited for before they had a producer.
         self._wanted: set[int] = set()
+        self._wanting = _core.Lock()  # protects it; no thread waits for the writer lock with it
 
     # ---- what waits ----------------------------------------------------------------------
 
@@ -436,6 +491,8 @@ class Pending:
             registration = arrival.register()
         except StillReleasing as refused:
             self._arrivals.add(arrival, refused)
+            if arrival.deadline is not None:
+                self.limits.add(future, arrival.deadline)
             self._engine().worker.wake()  # the background thread must watch the source's engine now
             return None
         future.session = registration.session
@@ -448,6 +505,8 @@ class Pending:
         deadline."""
         assert future.session is not None
         self.queued.add(future, deadline)
+        if deadline is not None:
+            self.limits.add(future, deadline)
         # Start them now, not at the promotion: the topic would be idle for as long.
         self._engine().ledger.checkpointer.start()
         self._engine().committer.start()
@@ -455,9 +514,19 @@ class Pending:
 
     def withdraw(self, session: Session) -> bool:
         """Remove a waiting session from the queue. False if it was granted or fenced first; then
-        its future is settled when this returns."""
+        its future is settled when this returns.
+
+        If the writer lock is not free within `CANCELLED_WITHIN`, the background thread removes it
+        later."""
         engine = self._engine()
-        if engine.sessions.cancel(session):
+        try:
+            cancelled = engine.sessions.cancel(session, time_limit(CANCELLED_WITHIN, _core.now()))
+        except WaitTimeoutError:
+            if self._abandon(session) is None:
+                return False
+            self.queued.settled(session.id)
+            return True
+        if cancelled:
             self.queued.drop(session.id)
             return True
         engine.notifications.read()
@@ -468,8 +537,11 @@ class Pending:
         """Remove a request that waits for a hand-over; False if it is not one."""
         if not self._arrivals or self._engine().forked:  # its lock may be the parent's
             return False
-        with self.lock:
-            return self._arrivals.take_future(future)
+        if self._arrivals.take_future(future):
+            return True
+        with contextlib.suppress(WaitTimeoutError), self._registering(CANCELLED_WITHIN):
+            return self._arrivals.take_future(future)  # it was repeated, to no avail
+        return False
 
     # ---- settle --------------------------------------------------------------------------
 
@@ -481,7 +553,7 @@ class Pending:
         if future.granted is None:  # else this is a second attempt
             future.granted = future.make(session, last_sequence)
             self._log_granted(session, reason)
-        with self.lock:
+        with self._wanting:
             wanted = session.id in self._wanted
             self._wanted.discard(session.id)
         self.settle(future, session.id, functools.partial(give_granted, future))
@@ -502,7 +574,7 @@ class Pending:
 
     def notify_wanted(self, session_id: int) -> None:
         """Notify a session's producer that another one waits for its topic."""
-        with self.lock:
+        with self._wanting:
             producer = self._engine().registry.find_session(session_id)
             if producer is None and self.queued.settling(session_id) is not None:
                 self._wanted.add(session_id)  # another thread is making it, and will notify it
@@ -580,12 +652,50 @@ class Pending:
 
     def _end_wait(self, future: AnyFuture) -> None:
         session = future.session
-        if self._engine().sessions.cancel(session):
-            self.queued.take(session.id)
+        # None: the wait for the writer lock was so long that the request has ended without it.
+        if self._engine().sessions.cancel(session) and self.queued.take(session.id) is not None:
             self._deliveries.add(functools.partial(self._fail_late, future, session.id))
 
-    def _fail_late(self, future: AnyFuture, session_id: int) -> None:
-        """Settle a future whose `timeout` has passed; the error names the topic's holder."""
+    def end_late(self, futures: Iterable[AnyFuture]) -> None:
+        """End requests that the background thread has not ended, because it waits for a process
+        that is stopped with the writer lock (rule D5). Called in a thread of its own.
+
+        Their sessions are released as soon as that lock is free, also where one is granted until
+        then: no call has got it."""
+        engine = self._engine()
+        try:
+            if self.lock.acquire(False):  # else a thread that waits for the writer lock has it
+                try:
+                    engine.notifications.read()  # one of them may have been granted before
+                finally:
+                    self.lock.release()
+            blocked = _describe_block(engine)
+            for future in futures:
+                self._end_late(future, blocked)
+            self._deliveries.deliver()
+        finally:
+            for future in futures:
+                if not future.done():  # it is being registered, or settled by another thread
+                    self.limits.add(future, time.monotonic())
+
+    def _end_late(self, future: AnyFuture, blocked: str) -> None:
+        arrival = self._arrivals.find(future)
+        if arrival is not None and self._arrivals.take(arrival):
+            self._refuse(arrival, arrival.timed_out())
+        elif future.session is not None and self._abandon(future.session) is not None:
+            self._fail_late(future, future.session.id, blocked)
+
+    def _abandon(self, session: Session) -> AnyFuture | None:
+        """Stop waiting for a queued session, and have the background thread release it. Returns its
+        future, which is to be settled; None if its outcome is known."""
+        future = self.queued.take(session.id)
+        if future is not None:
+            self._engine().worker.release_later(session)
+        return future
+
+    def _fail_late(self, future: AnyFuture, session_id: int, blocked: str = "") -> None:
+        """Settle a future whose `timeout` has passed; the error names the topic's holder, and the
+        process that `blocked` the background thread."""
         owner = None
         with contextlib.suppress(ExclusiveLogError):
             sessions = self._engine().sessions
@@ -595,7 +705,9 @@ class Pending:
             f"; it is held by producer {owner.producer_name!r} of engine {owner.engine_name!r} "
             f"(id {owner.engine_id}, pid {owner.pid}, epoch {owner.epoch})"
         )  # fmt: skip
-        self.fail(future, session_id, WaitTimeoutError(f"{future.waited}{by}", holder=owner))
+        self.fail(
+            future, session_id, WaitTimeoutError(f"{future.waited}{by}{blocked}", holder=owner)
+        )
 
     def fail_all(self, error: ExclusiveLogError, settling: bool = True) -> None:
         """Fail all requests that wait, because there will be no more promotions; with `settling`,
@@ -605,6 +717,16 @@ class Pending:
         for arrival in self._arrivals.all():
             if self._arrivals.take(arrival):
                 self.fail(arrival.future, 0, error)
+
+
+def _describe_block(engine: Host) -> str:
+    """The process that holds the writer lock, for the text of an error."""
+    holder = engine.ledger.watch.holder()
+    return "" if holder is None else (
+        f"; the writer lock is held by {holder}, and the request leaves the queue once it is free. "
+        "Resume or end that process; open(kill_stalled=True) kills one that is silent for longer "
+        "than its keepalive"
+    )  # fmt: skip
 
 
 def _why_granted(session: Session) -> str:

@@ -591,13 +591,14 @@ class LocalRoles:
     def __init__(self, engine: Host) -> None:
         self._engine = engine
 
-    def own_topic(self, name: str) -> tuple[int, str]:
-        """(id, name) of the topic that stands for the role of that name."""
+    def own_topic(self, name: str, until: int = 0) -> tuple[int, str]:
+        """(id, name) of the topic that stands for the role of that name. WaitTimeoutError if it
+        cannot be created before `until`."""
         ledger, own = self._engine.ledger, PREFIX + name
         with ledger.read() as tables:
             row = tables.topics.find(own)
         if row is None:
-            with ledger.write_exclusive() as tables:
+            with ledger.write_exclusive(until) as tables:
                 row = tables.topics.find(own) or tables.topics.create(own)
         return row.id, row.name
 

@@ -709,10 +709,11 @@ class Sessions:
             for session in sessions:
                 self.succession.leave(tables, session, "release", "closed")
 
-    def cancel(self, session: Session) -> bool:
+    def cancel(self, session: Session, until: int = 0) -> bool:
         """Remove the session from its queue. False if it is not in it (any more): it was granted or
-        fenced, as a notification says (rule D5)."""
-        with self._ledger.write_exclusive() as tables:
+        fenced, as a notification says (rule D5). WaitTimeoutError if that cannot begin before
+        `until`."""
+        with self._ledger.write_exclusive(until) as tables:
             if not tables.sessions.waiting(session):
                 return False
             row = tables.topics.get(session.topic)
@@ -756,23 +757,24 @@ class Sessions:
                 for engine in gone:
                     tables.notifications.drop(engine, 2**64 - 1)
 
-    def evict(self, engine: str) -> Iterator[Sequence[Session]]:
+    def evict(self, engine: str, until: int = 0) -> Iterator[Sequence[Session]]:
         """Remove a dead engine's sessions and promote the waiters for their topics (rule C2).
 
         Topics with the best waiters go first. A transaction takes a bounded number, so that no
         process waits long for the writer lock, and the first transaction only a few, so that the
-        first waiters are promoted early. Yields the sessions of each transaction.
+        first waiters are promoted early. Yields the sessions of each transaction. WaitTimeoutError
+        if one cannot begin before `until`.
         """
         with self._ledger.read() as tables:
             order = _by_urgency(tables, tables.sessions.of_engine(engine))
         size = EVICTED_AT_FIRST
-        while order and self._evict_some(engine, order[:size]):
+        while order and self._evict_some(engine, order[:size], until):
             evicted, order = order[:size], order[size:]
             size = EVICTED_AT_ONCE
             yield evicted
 
-    def _evict_some(self, engine: str, sessions: Sequence[Session]) -> bool:
-        with self._ledger.write_exclusive() as tables:
+    def _evict_some(self, engine: str, sessions: Sequence[Session], until: int) -> bool:
+        with self._ledger.write_exclusive(until) as tables:
             if self._living.alive(sessions[0].slot, engine):
                 return False  # it was unresponsive, and has resumed meanwhile (rule C3)
             if not self._living.exists(sessions[0].slot, engine):

@@ -105,7 +105,7 @@ class Transactions(Protocol):
     def write_checkpointed(self, until: int = 0) -> AbstractContextManager[Tables]:
         """An exclusive write whose tables have all that the journal has."""
 
-    def write_concurrent(self) -> AbstractContextManager[Tables]:
+    def write_concurrent(self, until: int = 0) -> AbstractContextManager[Tables]:
         """A concurrent write: appends go on."""
 
 

@@ -111,7 +111,8 @@ class HandOver:
     # ---- Releasing -----------------------------------------------------------------------
 
     def begin(self, names: Sequence[str], wish: Wish) -> list[Begun]:
-        """Begin to move these topics, all or none; returns the moves."""
+        """Begin to move these topics, all or none; returns the moves. WaitTimeoutError if that
+        cannot begin before the deadline."""
         return self._announce(names, wish) or self._begin(names, wish)
 
     def _announce(self, names: Sequence[str], wish: Wish) -> list[Begun]:
@@ -119,7 +120,7 @@ class HandOver:
         here. Empty, and nothing is written, if more is to be done for one of them."""
         if wish.producer is not None or wish.groups:
             return []
-        with self._ledger.write_concurrent() as tables:
+        with self._ledger.write_concurrent(wish.until) as tables:
             rows = [_existing(tables, name) for name in names]
             owners = [self._owner_to_announce(tables, row, wish) for row in rows]
             pairs = [(row, o) for row, o in zip(rows, owners, strict=True) if o is not None]
@@ -147,7 +148,7 @@ class HandOver:
         tables.notifications.post(owner, RELEASE, row.id)
 
     def _begin(self, names: Sequence[str], wish: Wish) -> list[Begun]:
-        with self._ledger.write_exclusive() as tables:
+        with self._ledger.write_exclusive(wish.until) as tables:
             topics = [_existing(tables, name).id for name in names]
             begun: dict[tuple[int, int], Begun] = {}  # the topics of one role are one move
             for topic in topics:
@@ -155,6 +156,15 @@ class HandOver:
                 one = self._begin_one(tables, tables.topics.get(topic), wish)
                 begun.setdefault((one.move.topic_id, one.lineage), one)
             return list(begun.values())
+
+    def not_begun(self, names: Sequence[str], wish: Wish, reason: str) -> list[Begun]:
+        """The hand-overs of these topics where none of them could begin; changes nothing."""
+        with self._ledger.read() as tables:
+            rows = [_existing(tables, name) for name in names]
+            return [
+                Begun(_move(row, owner_of(tables, row), wish.to, "failed", reason, wish.producer))
+                for row in rows
+            ]
 
     def _begin_one(self, tables: Tables, row: _core.TopicRow, wish: Wish) -> Begun:
         self._succession.evict_dead(tables, row, "exclusive")
@@ -290,11 +300,14 @@ class HandOver:
 
     # ---- the end -------------------------------------------------------------------------
 
-    def cancel(self, topics: Iterable[int], reason: str, until: int | None = None) -> list[str]:
+    def cancel(
+        self, topics: Iterable[int], reason: str, until: int | None = None, limit: int = 0
+    ) -> list[str]:
         """End hand-overs (only those with this deadline, unless None). An owner keeps its topic,
-        and a free topic gets its best waiter. Returns the names of the topics."""
+        and a free topic gets its best waiter. Returns the names of the topics. WaitTimeoutError if
+        that cannot begin before `limit`."""
         cancelled = []
-        with self._ledger.write_exclusive() as tables:
+        with self._ledger.write_exclusive(limit) as tables:
             for topic in topics:
                 row = tables.topics.intact(topic, STAYS)
                 if row is None:

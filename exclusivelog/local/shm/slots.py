@@ -511,14 +511,18 @@ class StallWatch:
                 self._kill_if_inside(suspect)
         return holder
 
+    def holder(self) -> str | None:
+        """Who appends or holds the writer lock now, if any: a stopped thread first."""
+        inside = [thread for thread in self._inside() if thread]
+        thread = next(filter(is_stopped, inside), next(iter(inside), None))
+        return None if thread is None else self._describe(thread)[0]
+
     def _inside(self) -> tuple[int, int]:
         threads: tuple[int, int] = self._journal.inside
         return threads
 
     def _report(self, thread: int) -> str:
-        pid = process_of(thread)
-        engines = [] if pid is None else [each for _, each in self._slots.in_process(pid)]
-        holder = ", ".join(map(describe, engines)) or f"thread {thread}"
+        holder, pid, engines = self._describe(thread)
         # If the thread makes progress, one of these changes.
         appends = self._inside()[0] == thread
         stall = thread, self._journal.version, self._journal.tail if appends else 0
@@ -528,6 +532,12 @@ class StallWatch:
                 log, logs.SLOW_LOCK, ledger=self._path, **_of_process(pid, engines), holder=holder
             )
         return holder
+
+    def _describe(self, thread: int) -> tuple[str, int | None, list[EngineInfo]]:
+        """The text about a thread, its process and the engines there."""
+        pid = process_of(thread)
+        engines = [] if pid is None else [each for _, each in self._slots.in_process(pid)]
+        return ", ".join(map(describe, engines)) or f"thread {thread}", pid, engines
 
     def _kill_if_inside(self, thread: int) -> None:
         pid = process_of(thread)

@@ -202,11 +202,11 @@ class Ledger:
         """
         return self._transaction(exclusive=True, applied=False, until=until)
 
-    def write_concurrent(self) -> Transaction:
+    def write_concurrent(self, until: int = 0) -> Transaction:
         """A concurrent write transaction: as `write_exclusive`, but appends go on meanwhile. Use it
         for changes that do not concern ownership. What readers have seen is flushed before it
         commits."""
-        return self._transaction(exclusive=False, applied=False)
+        return self._transaction(exclusive=False, applied=False, until=until)
 
     def write_checkpointed(self, until: int = 0) -> Transaction:
         """A checkpointed write transaction: as `write_exclusive`, with the whole journal applied to
