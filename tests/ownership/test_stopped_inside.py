@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -434,3 +435,39 @@ def test_e4_a_role_that_cannot_be_handed_over_stays(
         assert (move.state, bool(re.search(names_it, move.reason))) == ("failed", True)
         with role.producer("orders") as producer:
             assert producer.send(b"still the owner") == 0
+
+
+# ---- sends and reads ------------------------------------------------------------------------
+
+
+@pytest.mark.rule("B9", "G5")
+@pytest.mark.parametrize("place", PLACES)
+def test_b9_sends_and_reads_end_at_their_timeouts(
+    topic: xl.Topic, worker: Callable[..., Worker], place: str
+) -> None:
+    """Messages without an outcome are in the log once the process has resumed."""
+    process, engine = worker(name="stopped"), topic.engine
+    counts = xl.SharedMap(engine.topic("counts"))
+    counts.put("a", 1)
+    producer, reader, watch = topic.producer(EXCLUSIVE), topic.reader("latest"), counts.watch()
+    members = topic.reader(group="g"), engine.reader(["orders", "counts"], group="h")
+    for _ in counts.topic.reader():
+        members[1].read_next(0)
+    calls = [
+        lambda: producer.send(b"1", timeout=1),
+        lambda: producer.send_many([b"2", b"3"], timeout=1),
+        lambda: producer.send_async(b"4").result(1),
+        lambda: producer.flush(timeout=1),
+        lambda: reader.read_next(timeout=1),
+        lambda: list(reader.follow(timeout=1)),
+        lambda: list(reader.values(follow=True, timeout=1)),
+        *(functools.partial(member.read_next, timeout=1) for member in members),
+        lambda: watch.read_next(timeout=1),
+    ]
+    with stopped(process, place):
+        for call in calls:
+            with contextlib.suppress(xl.WaitTimeoutError):
+                within(call)
+    process.answer()
+    producer.flush(PATIENCE)
+    assert sorted(message.value for message in topic.reader()) == [b"1", b"2", b"3", b"4"]
