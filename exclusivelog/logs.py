@@ -49,8 +49,9 @@ class Line:
 LINES: dict[str, Line] = {}
 
 
-def _line(event: str, level: int, text: str) -> Line:
-    line = LINES[event] = Line(event, level, text)
+def _line(event: str, level: int, text: str, begin: str = "%(ledger)s: ") -> Line:
+    """Define a line. `begin`: its first words; a process may have several ledgers open."""
+    line = LINES[event] = Line(event, level, begin + text)
     return line
 
 
@@ -162,32 +163,32 @@ _WHO = "engine %(engine)r (id %(engine_id)s, pid %(pid)s)"
 
 OPENED = _line(
     "opened", _I,
-    f"%(ledger)s: {_WHO} opened in %(seconds).3f s: durability %(durability)s, keepalive "
+    f"{_WHO} opened in %(seconds).3f s: durability %(durability)s, keepalive "
     "%(keepalive)s s, readonly %(readonly)s",
 )  # fmt: skip
-CLOSED = _line("closed", _I, f"%(ledger)s: {_WHO} closed")
+CLOSED = _line("closed", _I, f"{_WHO} closed")
 CLOSING_FAILED = _line(
     "closing_failed", _W,
-    "%(ledger)s: engine %(engine)r is closed, but met an error while closing: %(reason)s",
+    "engine %(engine)r is closed, but met an error while closing: %(reason)s",
 )  # fmt: skip
 NOT_CLEARED = _line(
     "not_cleared", _W,
-    "%(ledger)s: engine %(engine)r is open, but could not delete what dead processes have left: "
+    "engine %(engine)r is open, but could not delete what dead processes have left: "
     "%(reason)s",
 )  # fmt: skip
 WORKER_REFUSED = _line(
     "worker_refused", _W,
-    "%(ledger)s: the background worker of engine %(engine)r met an error, and tries again: "
+    "the background worker of engine %(engine)r met an error, and tries again: "
     "%(reason)s",
 )  # fmt: skip
 WORKER_FAILED = _line(
     "worker_failed", _E,
-    "%(ledger)s: unexpected error in the background worker of engine %(engine)r, which tries "
+    "unexpected error in the background worker of engine %(engine)r, which tries "
     "again: %(reason)s",
 )  # fmt: skip
 THREAD_FAILED = _line(
     "thread_failed", _E,
-    "%(ledger)s: unexpected error in thread %(thread_of)r of engine %(engine)r, which continues: "
+    "unexpected error in thread %(thread_of)r of engine %(engine)r, which continues: "
     "%(reason)s",
 )  # fmt: skip
 WAITERS_WAIT_ON = _line(
@@ -197,7 +198,7 @@ WAITERS_WAIT_ON = _line(
 )  # fmt: skip
 CALLBACK_FAILED = _line(
     "callback_failed", _E,
-    "%(ledger)s: a callback of the application, called by engine %(engine)r, raised %(reason)s",
+    "a callback of the application, called by engine %(engine)r, raised %(reason)s",
 )  # fmt: skip
 ENGINE_GONE = _line(
     "engine_gone", _W,
@@ -255,26 +256,26 @@ DELETED = _line("deleted", _I, "topic %(topic)r was deleted at epoch %(epoch)s")
 
 SLOW_LOCK = _line(
     "slow_lock", _W,
-    "%(ledger)s: waited half a second for the writer lock, held by %(holder)s. If that process is "
+    "waited half a second for the writer lock, held by %(holder)s. If that process is "
     "stopped, all writers wait until it is resumed or killed",
 )  # fmt: skip
 KILLING = _line(
     "killing", _E,
-    "%(ledger)s: killing the unresponsive %(holder)s, which is longer than its keepalive, "
+    "killing the unresponsive %(holder)s, which is longer than its keepalive, "
     "%(reason)s",
 )  # fmt: skip
 NOT_KILLED = _line(
     "not_killed", _W,
-    "%(ledger)s: the unresponsive process %(pid)d cannot be killed: %(reason)s. Resume or end it",
+    "the unresponsive process %(pid)d cannot be killed: %(reason)s. Resume or end it",
 )  # fmt: skip
 SLOW_FLUSH = _line(
     "slow_flush", _W,
-    "%(ledger)s: a flush of the journal took %(seconds).3f s, and durable sends waited for it. "
+    "a flush of the journal took %(seconds).3f s, and durable sends waited for it. "
     "Look for other writers on this disk, or for a failing disk",
 )  # fmt: skip
 PINNED = _line(
     "pinned", _W,
-    "%(ledger)s: data.mdb grows, because a read has lasted %(seconds).0f s and is %(behind)d "
+    "data.mdb grows, because a read has lasted %(seconds).0f s and is %(behind)d "
     "transactions behind. End the read, or its process: %(holder)s",
 )  # fmt: skip
 
@@ -282,20 +283,18 @@ PINNED = _line(
 
 DISK_LOW = _line(
     "disk_low", _W,
-    "%(ledger)s: the disk has little room left: %(free)d bytes, %(percent).1f %% of its size. Make "
+    "the disk has little room left: %(free)d bytes, %(percent).1f %% of its size. Make "
     "room, or trim topics: sends fail with LedgerFullError once nothing is left",
 )  # fmt: skip
-DISK_ENOUGH = _line(
-    "disk_enough", _I, "%(ledger)s: the disk has room again: %(free)d bytes are free"
-)
+DISK_ENOUGH = _line("disk_enough", _I, "the disk has room again: %(free)d bytes are free")
 MAP_GROWS = _line(
     "map_grows", _W,
-    "%(ledger)s: the tables have grown from %(before)d to %(used)d bytes. Trim topics, or look for "
+    "the tables have grown from %(before)d to %(used)d bytes. Trim topics, or look for "
     "a read that lasts: engine.stats().oldest_reader",
 )  # fmt: skip
 MAP_LOW = _line(
     "map_low", _W,
-    "%(ledger)s: the tables use %(used)d of map_size=%(map_size)d bytes. Open the ledger with a "
+    "the tables use %(used)d of map_size=%(map_size)d bytes. Open the ledger with a "
     "larger map_size, or trim topics",
 )  # fmt: skip
 
@@ -303,37 +302,35 @@ MAP_LOW = _line(
 
 CHECKPOINT = _line(
     "checkpoint", _I,
-    "%(ledger)s: a checkpoint moved %(bytes)d bytes from the journal into the tables in "
+    "a checkpoint moved %(bytes)d bytes from the journal into the tables in "
     "%(seconds).3f s",
 )  # fmt: skip
 CHECKPOINT_REFUSED = _line(
     "checkpoint_refused", _W,
-    "%(ledger)s: a checkpoint failed, and is tried again; messages stay in the journal until then: "
+    "a checkpoint failed, and is tried again; messages stay in the journal until then: "
     "%(reason)s",
 )  # fmt: skip
 CHECKPOINT_FAILED = _line(
     "checkpoint_failed", _E,
-    "%(ledger)s: unexpected error in a checkpoint, which is tried again: %(reason)s",
+    "unexpected error in a checkpoint, which is tried again: %(reason)s",
 )  # fmt: skip
 CHECKPOINTS_FAILED = _line(
     "checkpoints_failed", _E,
-    "%(ledger)s: unexpected error in the checkpoint thread, which continues: %(reason)s",
+    "unexpected error in the checkpoint thread, which continues: %(reason)s",
 )  # fmt: skip
 BACKLOG_KEPT = _line(
     "backlog_kept", _W,
-    "%(ledger)s: the last checkpoint of a closing engine failed; its messages stay in the journal, "
+    "the last checkpoint of a closing engine failed; its messages stay in the journal, "
     "and another engine moves them: %(reason)s",
 )  # fmt: skip
-COMMIT_REFUSED = _line(
-    "commit_refused", _D, "%(ledger)s: a commit of queued messages failed: %(reason)s"
-)
+COMMIT_REFUSED = _line("commit_refused", _D, "a commit of queued messages failed: %(reason)s")
 COMMIT_FAILED = _line(
     "commit_failed", _E,
-    "%(ledger)s: unexpected error in a commit of queued messages: %(reason)s",
+    "unexpected error in a commit of queued messages: %(reason)s",
 )  # fmt: skip
 COMMIT_INTERRUPTED = _line(
     "commit_interrupted", _E,
-    "%(ledger)s: a commit of queued messages was interrupted, and is tried again: %(reason)s",
+    "a commit of queued messages was interrupted, and is tried again: %(reason)s",
 )  # fmt: skip
 TRIMMED = _line(
     "trimmed", _I, "topic %(topic)r: trimmed before offset %(offset)d, %(count)d messages"
@@ -347,7 +344,7 @@ SNAPSHOT = _line(
     "snapshot", _I,
     "topic %(topic)r: a snapshot as of offset %(offset)d, %(count)d items; took %(seconds).3f s",
 )  # fmt: skip
-BACKUP = _line("backup", _I, "%(ledger)s: backed up into %(target)s in %(seconds).3f s")
+BACKUP = _line("backup", _I, "backed up into %(target)s in %(seconds).3f s")
 NO_SNAPSHOT = _line("no_snapshot", _W, "topic %(topic)r: no snapshot: %(reason)s")
 SNAPSHOT_DAMAGED = _line(
     "snapshot_damaged", _W,
@@ -357,54 +354,56 @@ CHECKPOINT_NOT_KEPT = _line(
     "checkpoint_not_kept", _W,
     "topic %(topic)r: its checkpoint was not stored, so opening it reads more records: %(reason)s",
 )  # fmt: skip
-RETENTION_REFUSED = _line(
-    "retention_refused", _W, "%(ledger)s: retention failed, and tries again: %(reason)s"
-)
+RETENTION_REFUSED = _line("retention_refused", _W, "retention failed, and tries again: %(reason)s")
 RETENTION_FAILED = _line(
     "retention_failed", _E,
-    "%(ledger)s: unexpected error in retention, which tries again: %(reason)s",
+    "unexpected error in retention, which tries again: %(reason)s",
 )  # fmt: skip
 RETENTION_WAITS = _line(
     "retention_waits", _W,
-    "%(ledger)s: topic %(topic)r has messages that are older than max_age by more than an hour. "
+    "topic %(topic)r has messages that are older than max_age by more than an hour. "
     "Was the clock set ahead? They are removed in %(seconds).0f s unless it is set back",
 )  # fmt: skip
 NOT_COMPRESSED_AGAIN = _line(
     "not_compressed_again", _W,
-    "%(ledger)s: old messages could not be compressed again: %(reason)s",
+    "old messages could not be compressed again: %(reason)s",
 )  # fmt: skip
 
 # ---- damage ------------------------------------------------------------------------------
 
-FAILED = _line("failed", _E, "%(ledger)s: this process cannot use the ledger any more: %(reason)s")
-ROW_DAMAGED = _line("row_damaged", _E, "%(reason)s; %(consequence)s")
+FAILED = _line("failed", _E, "this process cannot use the ledger any more: %(reason)s")
+ROW_DAMAGED = _line("row_damaged", _E, "%(reason)s; %(consequence)s", begin="")
 JOURNAL_DAMAGED = _line(
     "journal_damaged", _E,
-    "%(ledger)s/journal is damaged at position %(position)d, or is an older one that was put back. "
-    "Messages may be missing: run `exclusivelog verify`",
+    "/journal is damaged at position %(position)d, or is an older one that was put back. Messages "
+    "may be missing: run `exclusivelog verify`", begin="%(ledger)s",
 )  # fmt: skip
 SETTING_DAMAGED = _line(
-    "setting_damaged", _E, "%(reason)s. New messages are not compressed until then"
+    "setting_damaged", _E, "%(reason)s. New messages are not compressed until then", begin=""
 )
 PRODUCER_ROW_DAMAGED = _line(
     "producer_row_damaged", _E,
-    "%(ledger)s: the row of producer %(key)r is damaged; it is written again, with the sequence id "
+    "the row of producer %(key)r is damaged; it is written again, with the sequence id "
     "in the journal",
 )  # fmt: skip
 PRODUCER_DAMAGED = _line(
-    "producer_damaged", _E, "%(reason)s; it is written again, with the sequence id in the journal"
+    "producer_damaged",
+    _E,
+    "%(reason)s; it is written again, with the sequence id in the journal",
+    begin="",
 )
 GAP = _line(
     "gap", _E,
-    "%(ledger)s: the journal continues topic %(topic)r at offset %(offset)d, but the topic ends at "
+    "the journal continues topic %(topic)r at offset %(offset)d, but the topic ends at "
     "%(end)d. Run `exclusivelog verify`",
 )  # fmt: skip
-ENTRY_DAMAGED = _line("entry_damaged", _D, "%(ledger)s: %(reason)s")
+ENTRY_DAMAGED = _line("entry_damaged", _D, "%(reason)s")
 SPACE_KEPT = _line(
     "space_kept", _W,
-    "%(ledger)s: a damaged entry of the topic with id %(topic_id)d keeps its space in segments/",
+    "a damaged entry of the topic with id %(topic_id)d keeps its space in segments/",
 )  # fmt: skip
 SEGMENT_KEPT = _line(
     "segment_kept", _W,
     "%(file)s is not used any more, but cannot be removed: %(reason)s. The next open tries again",
+    begin="",
 )  # fmt: skip

@@ -259,7 +259,10 @@ class Saving:
             finally:
                 beside.close()
         except ExclusiveLogError as error:
-            logs.emit(log, logs.CHECKPOINT_NOT_KEPT, topic=self._topic, reason=str(error))
+            logs.emit(
+                log, logs.CHECKPOINT_NOT_KEPT, ledger=self._place.url, topic=self._topic,
+                reason=str(error),
+            )  # fmt: skip
 
     def close(self) -> None:
         """Wait for a checkpoint that is being saved."""

@@ -63,6 +63,7 @@ class Host(Protocol):
     info: EngineInfo
     id: str
     name: str
+    path: str
 
     def check_open(self) -> None:
         """EngineClosedError unless the engine can be used here."""
@@ -325,8 +326,8 @@ class Requests:
                     self._pace = FIRST_POLL_SECONDS
             except (ClusterError, WaitTimeoutError) as error:  # the broker is restarting, say
                 logs.emit(
-                    log, logs.WAITERS_WAIT_ON, engine=self._host.name, engine_id=self._host.id,
-                    topic=topic.name, reason=str(error),
+                    log, logs.WAITERS_WAIT_ON, ledger=self._host.path, engine=self._host.name,
+                    engine_id=self._host.id, topic=topic.name, reason=str(error),
                 )  # fmt: skip
 
     def _poll_topic(self, topic: TopicLog, waiting: list[Asking]) -> bool:

@@ -66,16 +66,20 @@ class SnapshotRefused(StateError):
 class Snapshots(_core.SnapshotsBase):
     """The schedule of one state's snapshots.
 
+    - `ledger`, `topic`: for log lines.
     - `every`: take a snapshot after so many messages; None: never.
     - `take`: takes a snapshot; called in the background thread.
     """
 
-    def __init__(self, topic: str, every: int | None, take: Callable[[], object]) -> None:
+    def __init__(
+        self, ledger: str, topic: str, every: int | None, take: Callable[[], object]
+    ) -> None:
         if every is not None and (not is_whole(every) or every < 1):
             raise ValueError(f"snapshot_every={every!r}: it takes a number of writes")
         # Set by the background thread; the next call raises it.
         self.refused: SnapshotRefused | None = None
-        self._topic, self._every, self._take = topic, every, take
+        self._ledger, self._topic = ledger, topic
+        self._every, self._take = every, take
         self._newest = 0
         self.due_at = NEVER if every is None else every  # an offset
         self._thread: threading.Thread | None = None
@@ -97,7 +101,7 @@ class Snapshots(_core.SnapshotsBase):
         try:
             thread.start()
         except RuntimeError as error:  # too many threads; the write itself is in the log
-            logs.emit(log, logs.NO_SNAPSHOT, topic=self._topic, reason=str(error))
+            self._log_none(error)
         else:
             self._thread = thread
 
@@ -107,7 +111,10 @@ class Snapshots(_core.SnapshotsBase):
         except SnapshotRefused as error:
             self._every, self.due_at, self.refused = None, NEVER, error
         except Exception as error:  # the next one may succeed
-            logs.emit(log, logs.NO_SNAPSHOT, topic=self._topic, reason=str(error))
+            self._log_none(error)
+
+    def _log_none(self, error: Exception) -> None:
+        logs.emit(log, logs.NO_SNAPSHOT, ledger=self._ledger, topic=self._topic, reason=str(error))
 
     def close(self) -> None:
         """Wait for a snapshot that is being taken."""
@@ -237,7 +244,7 @@ class Replica(_core.ReplicaBase):
         except LedgerCorruptedError as error:
             if self._topic.first_offset > self.position:
                 raise
-            logs.emit(log, logs.SNAPSHOT_DAMAGED, topic=self._topic.name, reason=str(error))
+            self._log_damaged(str(error))
             return None
 
     def _do_without(self, offset: int, error: Exception) -> None:
@@ -245,9 +252,15 @@ class Replica(_core.ReplicaBase):
         text = f"topic {self._topic.name!r}: the snapshot as of offset {offset} cannot be decoded"
         if self._topic.first_offset > 0:
             raise StateError(f"{text}: {error!r}, and older messages were trimmed") from error
-        logs.emit(log, logs.SNAPSHOT_DAMAGED, topic=self._topic.name, reason=f"{text}: {error!r}")
+        self._log_damaged(f"{text}: {error!r}")
         self._reset()
         self.torn = False
+
+    def _log_damaged(self, reason: str) -> None:
+        logs.emit(
+            log, logs.SNAPSHOT_DAMAGED, ledger=self._topic.engine.path, topic=self._topic.name,
+            reason=reason,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Close the reader."""
@@ -455,8 +468,9 @@ class Shared(_core.SharedBase, Closing):
         self._ownership = Ownership(topic, self._writing, self._calls, self._prepare_to_write)
         kept = "snapshots" in self._engine.capabilities
         self._snapshots = Snapshots(
-            topic.name, snapshot_every if kept else None, self._snapshot_unless_closed
-        )
+            self._engine.path, topic.name, snapshot_every if kept else None,
+            self._snapshot_unless_closed,
+        )  # fmt: skip
         self._store: TopicStore = topic.engine.backend.topic_store(topic.id)
         self._kind_is_known = self._store.check_kind(kind)
         replica = Replica(topic, content, self._snapshots)

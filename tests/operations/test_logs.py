@@ -3,6 +3,7 @@ no handler, however broken, does a call any harm."""
 
 from __future__ import annotations
 
+import ast
 import logging
 import os
 import re
@@ -49,6 +50,30 @@ def test_the_page_lists_every_line_and_no_other() -> None:
     assert told == there, f"put this into docs/operations.md:\n{table()}"
 
 
+def test_every_line_names_its_ledger() -> None:
+    """A process may have several open. The reason of four lines is an error that names a file."""
+    begins = {line.text.split(")")[0] for line in logs.LINES.values()}
+    assert begins == {"%(ledger", "%(file", "%(reason"}
+    calls = [
+        call
+        for path in (ROOT / "exclusivelog").rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "logs.emit"
+    ]
+    without = [
+        ast.unparse(call.args[1])
+        for call in calls
+        if not {"ledger", "file", None} & {given.arg for given in call.keywords}
+    ]
+    assert len(calls) > 30
+    assert [name for name in without if not _begins_with_its_reason(name)] == []
+
+
+def _begins_with_its_reason(name: str) -> bool:
+    line: logs.Line = getattr(logs, name.removeprefix("logs."))
+    return line.text.startswith("%(reason)s")
+
+
 def test_every_line_is_logged_somewhere_and_nothing_past_the_table() -> None:
     sources = {
         path: path.read_text()
@@ -83,6 +108,7 @@ def test_a_life_of_an_engine_and_of_an_owner(path: str, heard: Heard) -> None:
     granted = only(heard("granted"))
     assert (granted.topic, granted.producer, granted.mode) == ("orders", "first", "exclusive")
     assert (granted.epoch, granted.reason, granted.engine) == (1, "request", "a")
+    assert granted.getMessage().startswith(f"{path}: topic 'orders' was granted to")
     assert 0 <= granted.waited < 30
     released = only(heard("released"))
     assert (released.topic, released.epoch, released.reason) == ("orders", 1, "closed")
@@ -463,8 +489,8 @@ def test_a_blocked_handler_is_left_out_and_the_others_are_not(full_pipe: int, br
         broken(logging.StreamHandler(stream))
         broken(other)
         log = logging.getLogger("exclusivelog.x")
-        logs.emit(log, logs.NO_SNAPSHOT, topic="orders", reason="full")
-    assert heard == ["topic 'orders': no snapshot: full"]
+        logs.emit(log, logs.NO_SNAPSHOT, ledger="log", topic="orders", reason="full")
+    assert heard == ["log: topic 'orders': no snapshot: full"]
 
 
 def test_an_interrupt_goes_through_a_handler(broken) -> None:
