@@ -31,6 +31,7 @@ from typing import Any, Protocol, TypeVar
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.waits import check_seconds
 
 __all__ = ["Process", "Start", "fence", "ledger", "second_process", "wait_until"]
 
@@ -76,6 +77,7 @@ class Process:
 
         Raises TimeoutError if it still runs then, and ChildProcessError if the process was killed.
         """
+        check_seconds(timeout, "timeout", "seconds from 0 on")
         self._asked = True
         value, error = self._ended(timeout)
         if error is not None:
@@ -169,6 +171,7 @@ def wait_until(
     >>> wait_until(lambda: len(engine.engines()))
     1
     """
+    check_seconds(timeout, "timeout", "seconds from 0 on")
     deadline = time.monotonic() + timeout
     while not (found := condition()):
         if time.monotonic() >= deadline:

@@ -119,11 +119,13 @@ class EngineFuture(concurrent.futures.Future[Granted], Generic[Granted]):
 
     def result(self, timeout: float | None = None) -> Granted:
         """Return the result; wait for it up to `timeout` seconds (None, the default: no limit)."""
+        check_timeout(timeout)
         self._await(timeout)
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the error that it failed with, or None; wait as `result` does."""
+        check_timeout(timeout)
         self._await(timeout)
         return super().exception(0)
 

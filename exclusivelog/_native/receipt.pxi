@@ -98,6 +98,7 @@ cdef class Receipt:
 
     def exception(self, timeout=None):
         """Return the error, or None if the message is in the log. Waits as `result` does."""
+        _check_timeout(timeout)
         if not self.batch.wait(timeout):
             raise _no_outcome(timeout)
         return self.batch.error
@@ -108,6 +109,7 @@ cdef class Receipt:
         - `timeout`: seconds until WaitTimeoutError; the message may still be committed then. None,
           the default: without limit.
         """
+        _check_timeout(timeout)
         if self.batch.state < DONE and not self.batch.wait(timeout):
             raise _no_outcome(timeout)
         if self.batch.state == FAILED:
@@ -163,6 +165,16 @@ cdef class Receipt:
         if self.batch.state == FAILED:
             return f"<Receipt failed: {self.batch.error!r}>"
         return f"<Receipt offset={self.batch.base_offset + self.index}>"
+
+
+cdef _check_timeout(timeout):
+    # As check_timeout in waits.py.
+    if timeout is None:
+        return
+    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool):
+        raise TypeError(f"timeout={timeout!r}: it takes seconds from 0 on, or None")
+    if not timeout >= 0:
+        raise ValueError(f"timeout={timeout!r}: it takes seconds from 0 on, or None")
 
 
 def _no_outcome(timeout):

@@ -18,6 +18,7 @@ from exclusivelog import _core
 from exclusivelog.backend import Closing, TopicStore
 from exclusivelog.errors import OffsetTrimmedError, TopicTerminatedError, WaitTimeoutError
 from exclusivelog.messages import Item, item_of, to_ms
+from exclusivelog.waits import check_timeout
 
 if TYPE_CHECKING:
     from exclusivelog.reader import Reader
@@ -153,6 +154,7 @@ class MapWatch(Closing, Generic[K, V]):
         Raises WaitTimeoutError if there was none, OffsetTrimmedError if the watch has fallen
         behind, TopicTerminatedError at the end of a terminated topic.
         """
+        check_timeout(timeout)
         end = None if timeout is None else time.monotonic() + timeout
         while not self._changes:
             left = None if end is None else max(0.0, end - time.monotonic())

@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import datetime as dt
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import exclusivelog as xl
+import exclusivelog.testing
 from exclusivelog import aio
 from testing.children import finish
 from tests.faces.test_cli import refusal
@@ -33,6 +35,23 @@ class Objects:
         self.gone = xl.open(path, "gone", durability="process")
         self.gone_topic = self.gone.topic("orders")
         self.gone.close()
+
+        self.future = self.topic.producer_async("shared")
+        stack.enter_context(self.future.result())
+
+    @property
+    def receipt(self) -> xl.Receipt:
+        """The receipt of a message that is in the log."""
+        with self.engine.topic("sent").producer() as producer:
+            receipt = producer.send_async(b"x")
+        assert receipt.done()
+        return receipt
+
+    def changes(self) -> xl.MapWatch[str, int]:
+        """A watch with one change."""
+        counts = xl.SharedMap(self.engine.topic("counts"))
+        counts.put("a", 1)
+        return counts.watch(start=0)
 
     def json(self, *values: Any) -> None:
         with self.topic.producer(serializer="json") as producer:
@@ -179,6 +198,54 @@ def test_an_error_names_what_is_wrong_and_the_way_out(there: Objects, mistake: s
     with pytest.raises(kind) as raised:
         call(there)
     assert [word for word in named if word not in str(raised.value)] == [], str(raised.value)
+    assert len(there.topic) == 3
+
+
+# ---- timeouts --------------------------------------------------------------------------------
+
+# Every public call with a `timeout`; a generator checks it at its first step.
+Waits = Callable[[Objects, Any], Any]
+WAITS: dict[str, Waits] = {
+    "producer": lambda o, t: o.topic.producer(timeout=t),
+    "producer_async": lambda o, t: o.topic.producer_async("wait_for_exclusive", timeout=t),
+    "role": lambda o, t: o.engine.role("r", timeout=t),
+    "role_async": lambda o, t: o.engine.role_async("r", timeout=t),
+    "own": lambda o, t: o.engine.own({"shard": None}, timeout=t),
+    "send": lambda o, t: o.producer.send(b"x", timeout=t),
+    "send_many": lambda o, t: o.producer.send_many([b"x"], timeout=t),
+    "flush": lambda o, t: o.producer.flush(timeout=t),
+    "result of a receipt": lambda o, t: o.receipt.result(t),
+    "exception of a receipt": lambda o, t: o.receipt.exception(t),
+    "result of a future": lambda o, t: o.future.result(t),
+    "exception of a future": lambda o, t: o.future.exception(t),
+    "read_next": lambda o, t: o.topic.reader().read_next(t),
+    "follow": lambda o, t: next(o.topic.reader().follow(t)),
+    "values": lambda o, t: next(o.topic.reader().values(follow=True, timeout=t)),
+    "read_next of a group": lambda o, t: o.engine.reader(["orders"], group="g").read_next(t),
+    "follow of a group": lambda o, t: next(o.engine.reader(["orders"], group="g").follow(t)),
+    "map": lambda o, t: xl.SharedMap(o.engine.topic("map"), timeout=t),
+    "state": lambda o, t: xl.SharedState(
+        o.engine.topic("state"), initial=dict, apply=lambda state, op: state, timeout=t
+    ),
+    "read_next of a watch": lambda o, t: o.changes().read_next(t),
+    "follow of a watch": lambda o, t: next(o.changes().follow(t)),
+    "unload": lambda o, t: o.engine.unload("orders", to=o.engine.id, timeout=t),
+    "unload_async": lambda o, t: o.engine.unload_async("orders", to=o.engine.id, timeout=t),
+    "move": lambda o, t: o.producer.move(o.engine.id, timeout=t),
+    "result of a process": lambda o, t: xl.testing.Process.result(None, t),
+    "wait_until": lambda o, t: xl.testing.wait_until(lambda: True, t),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize("timeout", [-1, -1e-9, float("nan"), float("-inf"), "1", True])
+def test_a_timeout_is_a_number_of_seconds_from_0_on(
+    there: Objects, wait: str, timeout: Any
+) -> None:
+    """Also if the call need not wait: the messages are there, and the outcomes are known."""
+    kind = TypeError if isinstance(timeout, (str, bool)) else ValueError
+    with pytest.raises(kind, match=re.escape(f"timeout={timeout!r}: it takes seconds from 0 on")):
+        WAITS[wait](there, timeout)
     assert len(there.topic) == 3
 
 
