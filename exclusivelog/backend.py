@@ -1040,6 +1040,15 @@ def check_engine_id(to: object) -> None:
         raise TypeError(f"to={quoted(to)}: it takes an engine's id, a str")
 
 
+def check_selection(topics: str) -> None:
+    """Raise ValueError for an empty prefix of topics' names: it selects all of them, which is
+    rarely meant."""
+    if not topics:
+        raise ValueError(
+            "topics='': it takes a topic's name, a list of them, or a prefix; '*' is all topics"
+        )
+
+
 def check_group(group: object) -> None:
     """Raise ValueError or TypeError unless this is a group's name."""
     check_resource("group", group)

@@ -364,9 +364,9 @@ class Engine(Closing):
         engine of their own process, their sends go through that engine instead.
 
         - `topics`: a topic's name; a list of names; or, if no topic has that name, a prefix of
-          names, with or without a `*` at its end. A topic that a role binds moves with the whole
-          role, as one `Move` whose topic is the role's own, `__role__/<name>`; that name is
-          accepted here, too.
+          names, with or without a `*` at its end ("*" alone: all topics). A topic that a role binds
+          moves with the whole role, as one `Move` whose topic is the role's own, `__role__/<name>`;
+          that name is accepted here, too.
         - `to`: the id of a live engine. Its best waiter becomes owner. If it has none, the topic is
           reserved for its next producer, until the deadline.
         - `timeout`: seconds until the deadline. An owner that has not released a topic by then

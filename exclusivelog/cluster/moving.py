@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from exclusivelog.backend import MoveCancelled, check_engine_id, is_internal
+from exclusivelog.backend import MoveCancelled, check_engine_id, check_selection, is_internal
 from exclusivelog.cluster.following import TopicLog, Topics, inspect, now_ms
 from exclusivelog.cluster.frames import Grant
 from exclusivelog.cluster.ordered import Place
@@ -66,6 +66,7 @@ def choose(host: Host, topics: str | Iterable[str]) -> list[str]:
             if name not in known:
                 raise TopicNotFoundError(f"{host.place.url} has no topic {name!r}")
         return names
+    check_selection(topics)
     if topics in known:
         return [topics]
     found = [name for name in known if name.startswith(topics.removesuffix("*"))]

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from exclusivelog import _core
-from exclusivelog.backend import MoveCancelled, check_engine_id, check_groups
+from exclusivelog.backend import MoveCancelled, check_engine_id, check_groups, check_selection
 from exclusivelog.errors import LedgerError, TopicNotFoundError, WaitTimeoutError
 from exclusivelog.local.ownership.steps import MOVES
 from exclusivelog.local.ownership.transfers import Begun, HandOver, Wish
@@ -263,6 +263,7 @@ def choose(path: str, there: Callable[[], list[str]], topics: str | Iterable[str
             if name.startswith("__") and not is_role(name):
                 raise ValueError(f"topics: {name!r} is internal to the library, and has no owner")
         return list(dict.fromkeys(names))
+    check_selection(topics)
     known = there()
     if topics in known or is_role(topics):
         return [topics]

@@ -107,6 +107,9 @@ def test_e4_moving_again_is_safe(engine: xl.Engine, topic: xl.Topic, there: xl.T
         engine.unload("orders", to="nobody")
     with pytest.raises(xl.TopicNotFoundError):
         engine.unload("elsewhere", to=there.engine.id)
+    for call in (lambda: engine.unload("", to=there.engine.id), lambda: engine.cancel_unload("")):
+        with pytest.raises(ValueError, match="topics=''"):  # not: all of them
+            call()
 
 
 @pytest.mark.on_broker

@@ -423,6 +423,9 @@ def test_e1_each_topic_has_an_outcome_of_its_own(
         (ValueError, lambda engine: engine.unload("orders", to=engine.id, timeout=-1)),
         (ValueError, lambda engine: engine.unload("orders", to=engine.id, timeout=float("nan"))),
         (TypeError, lambda engine: engine.unload("orders", to=None)),
+        (ValueError, lambda engine: engine.unload("", to=engine.id)),
+        (ValueError, lambda engine: engine.unload_async("", to=engine.id)),
+        (ValueError, lambda engine: engine.cancel_unload("")),
         (TypeError, lambda engine: engine.cancel_unload([None])),
     ],
 )
