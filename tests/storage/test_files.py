@@ -485,8 +485,13 @@ def test_h5_memory_is_taken_for_process_only(path, monkeypatch, kind) -> None:
     monkeypatch.setattr(environment, "mount_of", mount_of)
     with pytest.raises(xl.LedgerError, match="survives a power loss"):
         xl.open(path, durability="power")
-    with xl.open(path, durability="process"):
-        pass
+    with (
+        xl.open(path, durability="process") as engine,
+        engine.topic("orders").producer() as producer,
+    ):
+        producer.send(b"x")
+    with xl.open(path, durability="power", readonly=True) as reading:  # it acknowledges nothing
+        assert [message.value for message in reading.topic("orders").reader()] == [b"x"]
 
 
 @pytest.mark.parametrize("name", ["plain", "with space", "tab\there", "back\\slash", "é ü", "#"])
