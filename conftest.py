@@ -121,10 +121,16 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """The collector need not go through thousands of collected tests again and again, also not at
-    the end: that took 150 ms each time."""
+    """The collector need not go through thousands of collected tests again and again: that took
+    150 ms each time."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of xdist ends now; what the summary imports elsewhere may ask who refers to it."""
+    if not hasattr(session.config, "workerinput"):
+        gc.unfreeze()
 
 
 def rules_behind(item: pytest.Item) -> set[str]:
