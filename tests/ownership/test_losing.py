@@ -1194,8 +1194,8 @@ def test_c2_a_death_while_another_one_is_dealt_with_is_noticed_at_once(
     future = engine.topic("b").producer_async(WAIT)
     evict, sleeps = engine.backend.sessions.evict, []
 
-    def evict_and_then_the_second_dies(dead: str) -> Iterator[None]:
-        yield from evict(dead)
+    def evict_and_then_the_second_dies(dead: str, *until: int) -> Iterator[None]:
+        yield from evict(dead, *until)
         if second.process.is_alive():
             second.kill()
             sleeps.clear()
