@@ -93,13 +93,15 @@ proof: $(READY)
 torture: $(READY)
 	$(BIN)/python -m pytest -q proof/tests/test_torture.py --torture-seconds=$(or $(SECONDS),300)
 
-# An environment, with what the rule named in front needs.
+# An environment, with what the rule named in front needs. `compat` puts the directory itself into
+# sys.path; the usual finder would take each Python that the tests start 14 ms to import.
 define INSTALL
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "exclusivelog needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	    echo "no virtual environment could be made; on Debian: apt-get install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[$(1)]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check \
+	    --config-settings editable_mode=compat -e '.[$(1)]'
 	@touch $@
 endef
 
