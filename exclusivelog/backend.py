@@ -10,7 +10,17 @@ import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Generic, Literal, Protocol, Self, TypeGuard, TypeVar
+from typing import (
+    Any,
+    Generic,
+    Literal,
+    NoReturn,
+    Protocol,
+    Self,
+    SupportsIndex,
+    TypeGuard,
+    TypeVar,
+)
 
 from exclusivelog import _core
 from exclusivelog.errors import (
@@ -1094,7 +1104,19 @@ class _Closable(Protocol):
         """Close it; closing twice does nothing."""
 
 
-class Closing:
+class OfThisProcess:
+    """Base of objects that only the process that made them can use."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be copied, or passed to another process. Pass the path of the "
+            "ledger, and open it there"
+        )
+
+
+class Closing(OfThisProcess):
     """Base of classes with a `close()`: `with` calls it at the end of the block."""
 
     __slots__ = ()

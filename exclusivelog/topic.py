@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 
 from exclusivelog.backend import (
     EngineBackend,
+    OfThisProcess,
     Opened,
     ProducerRequest,
     TopicStore,
@@ -73,7 +74,7 @@ class ProducerOptions(ManyOptions, total=False):
     settle: float
 
 
-class Topic:
+class Topic(OfThisProcess):
     """An ordered log of messages with dense offsets from 0. `engine.topic` returns it.
 
     >>> topic = engine.topic("orders")

@@ -34,6 +34,7 @@ from exclusivelog.backend import (
     ClaimSession,
     EngineBackend,
     GroupCursor,
+    OfThisProcess,
     Opened,
     Place,
     ProducerSession,
@@ -58,7 +59,7 @@ from exclusivelog.waits import check_timeout, in_slices, settled, time_limit
 OnLost = Callable[["Claim", OwnershipLostError], object]
 
 
-class Claim:
+class Claim(OfThisProcess):
     """The resources that one call of `engine.own` has claimed. They are lost as a whole.
 
     `group` is the group's name, "" if it was left out. A claim is held until it is released or
@@ -285,7 +286,7 @@ class SendingProducer:
     sender: Sender
 
 
-class Transaction:
+class Transaction(OfThisProcess):
     """Messages and reader positions that are committed together. `engine.transaction` returns it.
 
     As a context manager it commits when its block ends, and aborts when an exception leaves the

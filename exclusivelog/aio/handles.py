@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, cast
 
 from exclusivelog.aio.calls import in_thread, opened
+from exclusivelog.backend import OfThisProcess
 
 T = TypeVar("T")
 
@@ -80,7 +81,7 @@ class _NoWith:
 # ---- objects -----------------------------------------------------------------------------
 
 
-class Wrapper(Generic[T]):
+class Wrapper(OfThisProcess, Generic[T]):
     """An awaitable wrapper of an object of `exclusivelog`, which is `sync`."""
 
     sync: T

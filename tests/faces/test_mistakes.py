@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import datetime as dt
+import multiprocessing
 import os
+import pickle
 import re
 from collections.abc import Callable
 from typing import Any
@@ -315,3 +318,24 @@ def test_a_forked_child_is_told_to_open_an_engine_of_its_own(path: str) -> None:
 
 def test_a_batch_of_more_messages_than_there_can_be_has_all(there: Objects) -> None:
     assert len(there.topic.reader().read_batch(2**64)) == len(there.topic)
+
+
+def handed_over(engine: xl.Engine) -> dict[str, Any]:
+    """Objects that a program may try to give to a process of multiprocessing."""
+    topic = engine.topic("orders")
+    return {
+        "engine": engine, "topic": topic, "producer": topic.producer(), "reader": topic.reader(),
+        "readers": engine.reader(["orders"], group="g"), "transaction": engine.transaction(),
+        "claim": engine.own("g", {"a": None}), "map": xl.SharedMap(engine.topic("map")),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_an_object_of_this_process_is_not_passed_to_another_one(engine, copied) -> None:
+    for name, one in handed_over(engine).items():
+        with pytest.raises(TypeError, match="Pass the path of the ledger, and open it there"):
+            copied(one)
+        assert name
+    context = multiprocessing.get_context("spawn")
+    with pytest.raises(TypeError, match="another process"):
+        context.Process(target=print, args=(engine,)).start()
