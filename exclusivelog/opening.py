@@ -86,7 +86,8 @@ def open(
     - `keepalive`: seconds without a heartbeat after which other engines may take this engine's
       topics (rule C3). Default: 30; None: never.
     - `readonly`: True: only read; the engine is not listed, and changes nothing. It acknowledges
-      nothing either, so it opens a ledger on a file system in memory with any `durability`.
+      nothing either, so it opens a ledger on a file system in memory with any `durability`. While
+      it is open, the same process cannot open the ledger to write; other processes can.
     - `create`: False raises LedgerError if there is no ledger.
     - `mode`: permissions of the directory, if it is created; files get its read and write bits.
     - `map_size`: the size in bytes that the tables can grow to, and the large entries, too. It

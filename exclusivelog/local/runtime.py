@@ -118,6 +118,7 @@ class OpenEngine(abc.ABC):
         self._closing = threading.RLock()
         self._closed_for_good = False
         self._slot: Slot | None = None
+        self._drop: weakref.finalize[Any, Any] | None = None
         self._heartbeat: Heartbeat | None = None
         self.id = "0" * 16
         self.info = EngineInfo("0" * 16, name, os.getpid(), dict(properties), 0.0)
@@ -126,6 +127,9 @@ class OpenEngine(abc.ABC):
             if not readonly:
                 self._join(properties)
             _engines.add(self)
+            ledger.holders.append(name)
+            # A program may drop a read-only engine, as a reader of files does.
+            self._drop = weakref.finalize(self, ledger.dropped.append, name) if readonly else None
         except BaseException:
             self._leave_at_once()
             raise
@@ -290,6 +294,9 @@ class OpenEngine(abc.ABC):
             self._closed_for_good = True
             if self._kill_stalled and self.ledger.watch is not None:
                 self.ledger.watch.killers -= 1
+            if self._drop is not None:
+                self._drop.detach()
+            self.ledger.holders.remove(self.name)
             self.ledger.close()
             self._log(logs.CLOSED)
 
@@ -301,6 +308,8 @@ class OpenEngine(abc.ABC):
     def _forget(self) -> None:
         """Drop everything in a forked child, because it is the parent's (rule C5)."""
         self.forked = self.closed = self._closed_for_good = True
+        if self._drop is not None:
+            self._drop.detach()
         if self._slot is not None:
             self._slot.forget()
 

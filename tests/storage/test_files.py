@@ -4,6 +4,7 @@ foreign, newer, cut off or strange (rule H2). Each is refused by name, and left 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import re
@@ -27,6 +28,7 @@ from exclusivelog.local.storage.environment import file_system
 from testing.children import command, finish
 from testing.disks import OPENS, TELLS_ALL, digest, disk
 from testing.processes import values
+from tests.log.test_readers import rest
 
 pytestmark = pytest.mark.once
 
@@ -505,3 +507,37 @@ def test_h2_a_file_system_is_known_whatever_its_mount_is_called(tmp_path, name) 
         assert file_system(f"{where}-beside") == before
         (tmp_path / "link").symlink_to(where / "log")
         assert file_system(str(tmp_path / "link")) == "tmpfs"
+
+
+# ---- H2: a read-only engine and a writing one in one process -----------------------------
+
+
+def test_h2_a_writer_beside_an_open_read_only_engine_is_told_its_name(path) -> None:
+    xl.open(path).close()
+    with xl.open(path, readonly=True, name="looks"), xl.open(path, readonly=True, name="too"):
+        with pytest.raises(xl.LedgerError, match="in this process, by 'looks', 'too'; close"):
+            xl.open(path)
+    with xl.open(path) as engine, xl.open(path, readonly=True) as reading:
+        engine.topic("orders").producer().send(b"1")
+        assert rest(reading.topic("orders").reader()) == [b"1"]
+
+
+def test_h2_a_writer_opens_after_a_read_only_engine_that_was_dropped(path) -> None:
+    """A reader of it keeps it open, as with a file."""
+    with xl.open(path) as engine:
+        engine.topic("orders").producer().send(b"1")
+    reader = xl.open(path, readonly=True, name="dropped").topic("orders").reader()
+    gc.collect()
+    assert next(reader).value == b"1"
+    with pytest.raises(xl.LedgerError, match="'dropped'"):
+        xl.open(path)
+    del reader
+    gc.collect()
+    kept = xl.open(path, readonly=True, name="kept")
+    with pytest.raises(xl.LedgerError, match="by 'kept'; close"):
+        xl.open(path)
+    kept.close()
+    before = len(os.listdir("/proc/self/fd"))
+    with xl.open(path) as engine:
+        engine.topic("orders").producer().send(b"2")
+    assert len(os.listdir("/proc/self/fd")) <= before

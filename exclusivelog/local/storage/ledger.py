@@ -99,6 +99,8 @@ class Ledger:
         self.path = path
         self.readonly = options.readonly
         self.users = 0
+        self.holders: list[str] = []  # names of engines
+        self.dropped: list[str] = []  # of those, read-only engines that were dropped, not closed
         # An RLock, because it knows whether this thread holds it.
         self._writing: Any = threading.RLock()
         self.pause_lock: Any = threading.RLock()
@@ -141,13 +143,19 @@ class Ledger:
             if options.create:
                 make_directory(path, options.mode)
             # An open ledger keeps its directory open, so no other directory has its identity.
-            ledger = _open_ledgers.get(_identity_of_directory(path))
+            where = _identity_of_directory(path)
+            ledger = _open_ledgers.get(where)
+            if ledger is not None and ledger.readonly and not options.readonly:
+                ledger._close_dropped()
+                ledger = _open_ledgers.get(where)
             if ledger is None:
                 ledger = cls(path, options)
                 _open_ledgers[ledger.directory.identity] = ledger
             elif ledger.readonly and not options.readonly:
                 raise LedgerError(
-                    f"{path} is open with readonly=True in this process; close that engine first"
+                    f"{path} is open with readonly=True in this process, by "
+                    f"{', '.join(sorted(map(repr, ledger.holders)))}; close that engine first, or "
+                    "open it to write: an engine that writes reads, too"
                 )
             elif options.kill_stalled and ledger.watch is not None:
                 ledger.watch.killers += 1
@@ -159,6 +167,11 @@ class Ledger:
         """Does an engine of this process have this ledger open?"""
         with _opening:
             return identity(path) in _open_ledgers
+
+    def _close_dropped(self) -> None:
+        while self.dropped:
+            self.holders.remove(self.dropped.pop())
+            self.close()
 
     def close(self) -> None:
         """Remove one user; the last one closes the files."""
