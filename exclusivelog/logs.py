@@ -378,6 +378,15 @@ JOURNAL_DAMAGED = _line(
     "/journal is damaged at position %(position)d, or is an older one that was put back. Messages "
     "may be missing: run `exclusivelog verify`", begin="%(ledger)s",
 )  # fmt: skip
+RECOVERY_PUT_OFF = _line(
+    "recovery_put_off", _W,
+    "the messages in the journal stay there until the tables have room for them: "
+    "%(reason)s",
+)  # fmt: skip
+RESERVE_SPENT = _line(
+    "reserve_spent", _W,
+    "a trim or deletion uses the room that was kept for it: %(reason)s",
+)  # fmt: skip
 SETTING_DAMAGED = _line(
     "setting_damaged", _E, "%(reason)s. New messages are not compressed until then", begin=""
 )

@@ -156,8 +156,9 @@ cdef bint _next_of(const Ring* ring, uint64_t topic, uint64_t offset, uint64_t p
 
 
 cdef uint64_t _live_end(const Ring* ring, uint64_t position, uint64_t generation, uint64_t mark,
-                        uint64_t oldest) noexcept nogil:
-    """The end of the unbroken run of valid frames from `position` on; see `Journal.live_end`."""
+                        uint64_t oldest, uint64_t* newest=NULL) noexcept nogil:
+    """The end of the unbroken run of valid frames from `position` on; see `Journal.live_end`.
+    `newest` gets a version that no frame of it exceeds."""
     cdef uint64_t whole = position
     cdef uint64_t last = position + ring.capacity
     cdef uint64_t version = 0
@@ -172,6 +173,8 @@ cdef uint64_t _live_end(const Ring* ring, uint64_t position, uint64_t generation
         if position >= mark and frame.version < oldest:
             break
         version = frame.version
+        if newest != NULL:
+            newest[0] = version
         if frame.size & PADDING:
             position += _left(ring, position)
             continue

@@ -268,6 +268,41 @@ cdef class Journal:
         xl_store(&self.shared.ready, 1)
         self._notify_flushed()
 
+    def resume(self, uint64_t generation, uint64_t position, uint64_t mark, uint64_t oldest):
+        """Continue the generation of an earlier life, whose frames from `position` on the tables do
+        not have, and return where they end. `mark` and `oldest` as in `live_end`. Under the mutex.
+
+        What is behind them is erased: the remains of lost frames could be valid behind new ones."""
+        cdef uint64_t newest = 0
+        cdef uint64_t end = _live_end(&self.ring, position, generation, mark, oldest, &newest)
+        cdef int failed = self._erase(end, position + self.ring.capacity)
+        if failed:
+            raise OSError(failed, _os.strerror(failed))
+        self.shared.begun = end
+        self.shared.generation = generation
+        xl_store64(&self.shared.applied, position)
+        xl_store64(&self.shared.tail, end)
+        xl_store64(&self.shared.synced, end)
+        xl_store64(&self.shared.version, max(self.shared.version, newest, oldest) + 1)
+        xl_store(&self.shared.ready, 1)
+        self._notify_flushed()
+        return end
+
+    cdef int _erase(self, uint64_t start, uint64_t stop) noexcept:
+        # And flush the file: what is kept may be in the system's cache only.
+        cdef char[4096] zeros
+        cdef uint64_t size
+        cdef int failed
+        memset(zeros, 0, sizeof(zeros))
+        while start < stop:
+            size = min(<uint64_t>sizeof(zeros), stop - start, _left(&self.ring, start))
+            failed = xj_write(self.fd, JOURNAL_HEADER + start % self.ring.capacity, zeros, 0,
+                              zeros, size)
+            if failed:
+                return failed
+            start += size
+        return errno if fdatasync(self.fd) else 0
+
     def unrecorded_generation(self, uint64_t generation, uint64_t position):
         """The current generation, if the tables do not have it, and its first frame is not written
         yet; else 0."""

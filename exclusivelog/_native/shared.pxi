@@ -384,6 +384,18 @@ def file_system_magic(bytes path not None):
     return facts.f_type if xl_statfs(path, &facts) == 0 else 0
 
 
+cdef extern from "<fcntl.h>" nogil:
+    int fallocate(int, int, int64_t, int64_t)
+    int FALLOC_FL_KEEP_SIZE
+
+
+def allocate_behind(int fd, int64_t end, int64_t size):
+    """Allocate so many bytes of the disk behind the file's end, which stays where it is. OSError if
+    there is no room, or the file system cannot do it."""
+    if fallocate(fd, FALLOC_FL_KEEP_SIZE, end, size):
+        raise OSError(errno, _os.strerror(errno))
+
+
 def make_private(size_t start, size_t size):
     """Replace the memory by private zeros: it is not shared with other processes any more."""
     cdef int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED

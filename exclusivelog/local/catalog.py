@@ -145,6 +145,13 @@ def delete_topic(ledger: Ledger, sessions: Sessions, name: str, own: bool = Fals
     check_name(name, "name")
     if is_internal(name) and not own:
         raise ValueError(f"topic={name!r} is internal to the library; it cannot be deleted")
+    epoch = ledger.reserve.help(lambda: _mark_deleted(ledger, sessions, name))
+    logs.emit(log, logs.DELETED, ledger=ledger.path, topic=name, epoch=epoch)
+    ledger.reserve.help(lambda: delete_pending(ledger))
+
+
+def _mark_deleted(ledger: Ledger, sessions: Sessions, name: str) -> int:
+    """Delete the topic, but not its messages yet; its last epoch."""
     with ledger.write_exclusive() as tables:
         row = tables.topics.find(name)
         if row is None:
@@ -164,5 +171,4 @@ def delete_topic(ledger: Ledger, sessions: Sessions, name: str, own: bool = Fals
         tables.deletions.add(row.id)
         tables.views.drop(row.id)
         tables.announce.add(row.id)
-    logs.emit(log, logs.DELETED, ledger=ledger.path, topic=name, epoch=row.epoch)
-    delete_pending(ledger)
+    return row.epoch

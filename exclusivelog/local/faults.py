@@ -139,7 +139,8 @@ def _translate(path: str, error: Exception, code: int, readonly: bool, way_out: 
         )
     if code in NO_ROOM or (code in (errno.EIO, errno.EINVAL) and _ran_out_of_room(path)):
         return LedgerFullError(
-            f"{path}: no space left on the disk ({error}); nothing was written. Free some space"
+            f"{path}: no space left on the disk ({error}); nothing was written. Free some space, "
+            "or trim or delete topics"
         )
     if isinstance(error, lmdb.Error) and code == errno.EAGAIN:
         return LedgerError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,9 +10,7 @@ from typing import Protocol
 
 from exclusivelog import _core, logs
 from exclusivelog.backend import Kind, Snapshot
-from exclusivelog.errors import (
-    StateError,
-)
+from exclusivelog.errors import LedgerFullError, StateError
 from exclusivelog.local.faults import retry_damaged
 from exclusivelog.local.maintenance.compression import check_engines, set_compression, stats
 from exclusivelog.local.maintenance.retention import (
@@ -162,7 +161,8 @@ class LocalTopic:
         `max_bytes`; the new first offset."""
         self.facts()
         ledger = self._engine.ledger
-        ledger.checkpoint()
+        with contextlib.suppress(LedgerFullError):  # what is trimmed makes room for it
+            ledger.checkpoint()
         if before_ms is not None:
             note_time(ledger, self._id)
         first = max(first_to_retain(ledger, self._id, before_ms, max_bytes), before)

@@ -18,16 +18,19 @@ clock:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from exclusivelog import _core, logs, threads
 from exclusivelog.errors import (
     ExclusiveLogError,
     LedgerCorruptedError,
+    LedgerFullError,
     MissingLibraryError,
     StateError,
     TopicNotFoundError,
@@ -135,6 +138,9 @@ def trim(ledger: Store, topic: int, first: int, renew: Renew, limits: Limits | N
     """Remove the messages before the offset `first`; returns the topic's new first offset. With
     `limits`, does nothing unless these are still the topic's retention.
 
+    On a full disk, there may be no room to move the journal's messages into the tables. Then this
+    removes what the tables have, which may make that room, and then the rest.
+
     If the topic's compacted view does not reach `first`, `renew(topic)` rebuilds it before: else it
     would show values that removed messages have replaced (rule G7). Messages of a state are removed
     only if its snapshot covers them (rule I4). `renew` takes the snapshot of a map. Of any other
@@ -144,8 +150,33 @@ def trim(ledger: Store, topic: int, first: int, renew: Renew, limits: Limits | N
     # Messages sent from now on stay, so that a fast producer cannot keep this loop running.
     row = ledger.inspect(lambda tables: tables.latest(topic), unflushed=True)
     first = min(first, row.next_offset)
+    reached = _move_first(ledger, topic, first, renew, limits)
+    ledger.reserve.help(lambda: delete_pending(ledger))
+    if reached < first:
+        with contextlib.suppress(LedgerFullError):
+            reached = _trim(ledger, ledger.write_checkpointed, topic, first, renew, limits)
+            delete_pending(ledger)
+    return reached
+
+
+def _move_first(
+    ledger: Store, topic: int, first: int, renew: Renew, limits: Limits | None
+) -> int:  # fmt: skip
+    with contextlib.suppress(LedgerFullError):
+        return _trim(ledger, ledger.write_checkpointed, topic, first, renew, limits)
+    reached: int = ledger.reserve.help(
+        lambda: _trim(ledger, ledger.write_exclusive, topic, first, renew, limits)
+    )
+    return reached
+
+
+def _trim(
+    ledger: Store, begin: Callable[[], AbstractContextManager[Tables]], topic: int, first: int,
+    renew: Renew, limits: Limits | None,
+) -> int:  # fmt: skip
+    """Move the topic's first offset, in a transaction that `begin` begins; returns it."""
     while True:
-        with ledger.write_checkpointed() as tables:
+        with begin() as tables:
             row = tables.topics.get(topic)
             first = min(first, row.next_offset)
             if first <= row.first_offset or row.flags & _core.DELETED:
@@ -171,7 +202,6 @@ def trim(ledger: Store, topic: int, first: int, renew: Renew, limits: Limits | N
         log, logs.TRIMMED, ledger=ledger.path, topic=row.name, epoch=row.epoch, offset=first,
         count=count, reason="call" if limits is None else "retention",
     )  # fmt: skip
-    delete_pending(ledger)
     return first
 
 

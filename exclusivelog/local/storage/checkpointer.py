@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING
 
 from exclusivelog import _core, logs, threads
 from exclusivelog._core import TopicRow
-from exclusivelog.errors import LedgerCorruptedError, LedgerError, MissingLibraryError
+from exclusivelog.errors import (
+    LedgerCorruptedError,
+    LedgerError,
+    LedgerFullError,
+    MissingLibraryError,
+)
+from exclusivelog.local.faults import translation
 from exclusivelog.local.records import PAIR
 from exclusivelog.local.storage.segments import LARGE_ENTRY, is_reference
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage.tables import AppliedJournal, Tables
 from exclusivelog.local.time_marks import SLACK_MS, wall_ms
 
 if TYPE_CHECKING:
@@ -264,12 +270,14 @@ def recover(
     begin_life: Callable[[], None] | None,
 ) -> None:  # fmt: skip
     """Apply the journal's frames in the write transaction `txn` of these tables, commit it, and
-    begin a new generation of frames.
+    begin a new generation of frames. If there is no room for that, they stay in the journal, and a
+    later checkpoint applies them.
 
     `begin_life` initialises the shared memory; None if other engines have the ledger open, and it
     is recovered because a flush has failed.
     """
     applied, alone = tables.journal, begin_life is not None
+    before = AppliedJournal(tables.rows, journal)
     # Acknowledged frames are recovered even if a frame before them is damaged.
     known = journal.known_end(applied.applied, applied.generation)
     if begin_life is not None:
@@ -289,6 +297,15 @@ def recover(
             tables.large.sync()
             txn.commit()
         journal.begin(generation, applied.applied)
+    except Exception as error:
+        full = translation(tables.rows.path, error)
+        tables.large.undo()
+        txn.abort()  # no effect if it has ended
+        if not (alone and known <= end and before.generation and isinstance(full, LedgerFullError)):
+            raise
+        # Who opens a ledger on a full disk wants to read it, or to trim it.
+        before.resume()
+        logs.emit(log, logs.RECOVERY_PUT_OFF, ledger=tables.rows.path, reason=str(full))
     except BaseException:
         tables.large.undo()
         raise

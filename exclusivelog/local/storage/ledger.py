@@ -42,6 +42,7 @@ from exclusivelog.local.storage.environment import identity, make_directory, ref
 from exclusivelog.local.storage.integrity import Integrity
 from exclusivelog.local.storage.journal import inode
 from exclusivelog.local.storage.opening import OpenFiles, Options
+from exclusivelog.local.storage.reserve import Reserve
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.local.storage.usage import Usage
 
@@ -125,8 +126,12 @@ class Ledger:
                     path, None if self.readonly else self.journal, lambda: ledger.checkpoint(),
                     lambda: integrity.failed,
                 )  # fmt: skip
+                self.reserve = Reserve(
+                    files.directory, 0 if self.journal is None else self.journal.capacity
+                )
                 if not self.readonly:
                     self._clear_up()
+                    self.reserve.keep()
             except BaseException:
                 files.close()
                 raise
@@ -257,6 +262,8 @@ class Ledger:
             began, applied = _core.now(), journal.applied
             with self._transaction(exclusive=False, until=until):
                 pass
+            if self.reserve.spent:
+                self.reserve.keep()
             moved = max(0, journal.applied - applied)
             self.lockfile.figures.note_checkpoint(_core.now() - began, moved)
 

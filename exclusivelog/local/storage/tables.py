@@ -665,6 +665,12 @@ class AppliedJournal:
         assert self.file is not None
         return self.file.live_end(self.applied, self.generation, self._mark, self._oldest)
 
+    def resume(self) -> int:
+        """Continue the generation of an earlier life instead of applying its frames; returns where
+        they end. After the transaction that could not be committed."""
+        assert self.file is not None
+        return self.file.resume(self.generation, self.applied, self._mark, self._oldest)
+
     def mark(self, position: int, version: int) -> None:
         """Record that all valid frames from this position on have at least this version. A frame
         with a lower version is void: its appender died before it had moved the tail, and the topic
@@ -1375,6 +1381,10 @@ class Store(Protocol):
     @property
     def lockfile(self) -> Any:
         """The `LockFile`. It has no type here: importing it would break the order of layers."""
+
+    @property
+    def reserve(self) -> Any:
+        """The `Reserve`, without a type as `lockfile`."""
 
     @property
     def busy_here(self) -> bool:

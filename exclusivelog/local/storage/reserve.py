@@ -1,0 +1,71 @@
+"""Room on the disk that is kept for trims and deletions (rule H2).
+
+LMDB writes a changed page to another place, so even a transaction that deletes rows needs some
+pages. On a full disk there may be none. So a ledger keeps some blocks of the disk behind the end of
+its journal, where no program sees them as contents. A trim or deletion that finds no room gives
+them to `data.mdb`; what it frees is used from then on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from exclusivelog import _core, logs
+from exclusivelog.errors import LedgerFullError
+from exclusivelog.local.files import DATA, JOURNAL, Directory
+
+log = logging.getLogger(__name__)
+
+# A transaction that deletes DROPPED_AT_ONCE entries changes some hundred KiB of pages.
+RESERVED = 1 << 20
+LEFT = 8 * RESERVED  # with less room on the disk, all of it is for messages
+
+Result = TypeVar("Result")
+
+
+class Reserve:
+    """The reserve of the ledger in this directory. `capacity`: that of its journal."""
+
+    def __init__(self, directory: Directory, capacity: int) -> None:
+        self._directory = directory
+        self._end = _core.JOURNAL_HEADER_BYTES + capacity
+        self.spent = False
+
+    def keep(self) -> None:
+        """Allocate it, unless there is little room, or the file system has no such blocks."""
+        with contextlib.suppress(OSError), self._opened(JOURNAL) as fd:
+            room = os.fstatvfs(fd)
+            if room.f_bavail * room.f_frsize >= LEFT:
+                _core.allocate_behind(fd, self._end, RESERVED)
+                self.spent = False
+
+    def help(self, free: Callable[[], Result]) -> Result:
+        """The result of `free`, which frees room: if there is none, it is called again with the
+        reserve."""
+        try:
+            return free()
+        except LedgerFullError as error:
+            if self.spent:
+                raise
+            logs.emit(log, logs.RESERVE_SPENT, ledger=self._directory.path, reason=str(error))
+            self._spend()
+            return free()
+
+    def _spend(self) -> None:
+        self.spent = True
+        with contextlib.suppress(OSError), self._opened(JOURNAL) as fd:
+            os.ftruncate(fd, self._end)  # its size is the same
+        with contextlib.suppress(OSError), self._opened(DATA) as fd:
+            _core.allocate_behind(fd, os.fstat(fd).st_size, RESERVED)
+
+    @contextlib.contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
+        fd = self._directory.open(name, os.O_RDWR)
+        try:
+            yield fd
+        finally:
+            os.close(fd)

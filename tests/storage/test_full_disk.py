@@ -1,0 +1,196 @@
+"""A user with a full disk opens the ledger, reads it, and trims and deletes topics (rule H2)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog.local.faults import translated
+from exclusivelog.local.storage import reserve
+from testing.children import child, finish
+from testing.disks import disk, leave
+from testing.processes import PATIENCE, until, values
+
+pytestmark = pytest.mark.usual_journal
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with disk(tmp_path / "disk", 40) as where:
+        yield where
+
+
+# Fills the disk, and dies: "p" has sent the numbers up to the one that it prints.
+FILLS = """
+    import os, pathlib, sys
+    import exclusivelog as xl
+    from testing.disks import leave
+    path, free = sys.argv[1:]
+    engine = xl.open(path)
+    other = engine.topic("other")
+    with other.producer() as producer:
+        producer.send_many([bytes(1000)] * 5000)
+    topic = engine.topic("t")
+    producer = topic.producer("exclusive", name="p")
+    producer.send_many([b"%06d" % n + bytes(20_000) for n in range(100)])
+    engine.ledger.checkpoint()
+    leave(pathlib.Path(path).parent, int(free))
+    count = 100
+    try:
+        while True:
+            producer.send(b"%06d" % count + bytes(20_000))
+            count += 1
+    except xl.LedgerFullError as error:
+        print(count, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def fill(where: Path, free: int = 0) -> int:
+    """How many numbers were acknowledged before the disk, and the journal, were full."""
+    with child(FILLS, where / "log", free) as process:
+        said, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == -signal.SIGKILL, said
+    return int(said)
+
+
+def numbers(engine: xl.Engine) -> list[int]:
+    return [int(value[:6]) for value in values(engine.topic("t"))]
+
+
+@pytest.mark.parametrize("free", [0, 4096, 100_000, 1 << 20])
+def test_h2_a_ledger_on_a_full_disk_opens_again_and_again(small_disk, free) -> None:
+    """The journal is full of messages that the tables have no room for. They stay there."""
+    count = fill(small_disk, free)
+    assert count > 300
+    path = small_disk / "log"
+    with xl.open(path, readonly=True) as engine:
+        assert numbers(engine) == list(range(count))
+    for _ in range(3):
+        finish(DIES_OPEN, path)
+        with xl.open(path) as engine:
+            assert numbers(engine) == list(range(count))
+            assert engine.verify().ok
+            with pytest.raises(xl.LedgerFullError, match="or trim or delete topics"):
+                engine.topic("t").producer("exclusive")
+    (small_disk / "ballast").unlink()
+    with xl.open(path) as engine:
+        with engine.topic("t").producer("exclusive", name="p") as producer:
+            producer.send(b"%06d" % count)
+        assert numbers(engine) == list(range(count + 1))
+        assert engine.verify().ok
+        assert engine.topic("t").producer(name="p").last_sequence_id == count
+
+
+DIES_OPEN = """
+    import os, sys
+    import exclusivelog as xl
+    engine = xl.open(sys.argv[1])
+    print("open", flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("free", [0, 4096, 100_000])
+@pytest.mark.parametrize("how", ["trims", "deletes"])
+def test_h2_room_is_made_on_a_full_disk(small_disk, free, how) -> None:
+    """Without a byte of the disk. Then sends go on."""
+    count = fill(small_disk, free)
+    with xl.open(small_disk / "log") as engine:
+        other = engine.topic("other")
+        if how == "trims":
+            assert other.trim(other.next_offset) == 5000
+        else:
+            engine.delete_topic("other")
+            assert "other" not in engine.topics()
+        topic = engine.topic("t")
+        first = topic.trim(topic.next_offset)
+        assert 100 <= first <= count
+        (small_disk / "ballast").unlink()
+        with topic.producer("exclusive", name="p") as producer:
+            producer.send(b"%06d" % count)
+        assert numbers(engine) == list(range(first, count + 1))
+        assert engine.verify().ok
+
+
+def test_h2_a_live_engine_trims_on_a_full_disk(small_disk) -> None:
+    """Its tables may have no page left for that, but the room that was kept for it."""
+    with xl.open(small_disk / "log") as engine:
+        topic = engine.topic("t")
+        with topic.producer() as producer:
+            producer.send_many([b"%06d" % n + bytes(1000) for n in range(20_000)])
+            engine.ledger.checkpoint()
+            leave(small_disk, 0)
+            number = 20_000
+            with contextlib.suppress(xl.LedgerFullError):
+                while True:
+                    producer.send(b"%06d" % number + bytes(1000))
+                    number += 1
+            assert topic.trim(20_000) == 20_000
+            producer.send(b"%06d" % number)
+        assert numbers(engine) == list(range(20_000, number + 1))
+        assert engine.verify().ok
+
+
+def test_h2_room_is_kept_for_a_full_disk(small_disk) -> None:
+    """Behind the end of the journal; it goes to the tables, and is kept again when there is
+    room."""
+    path = small_disk / "log"
+    journal, data = path / "journal", path / "data.mdb"
+
+    def kept() -> bool:
+        facts = journal.stat()
+        return facts.st_blocks * 512 >= facts.st_size + reserve.RESERVED
+
+    def write() -> None:
+        with data.open("r+b") as file, translated(str(path)):
+            os.posix_fallocate(file.fileno(), data.stat().st_size, reserve.RESERVED // 2)
+
+    with xl.open(path) as engine, engine.topic("t").producer() as producer:
+        producer.send(b"000000")
+        assert kept()
+        leave(small_disk, 0)
+        with pytest.raises(xl.LedgerFullError):
+            write()
+        engine.ledger.reserve.help(write)
+        assert not kept()
+        with pytest.raises(xl.LedgerFullError):
+            engine.ledger.reserve.help(lambda: [write() for _ in range(9)])
+        (small_disk / "ballast").unlink()
+        producer.send(b"000001")
+        engine.ledger.checkpoint()
+        until(kept)
+        assert numbers(engine) == [0, 1]
+
+
+@pytest.mark.once
+def test_h2_a_small_disk_is_all_for_messages(tmp_path) -> None:
+    with disk(tmp_path / "disk", 16) as where, xl.open(where / "log"):
+        facts = (where / "log" / "journal").stat()
+        assert facts.st_blocks * 512 < facts.st_size + reserve.RESERVED
+
+
+def test_h2_remains_behind_messages_that_stay_in_the_journal_are_erased(small_disk) -> None:
+    """After a power cut, later frames may have reached the disk without an earlier one."""
+    path = small_disk / "log"
+    count = fill(small_disk)
+    journal = path / "journal"
+    data = journal.read_bytes()
+    with journal.open("r+b") as file:
+        file.seek(data.index(b"%06d" % (count - 5)))
+        file.write(b"lost")
+    assert data.find(b"%06d" % (count - 1)) > 0
+    (path / "owners.lock").unlink()
+    with xl.open(path) as engine:
+        assert numbers(engine) == list(range(count - 5))
+    assert journal.read_bytes().find(b"%06d" % (count - 1)) < 0
+    (small_disk / "ballast").unlink()
+    with xl.open(path) as engine, engine.topic("t").producer(name="p") as producer:
+        producer.send(b"%06d" % (count - 5))
+        assert numbers(engine) == list(range(count - 4))
