@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("mypy")
+pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parents[2]
 
