@@ -23,7 +23,7 @@ import exclusivelog as xl
 from exclusivelog.events import EVENTS, Event
 from exclusivelog.local.log.appending import Committer, Pauses
 from exclusivelog.local.ownership.notifications import Notifications, Releases
-from exclusivelog.local.ownership.pending import Pending
+from exclusivelog.local.ownership.pending import Outcomes, Pending
 from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.ownership.transfers import HandOver
 from exclusivelog.local.session import LocalSession
@@ -355,7 +355,7 @@ CALLS: list[tuple[str, type, str, tuple[str, ...]]] = [
     ("source", HandOver, "release", THROUGHOUT),
     ("source", LocalSession, "hand_off", AROUND),
     ("destination", Notifications, "_granted", AROUND),
-    ("destination", Pending, "hand_out", AROUND),
+    ("destination", Outcomes, "hand_out", AROUND),
     ("heir", Sessions, "request", THROUGHOUT),  # a destination that has not been waiting
     ("arrival", Pending, "_request_again", THROUGHOUT),  # it waited for the release
     ("canceller", HandOver, "cancel", THROUGHOUT),

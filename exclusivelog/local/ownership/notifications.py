@@ -310,7 +310,7 @@ class Notifications:
         elif kind == TERMINATED:
             self._terminated(session, *details)
         elif kind == WANTED:
-            self._deliveries.add(functools.partial(self.pending.notify_wanted, session))
+            self._deliveries.add(functools.partial(self.pending.outcomes.notify_wanted, session))
 
     def _granted(
         self, session_id: int, epoch: int, since: int, last_sequence: int, reason: str,
@@ -328,7 +328,7 @@ class Notifications:
         self, future: AnyFuture, session: Session, last_sequence: int, reason: str,
         granted_at: int,
     ) -> None:  # fmt: skip
-        self.pending.hand_out(future, session, last_sequence, reason)
+        self.pending.outcomes.hand_out(future, session, last_sequence, reason)
         self._engine.ledger.lockfile.figures.note_promotion(_core.now() - granted_at)
 
     def _fenced(self, session_id: int, kind: str, text: str) -> None:
@@ -341,7 +341,7 @@ class Notifications:
         future = self.pending.queued.settling(session_id)
         if future is not None and future.session is not None and future.granted is None:
             holder = self._owner_if_known(future.session.topic)
-            self.pending.fail(future, session_id, error(text, holder=holder))
+            self.pending.outcomes.fail(future, session_id, error(text, holder=holder))
         producer = self._engine.registry.find_session(session_id)
         if producer is not None:
             holder = self._owner_if_known(producer.session.topic)
@@ -351,7 +351,7 @@ class Notifications:
         future = self.pending.queued.take(session_id)
         if future is not None:
             error = TopicTerminatedError(text)
-            self._deliveries.add(lambda: self.pending.fail(future, session_id, error))
+            self._deliveries.add(lambda: self.pending.outcomes.fail(future, session_id, error))
 
     def _lose_claim(self, claim: int, error: OwnershipLostError) -> None:
         self._deliveries.add(functools.partial(self._engine.registry.lose_claim, claim, error))

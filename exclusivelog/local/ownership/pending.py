@@ -399,6 +399,73 @@ class Deliveries:
             time.sleep(HANDED_ON_SECONDS)
 
 
+class Outcomes:
+    """Gives requests their outcomes: makes what was granted, and settles futures. `queued` has the
+    sessions that wait."""
+
+    def __init__(self, engine: Callable[[], Host], queued: Queued) -> None:
+        self._engine = engine
+        self._queued = queued
+        # Sessions that another producer waited for before they had a producer.
+        self._wanted: set[int] = set()
+        self._wanting = _core.Lock()  # protects it; no thread waits for the writer lock with it
+
+    def hand_out(
+        self, future: AnyFuture, session: Session, last_sequence: int, reason: str = ""
+    ) -> None:
+        """Make the producer or role of a future, and settle it. `reason`: of the grant, if it had
+        to wait."""
+        if future.granted is None:  # else this is a second attempt
+            future.granted = future.make(session, last_sequence)
+            self.log_granted(session, reason)
+        with self._wanting:
+            wanted = session.id in self._wanted
+            self._wanted.discard(session.id)
+        self.settle(future, session.id, functools.partial(give_granted, future))
+        if wanted:
+            self.notify_wanted(session.id)
+
+    def log_granted(self, session: Session, reason: str = "") -> None:
+        """Log that a session was granted."""
+        if not log.isEnabledFor(logs.GRANTED.level):
+            return
+        with contextlib.suppress(ExclusiveLogError):
+            logs.emit(
+                log, logs.GRANTED, topic=self._engine().sessions.topic_name(session.topic),
+                ledger=self._engine().ledger.path, engine=session.engine_name,
+                engine_id=session.engine, pid=session.pid, producer=session.name,
+                mode=session.mode, epoch=session.epoch, reason=reason or _why_granted(session),
+                waited=(_core.now() - session.created) / 1e9,
+            )  # fmt: skip
+
+    def notify_wanted(self, session_id: int) -> None:
+        """Notify a session's producer that another one waits for its topic."""
+        with self._wanting:
+            producer = self._engine().registry.find_session(session_id)
+            if producer is None and self._queued.settling(session_id) is not None:
+                self._wanted.add(session_id)  # another thread is making it, and will notify it
+        if producer is not None:
+            producer.notify_wanted()
+
+    def settle(self, future: AnyFuture, session_id: int, settle: Callable[[], object]) -> None:
+        """Settle a future by calling `settle`, unless it is cancelled."""
+
+        def unless_settled() -> None:
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                settle()
+            self._queued.settled(session_id)
+
+        # A callback may block, so never run it on the background thread.
+        if future.has_callbacks:
+            self._engine().callbacks.call_later(unless_settled)
+        else:
+            unless_settled()
+
+    def fail(self, future: AnyFuture, session_id: int, error: ExclusiveLogError) -> None:
+        """Settle a future with an error."""
+        self.settle(future, session_id, functools.partial(future.set_exception, error))
+
+
 class Pending:
     """The pending requests. `lock` is held while one is registered, so that no notification about a
     session is read before the session is known here."""
@@ -409,10 +476,8 @@ class Pending:
         self._deliveries = deliveries
         self.queued = Queued()
         self.limits = Limits()
+        self.outcomes = Outcomes(engine, self.queued)
         self._arrivals = Arrivals()
-        # Sessions that another producer waited for before they had a producer.
-        self._wanted: set[int] = set()
-        self._wanting = _core.Lock()  # protects it; no thread waits for the writer lock with it
 
     # ---- what waits ----------------------------------------------------------------------
 
@@ -449,7 +514,7 @@ class Pending:
                 self._engine().check_open()
                 registration = self._register(arrival)
                 if registration is not None and not registration.queued:
-                    self.hand_out(future, registration.session, registration.last_sequence)
+                    self.outcomes.hand_out(future, registration.session, registration.last_sequence)
         except ExclusiveLogError as error:
             future.set_exception(error)
         except BaseException:
@@ -474,7 +539,7 @@ class Pending:
                 registrations = register()
                 made = [make(registration) for registration in registrations]
                 for registration in registrations:
-                    self._log_granted(registration.session)
+                    self.outcomes.log_granted(registration.session)
                 return made
         except StillReleasing as refused:
             raise refused.refusal from None
@@ -543,62 +608,6 @@ class Pending:
             return self._arrivals.take_future(future)  # it was repeated, to no avail
         return False
 
-    # ---- settle --------------------------------------------------------------------------
-
-    def hand_out(
-        self, future: AnyFuture, session: Session, last_sequence: int, reason: str = ""
-    ) -> None:
-        """Make the producer or role of a future, and settle it. `reason`: of the grant, if it had
-        to wait."""
-        if future.granted is None:  # else this is a second attempt
-            future.granted = future.make(session, last_sequence)
-            self._log_granted(session, reason)
-        with self._wanting:
-            wanted = session.id in self._wanted
-            self._wanted.discard(session.id)
-        self.settle(future, session.id, functools.partial(give_granted, future))
-        if wanted:
-            self.notify_wanted(session.id)
-
-    def _log_granted(self, session: Session, reason: str = "") -> None:
-        if not log.isEnabledFor(logs.GRANTED.level):
-            return
-        with contextlib.suppress(ExclusiveLogError):
-            logs.emit(
-                log, logs.GRANTED, topic=self._engine().sessions.topic_name(session.topic),
-                ledger=self._engine().ledger.path, engine=session.engine_name,
-                engine_id=session.engine, pid=session.pid, producer=session.name,
-                mode=session.mode, epoch=session.epoch, reason=reason or _why_granted(session),
-                waited=(_core.now() - session.created) / 1e9,
-            )  # fmt: skip
-
-    def notify_wanted(self, session_id: int) -> None:
-        """Notify a session's producer that another one waits for its topic."""
-        with self._wanting:
-            producer = self._engine().registry.find_session(session_id)
-            if producer is None and self.queued.settling(session_id) is not None:
-                self._wanted.add(session_id)  # another thread is making it, and will notify it
-        if producer is not None:
-            producer.notify_wanted()
-
-    def settle(self, future: AnyFuture, session_id: int, settle: Callable[[], object]) -> None:
-        """Settle a future by calling `settle`, unless it is cancelled."""
-
-        def unless_settled() -> None:
-            with contextlib.suppress(concurrent.futures.InvalidStateError):
-                settle()
-            self.queued.settled(session_id)
-
-        # A callback may block, so never run it on the background thread.
-        if future.has_callbacks:
-            self._engine().callbacks.call_later(unless_settled)
-        else:
-            unless_settled()
-
-    def fail(self, future: AnyFuture, session_id: int, error: ExclusiveLogError) -> None:
-        """Settle a future with an error."""
-        self.settle(future, session_id, functools.partial(future.set_exception, error))
-
     # ---- arrivals ------------------------------------------------------------------------
 
     def admit_arrivals(self) -> None:
@@ -638,10 +647,10 @@ class Pending:
             if registration is not None and not registration.queued:
                 session, sequence = registration.session, registration.last_sequence
                 self.queued.settle_later(session.id, future)
-                self._deliveries.add(lambda: self.hand_out(future, session, sequence))
+                self._deliveries.add(lambda: self.outcomes.hand_out(future, session, sequence))
 
     def _refuse(self, arrival: Arrival, error: ExclusiveLogError) -> None:
-        self._deliveries.add(functools.partial(self.fail, arrival.future, 0, error))
+        self._deliveries.add(functools.partial(self.outcomes.fail, arrival.future, 0, error))
 
     # ---- the end -------------------------------------------------------------------------
 
@@ -705,7 +714,7 @@ class Pending:
             f"; it is held by producer {owner.producer_name!r} of engine {owner.engine_name!r} "
             f"(id {owner.engine_id}, pid {owner.pid}, epoch {owner.epoch})"
         )  # fmt: skip
-        self.fail(
+        self.outcomes.fail(
             future, session_id, WaitTimeoutError(f"{future.waited}{by}{blocked}", holder=owner)
         )
 
@@ -713,10 +722,10 @@ class Pending:
         """Fail all requests that wait, because there will be no more promotions; with `settling`,
         also those about to be settled."""
         for session_id, future in self.queued.take_all(settling).items():
-            self.fail(future, session_id, error)
+            self.outcomes.fail(future, session_id, error)
         for arrival in self._arrivals.all():
             if self._arrivals.take(arrival):
-                self.fail(arrival.future, 0, error)
+                self.outcomes.fail(arrival.future, 0, error)
 
 
 def _describe_block(engine: Host) -> str:
