@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ def queue(topic: xl.Topic) -> xl.Topic:
                 "created": chance.getrandbits(40),
                 "tie": chance.getrandbits(32),
             }
-            waiter = replace(first, id=number, name=f"engine-{number}", **place)
+            waiter = first._replace(id=number, name=f"engine-{number}", **place)
             tables.sessions.put_waiter(waiter)
         row = tables.topics.get(topic.id)
         row.waiting = WAITERS

@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +167,7 @@ def queue_of_many(topic: xl.Topic, count: int) -> None:
     with engine.ledger.write_exclusive() as tables:
         row = tables.topics.get(topic.id)
         for number in range(count):
-            tables.sessions.put_waiter(replace(first, id=first.id + number, name=f"n{number}"))
+            tables.sessions.put_waiter(first._replace(id=first.id + number, name=f"n{number}"))
         row.waiting += count
         tables.topics.put(row)
 
