@@ -13,6 +13,9 @@ from exclusivelog.errors import LedgerError
 
 # Python's messages when the system refuses a thread, and while the interpreter shuts down.
 REFUSED, SHUTTING_DOWN = "can't start new thread", "at interpreter shutdown"
+# Its message in place of the exception of a signal handler that has interrupted a wait for a
+# condition just before that took its lock again, as `Thread.start` does. The thread runs then.
+UNLOCKED = "release unlocked lock"
 
 
 def patched() -> bool:
@@ -59,6 +62,9 @@ def start(path: str, thread: threading.Thread) -> threading.Thread:
     try:  # not `needed`, which costs more: each commit of the main thread starts one
         thread.start()
     except RuntimeError as error:
+        interrupt = error.__context__ if str(error) == UNLOCKED else None
+        if interrupt is not None:
+            raise interrupt from None
         with needed(path):
             raise error
     return thread

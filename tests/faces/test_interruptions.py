@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog import threads
 from exclusivelog.local.storage import ledger
 from testing.children import child, finish, line
 from testing.processes import PATIENCE, until, values, within
@@ -54,6 +55,25 @@ def test_c1_a_signal_handler_may_close_the_engine(path) -> None:
         assert engine.verify().ok
         with engine.topic("orders").producer("exclusive") as producer:
             producer.send(b"mine")
+
+
+def test_an_interrupt_while_a_thread_starts_is_raised(monkeypatch) -> None:
+    """Python raises a RuntimeError instead if it comes just before a condition's lock is taken
+    again, at the end of the wait in `Thread.start`."""
+    ran = threading.Event()
+
+    def interrupted(state: object) -> None:
+        raise KeyboardInterrupt
+
+    thread = threading.Thread(target=ran.set)
+    started = thread._started  # type: ignore[attr-defined]
+    monkeypatch.setattr(started._cond, "_acquire_restore", interrupted)
+    monkeypatch.setattr(started, "set", lambda: None)
+    wait = started._cond.wait
+    monkeypatch.setattr(started._cond, "wait", lambda _: wait(0.01))
+    with pytest.raises(KeyboardInterrupt):
+        threads.start("a ledger", thread)
+    assert ran.wait(PATIENCE)
 
 
 @pytest.fixture
