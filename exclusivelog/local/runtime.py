@@ -253,8 +253,7 @@ class OpenEngine(abc.ABC):
                 self._end()
 
     def _finish_work(self) -> None:
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
+        # The heartbeats go on: this may wait for a stopped process, and requests end meanwhile.
         self.worker.stop()
         self.retention_worker.stop()
         sessions = self.registry.sessions()
@@ -352,7 +351,9 @@ class Runtime(OpenEngine):
         self.ledger.checkpointer.start()  # before the registration: starting a thread may fail
         self.committer.start()
         request = replace(request, created=_core.now())
-        register = functools.partial(self.sessions.request, request, self.info, slot.index)
+        register = functools.partial(
+            self.sessions.request, request, self.info, slot.index, self.worker.abandoned
+        )
         self.pending.request(future, register, request.timeout)
 
     def open_producers(
@@ -368,7 +369,9 @@ class Runtime(OpenEngine):
         def make(found: Registration) -> LocalSession:
             return LocalSession(self, next(topics), found.session, found.last_sequence, options)
 
-        register = functools.partial(self.sessions.request_all, names, request, self.info, slot)
+        register = functools.partial(
+            self.sessions.request_all, names, request, self.info, slot, self.worker.abandoned
+        )
         return self.pending.request_all(register, make)
 
     def open_session(

@@ -57,6 +57,7 @@ class BackgroundWorker:
         self._slot: Slot | None = None
         self._drops: _core.DropQueue | None = None
         self._dropped: deque[Session] = deque()  # sessions of dropped producers, to be released
+        self._abandoned: deque[Session] = deque()  # sessions of requests that ended without a lock
         self._given_up: deque[Callable[[], object]] = deque()  # releases of claims, say
         self._orphans_wanted = False
 
@@ -123,8 +124,8 @@ class BackgroundWorker:
         self._notifications.note(True)  # reset when the round completes
         for step in (
             self._evict_awaited,  # first, because a request waits for it
-            self._release_dropped, self.release_given_up, self._release_orphans,
-            self._end_unfollowable, self._notifications.read,
+            self._release_abandoned, self._release_dropped, self.release_given_up,
+            self._release_orphans, self._end_unfollowable, self._notifications.read,
             self._notifications.releases.hand_over, self._pending.end_waits,
             self._ledger.segments.forget_removed, self._pending.admit_arrivals,
             self._notifications.retries.promote_due,
@@ -153,19 +154,26 @@ class BackgroundWorker:
 
     def release(self, session: Session) -> None:
         """Release one session now."""
-        self._sessions.release([session], read=(self._engine_id, self._notifications.read_up_to))
+        self._release_some([session], self._notifications.read_up_to)
+
+    def _release_some(self, sessions: list[Session], read_up_to: int) -> None:
+        self._sessions.release(sessions, read=(self._engine_id, read_up_to))
 
     def release_all(self, sessions: list[Session]) -> None:
         """Release these and all dropped sessions, because the engine is closing."""
-        sessions = [*sessions, *self._dropped]
+        sessions = [*sessions, *self._dropped, *self._abandoned]
         for start in range(0, len(sessions), RELEASED_AT_ONCE):
             chunk = sessions[start : start + RELEASED_AT_ONCE]
-            self._sessions.release(chunk, read=(self._engine_id, 2**64 - 1))
+            self._release_some(chunk, 2**64 - 1)
 
     def release_later(self, session: Session) -> None:
         """Have the thread release one session, whether it holds its topic or waits for it."""
-        self._dropped.append(session)
+        self._abandoned.append(session)
         self.wake()
+
+    def abandoned(self) -> list[Session]:
+        """The sessions that `release_later` has got, and the thread has not released yet."""
+        return list(self._abandoned)
 
     def release_orphans(self) -> None:
         """Have the thread release sessions that were granted to calls that were interrupted."""
@@ -189,7 +197,11 @@ class BackgroundWorker:
     def release_given_up(self) -> None:
         """Release the claims that were queued for release, and make other calls that were."""
         while self._given_up:
-            self._given_up[0]()
+            try:
+                self._given_up[0]()
+            except ExclusiveLogError:  # a full disk, say: retry after the others
+                self._given_up.rotate(-1)
+                raise
             self._given_up.popleft()
 
     def _release_dropped(self) -> None:
@@ -200,6 +212,19 @@ class BackgroundWorker:
                 self._dropped.rotate(-1)
                 raise
             self._dropped.popleft()
+
+    def _release_abandoned(self) -> None:
+        while self._abandoned:
+            # In one transaction, so that none of them is promoted in place of another one.
+            some = list(self._abandoned)[:RELEASED_AT_ONCE]
+            try:
+                self._release_some(some, self._notifications.read_up_to)
+            except BaseException:  # a full disk, say: retry one by one
+                self._dropped.extend(some)
+                raise
+            finally:
+                for _ in some:
+                    self._abandoned.popleft()
 
     def _release_orphans(self) -> None:
         if not self._orphans_wanted:
@@ -281,8 +306,8 @@ class Waits(Protocol):
 class Calling(Protocol):
     """Runs code in threads of its own."""
 
-    def call_soon(self, function: Callable[[], object]) -> None:
-        """Run a function in a thread of its own."""
+    def call_later(self, function: Callable[[], object]) -> None:
+        """Run a function in a thread of its own; LedgerError if there can be none."""
 
 
 class Heartbeat:
@@ -309,7 +334,10 @@ class Heartbeat:
                 return
             if late:
                 # Not here: it reads the tables, and no beat must wait for that.
-                callbacks.call_soon(functools.partial(waits.end_late, late))
+                try:
+                    callbacks.call_later(functools.partial(waits.end_late, late))
+                except (LedgerError, MemoryError):  # no thread can be started now
+                    self._limits.add_again(late)
             del late  # a future's result must be freed when the application drops it
             slot.beat()
             try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ import pytest
 
 import exclusivelog as xl
 import exclusivelog.aio
+from exclusivelog import threads
+from exclusivelog.local.ownership import pending
 from exclusivelog.producer import ProducerFuture
 from testing.processes import (
     EXCLUSIVE,
@@ -204,6 +207,142 @@ def release_and_stop(state: State, _: str) -> None:
             signal.raise_signal(signal.SIGSTOP)
 
     within(run, 2 * PATIENCE)
+
+
+@pytest.mark.rule("D4", "D5")
+def test_d4_waiters_that_have_timed_out_are_released_together(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """At most one of them is promoted, in the transaction that the process is stopped in."""
+    process = worker(name="stopped")
+    assert process.call(open_producer, EXCLUSIVE) == 1
+    late = [topic.producer_async(WAIT, timeout=SOON, priority=1) for _ in range(20)]
+    patient = topic.producer_async(WAIT)
+    with stopped(process, "", release_and_stop):
+        for future in late:
+            with pytest.raises(xl.WaitTimeoutError):
+                within(future.result)
+    process.answer()
+    with patient.result(PATIENCE) as producer:
+        assert producer.topic_epoch == 3
+
+
+@pytest.mark.rule("A2", "D5")
+@pytest.mark.parametrize("mode", [WAIT, EXCLUSIVE])
+def test_a2_a_request_is_not_refused_for_one_that_has_timed_out(
+    topic: xl.Topic, worker: Callable[..., Worker], mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the same name, and gets the writer lock before the background thread does."""
+    process, background = worker(name="stopped"), topic.engine.backend.worker
+    assert process.call(open_producer, EXCLUSIVE) == 1
+    future = waiting(topic, timeout=SOON, name="same")
+    release, again = background._release_abandoned, Event()
+    monkeypatch.setattr(background, "_release_abandoned", lambda: (again.wait(PATIENCE), release()))
+    with ThreadPoolExecutor(1) as pool:
+        with stopped(process, "", release_and_stop):
+            with pytest.raises(xl.WaitTimeoutError):
+                within(future.result)
+            second = pool.submit(topic.producer, mode, name="same", timeout=PATIENCE)
+        process.answer()
+        producer = second.result(PATIENCE / 2)
+    again.set()
+    until(lambda: not background.abandoned())
+    assert (producer.topic_epoch, producer.send(b"x")) == (3, 0)
+
+
+@pytest.mark.rule("D5")
+@pytest.mark.parametrize("refused", [0, 1])
+def test_d5_a_waiter_ends_although_no_thread_could_be_started(
+    topic: xl.Topic, worker: Callable[..., Worker], refused: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the one that ends it, nor the one of its callback; the next attempt succeeds."""
+    process, count = worker(name="stopped"), itertools.count()
+    assert process.call(open_producer, EXCLUSIVE) == 1
+    future, called = waiting(topic, timeout=SOON), Event()
+    future.add_done_callback(lambda _: called.set())
+    start = threads.start
+
+    def start_most(path: str, thread: Thread) -> Thread:
+        if thread.name == "exclusivelog-callback" and next(count) == refused:
+            raise xl.LedgerError("no thread")
+        return start(path, thread)
+
+    monkeypatch.setattr(threads, "start", start_most)
+    with blocked_by(process) as names_it, pytest.raises(xl.WaitTimeoutError, match=names_it):
+        within(future.result)
+    assert called.wait(PATIENCE)
+    assert next(count) > refused + 1
+
+
+@pytest.mark.rule("A5", "D5")
+def test_a5_no_process_is_named_that_does_not_block(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """The background thread waits for a thread of its own process."""
+    process = worker(name="owner")
+    assert process.call(open_producer, EXCLUSIVE) == 1
+    future = waiting(topic, timeout=0.5)
+    with topic.engine.ledger.write_exclusive(), ThreadPoolExecutor(1) as pool:
+        error = pool.submit(future.exception, PATIENCE).result()
+    assert isinstance(error, xl.WaitTimeoutError)
+    assert "writer lock" not in str(error)
+
+
+@pytest.mark.rule("D5")
+def test_d5_a_waiter_ends_while_its_engine_is_being_closed(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """To close the engine takes until the process resumes."""
+    process, other = worker(name="stopped"), xl.open(topic.engine.path, name="other")
+    assert process.call(open_producer, EXCLUSIVE) == 1
+    future = other.topic("orders").producer_async(WAIT, timeout=SOON)
+    patient = other.topic("orders").producer_async(WAIT)
+    with ThreadPoolExecutor(1) as pool:
+        with blocked_by(process) as names_it:
+            closing = pool.submit(other.close)
+            with pytest.raises(xl.WaitTimeoutError, match=names_it):
+                within(future.result)
+            assert not closing.done()
+        closing.result(PATIENCE)
+    with pytest.raises(xl.EngineClosedError):
+        patient.result(PATIENCE)
+    assert topic.waiters == []
+
+
+@pytest.mark.rule("D5")
+def test_d5_deadlines_of_requests_that_have_ended_are_forgotten(
+    topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their timeouts may be days away."""
+    monkeypatch.setattr(pending, "FEW_ENTRIES", 10)
+    requests = topic.engine.backend.pending
+    requests.limits._most = 10
+    for _ in range(100):
+        with topic.producer(EXCLUSIVE):
+            future = topic.producer_async(WAIT, timeout=10**6)
+        future.result(PATIENCE).close()
+    del future
+    requests.limits.wake()
+    until(lambda: len(requests.limits._entries) <= 10)
+    until(lambda: len(requests.queued._deadlines) <= 12)
+
+
+@pytest.mark.rule("D5")
+def test_d5_a_call_in_the_background_that_fails_does_not_hold_up_the_next(
+    engine: xl.Engine,
+) -> None:
+    background, called = engine.backend.worker, Event()
+    attempts = iter(range(3))
+
+    def fail() -> None:
+        if next(attempts, None) is not None:
+            called.wait(0.1)
+            raise xl.LedgerError("the disk is full")
+
+    background.do_later(fail)
+    background.do_later(called.set)
+    assert called.wait(PATIENCE)
+    assert next(attempts, None) is not None
 
 
 @pytest.mark.rule("D5")
@@ -393,6 +532,23 @@ def test_e4_a_move_that_cannot_be_cancelled_says_so(
     until(lambda: [e.kind for e in engine.history("orders")][-1] == "cancel")
     process.call(end_pausing)
     assert process.call(send, b"still the owner") == 0
+
+
+@pytest.mark.rule("E4", "D5")
+def test_e4_a_cancel_of_a_move_ends_beside_an_unresponsive_source(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """The move tries to evict the source, and waits for the writer lock."""
+    process, engine = worker(name="stopped", keepalive=0.5), topic.engine
+    assert process.call(open_producer, EXCLUSIVE) == 1
+    process.call(keep_pausing)
+    future = engine.unload_async("orders", to=engine.id, timeout=2 * PATIENCE)
+    with blocked_by(process) as names_it:
+        until(engine.backend.sessions.find_dead)
+        assert not within(future.cancel)
+        with pytest.raises(xl.WaitTimeoutError, match=names_it):
+            within(functools.partial(future.result, PATIENCE / 2))
+    process.call(end_pausing)
 
 
 @pytest.mark.rule("E4", "D5")

@@ -209,6 +209,17 @@ class Queued:
                 heapq.heappush(self._deadlines, entry)
                 raise
 
+    @property
+    def is_crowded(self) -> bool:
+        """Are most of the deadlines those of requests that do not wait any more?"""
+        return len(self._deadlines) > FEW_ENTRIES + 2 * len(self._waiting)
+
+    def forget_ended(self) -> None:
+        """Forget the deadlines of requests that do not wait any more. No request may be added
+        meanwhile."""
+        self._deadlines = [entry for entry in self._deadlines if entry[1] in self._waiting]
+        heapq.heapify(self._deadlines)
+
     def take_all(self, settling: bool) -> dict[int, AnyFuture]:
         """Remove and return all that wait; with `settling`, also those about to be settled."""
         waiting, self._waiting = self._waiting, {}
@@ -225,15 +236,25 @@ class Limits:
     def __init__(self) -> None:
         self._entries: list[tuple[float, int, weakref.ref[AnyFuture]]] = []
         self._numbers = itertools.count()  # entries of one time are not compared further
+        self._lock = _core.Lock()  # no thread waits for the writer lock with it
+        self._most = FEW_ENTRIES  # more of them are looked through for dropped futures
         # Unlike an Event, it can be used in a signal handler that has interrupted such a use.
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def add(self, future: AnyFuture, deadline: float) -> None:
         """Watch a request that is to end at this time of the monotonic clock."""
         entry = deadline + LATE_SECONDS, next(self._numbers), weakref.ref(future)
-        heapq.heappush(self._entries, entry)
-        if entry in self._entries[:1]:
+        with self._lock:
+            heapq.heappush(self._entries, entry)
+            first = entry in self._entries[:1]
+        if first:
             self.wake()
+
+    def add_again(self, futures: Iterable[AnyFuture]) -> None:
+        """Watch those that have not ended yet once more."""
+        for future in futures:
+            if not future.done():
+                self.add(future, time.monotonic())
 
     def wake(self) -> None:
         """End the present `wait`."""
@@ -244,12 +265,24 @@ class Limits:
         left = [at - time.monotonic() for at, _, _ in self._entries[:1]]
         with contextlib.suppress(queue.Empty):
             self._woken.get(timeout=max(0.0, min([seconds, *left])))
-        late = []
-        while self._entries and self._entries[0][0] <= time.monotonic():
-            future = heapq.heappop(self._entries)[2]()
-            if future is not None and not future.done():
-                late.append(future)
-        return late
+        due = []
+        with self._lock:
+            while self._entries and self._entries[0][0] <= time.monotonic():
+                due.append(heapq.heappop(self._entries)[2])
+        if len(self._entries) > self._most:
+            self._forget_dropped()
+        # Not within the lock: `done` takes a lock of the future.
+        futures = [reference() for reference in due]
+        return [future for future in futures if future is not None and not future.done()]
+
+    def _forget_dropped(self) -> None:
+        # Else a request that was granted soon would stay here until its timeout, of days, say.
+        with self._lock:
+            futures = [reference() for _, _, reference in self._entries]
+            pairs = zip(self._entries, futures, strict=True)
+            self._entries = [entry for entry, future in pairs if future is not None]
+            heapq.heapify(self._entries)
+            self._most = max(FEW_ENTRIES, 2 * len(self._entries))
 
 
 # ---- requests --------------------------------------------------------------------------
@@ -263,6 +296,7 @@ HANDED_ON_SECONDS = 20e-6
 # A request whose wait the background thread has not ended after this long ends without it.
 LATE_SECONDS = 1.0
 CANCELLED_WITHIN = 5.0  # seconds that a cancel waits for the writer lock
+FEW_ENTRIES = 1000  # so many deadlines of ended requests may stay in memory
 
 Made = TypeVar("Made")
 
@@ -658,6 +692,9 @@ class Pending:
         """Remove requests whose `timeout` has passed from their queues."""
         self.queued.end_waits(self._end_wait)
         self._deliveries.deliver()
+        if self.queued.is_crowded:
+            with self.lock:
+                self.queued.forget_ended()
 
     def _end_wait(self, future: AnyFuture) -> None:
         session = future.session
@@ -683,16 +720,16 @@ class Pending:
                 self._end_late(future, blocked)
             self._deliveries.deliver()
         finally:
-            for future in futures:
-                if not future.done():  # it is being registered, or settled by another thread
-                    self.limits.add(future, time.monotonic())
+            self.limits.add_again(futures)  # one may be registered now, or settled elsewhere
 
     def _end_late(self, future: AnyFuture, blocked: str) -> None:
         arrival = self._arrivals.find(future)
         if arrival is not None and self._arrivals.take(arrival):
             self._refuse(arrival, arrival.timed_out())
         elif future.session is not None and self._abandon(future.session) is not None:
-            self._fail_late(future, future.session.id, blocked)
+            # Not called here: it is repeated if no thread can be started for a callback.
+            fail = functools.partial(self._fail_late, future, future.session.id, blocked)
+            self._deliveries.add(fail)
 
     def _abandon(self, session: Session) -> AnyFuture | None:
         """Stop waiting for a queued session, and have the background thread release it. Returns its

@@ -635,12 +635,17 @@ class Sessions:
 
     # ---- open ----------------------------------------------------------------------------
 
-    def request(self, request: ProducerRequest, engine: EngineInfo, slot: int) -> Registration:
+    def request(
+        self, request: ProducerRequest, engine: EngineInfo, slot: int,
+        abandoned: Callable[[], Sequence[Session]] = tuple,
+    ) -> Registration:  # fmt: skip
         """Register a producer of this engine, or queue it, in one transaction (rules A1-A6, B5,
-        B6)."""
+        B6). `abandoned` returns sessions of this engine's requests that have ended, and are still
+        registered: they leave first."""
         topic, role, bound_to = request.topic, request.role, request.bound_to
         # Checkpointed, because the last sequence id of every name is needed.
         with self._ledger.write_checkpointed(request.until) as tables:
+            self._leave_all(tables, abandoned())
             if role is not None:
                 self.succession.roles.evict_dead(tables, role, request.mode)
             row = usable(tables, topic)
@@ -654,12 +659,14 @@ class Sessions:
         raise _claim_gone(row)  # raised after the commit, which keeps the evictions
 
     def request_all(
-        self, names: Sequence[str], request: ProducerRequest, engine: EngineInfo, slot: int
-    ) -> list[Registration]:
+        self, names: Sequence[str], request: ProducerRequest, engine: EngineInfo, slot: int,
+        abandoned: Callable[[], Sequence[Session]] = tuple,
+    ) -> list[Registration]:  # fmt: skip
         """Register a producer on each of the topics with these names, all or none; creates missing
-        topics. `request` must not wait; its topic is not used."""
+        topics. `request` must not wait; its topic is not used. `abandoned` as in `request`."""
         session = _unregistered(request, engine, slot)
         with self._ledger.write_checkpointed() as tables:
+            self._leave_all(tables, abandoned())
             return [self._register_one(tables, name, session) for name in names]
 
     def _register_one(self, tables: Tables, name: str, session: Session) -> Registration:
@@ -697,7 +704,7 @@ class Sessions:
 
     # ---- leave ---------------------------------------------------------------------------
 
-    def release(self, sessions: Iterable[Session], read: tuple[str, int] | None = None) -> None:
+    def release(self, sessions: Sequence[Session], read: tuple[str, int] | None = None) -> None:
         """Release sessions and promote waiters, all in one transaction (rules B7, C1).
 
         One that is no longer registered, because it was evicted, is passed over: its
@@ -706,8 +713,20 @@ class Sessions:
         with self._ledger.write_exclusive() as tables:
             if read is not None:
                 tables.notifications.drop(*read)
-            for session in sessions:
-                self.succession.leave(tables, session, "release", "closed")
+            self._leave_all(tables, sessions)
+
+    def _leave_all(self, tables: Tables, sessions: Sequence[Session]) -> None:
+        leave = self.succession.leave
+        if len(sessions) == 1:  # it changes the topic's row once
+            leave(tables, sessions[0], "release", "closed")
+            return
+        left = [
+            session.topic
+            for session in sessions
+            if leave(tables, session, "release", "closed", promote=False) is not None
+        ]
+        # After all have left: none of them may be promoted in place of another one.
+        self.succession.promote_all(tables, dict.fromkeys(left))
 
     def cancel(self, session: Session, until: int = 0) -> bool:
         """Remove the session from its queue. False if it is not in it (any more): it was granted or

@@ -512,9 +512,11 @@ class StallWatch:
         return holder
 
     def holder(self) -> str | None:
-        """Who appends or holds the writer lock now, if any: a stopped thread first."""
+        """Who appends or holds the writer lock without making progress, if any. A process that does
+        so for a moment is not named."""
         inside = [thread for thread in self._inside() if thread]
-        thread = next(filter(is_stopped, inside), next(iter(inside), None))
+        waited_for = (thread for thread in inside if self._stall(thread) == self._reported)
+        thread = next(filter(is_stopped, inside), next(waited_for, None))
         return None if thread is None else self._describe(thread)[0]
 
     def _inside(self) -> tuple[int, int]:
@@ -523,15 +525,18 @@ class StallWatch:
 
     def _report(self, thread: int) -> str:
         holder, pid, engines = self._describe(thread)
-        # If the thread makes progress, one of these changes.
-        appends = self._inside()[0] == thread
-        stall = thread, self._journal.version, self._journal.tail if appends else 0
+        stall = self._stall(thread)
         if stall != self._reported:
             self._reported = stall
             logs.emit(
                 log, logs.SLOW_LOCK, ledger=self._path, **_of_process(pid, engines), holder=holder
             )
         return holder
+
+    def _stall(self, thread: int) -> tuple[int, int, int]:
+        """Numbers of which one changes if the thread makes progress."""
+        appends = self._inside()[0] == thread
+        return thread, self._journal.version, self._journal.tail if appends else 0
 
     def _describe(self, thread: int) -> tuple[str, int | None, list[EngineInfo]]:
         """The text about a thread, its process and the engines there."""
