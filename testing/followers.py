@@ -31,6 +31,7 @@ from exclusivelog.cluster.log import Reader
 from exclusivelog.cluster.ordered import OrderedLog
 from exclusivelog.cluster.pulsar import Access
 from exclusivelog.cluster.pulsar_log import PulsarLog
+from exclusivelog.errors import ProducerFencedError
 from exclusivelog.messages import Encoded
 from exclusivelog.types import AccessMode
 from testing.broker import Namespace
@@ -105,6 +106,9 @@ class Served:
             number += 1
             try:
                 future = self.follower.send_soon(one(value))
+            except ProducerFencedError as error:
+                self.say("failed", value, type(error).__name__)
+                return
             except Exception:
                 return
             future.add_done_callback(lambda done, value=value: self._ended(done, value, room))
@@ -218,6 +222,12 @@ class Peer:
         """Wait until so many more sends are acknowledged."""
         wanted, deadline = len(self.sent) + count, time.monotonic() + timeout
         while len(self.sent) < wanted:
+            self._read(deadline)
+
+    def await_failure(self, timeout: float = PATIENCE) -> None:
+        """Wait until a send has failed."""
+        deadline = time.monotonic() + timeout
+        while not self.failed:
             self._read(deadline)
 
     def _read(self, deadline: float) -> None:

@@ -503,13 +503,13 @@ def test_an_owner_that_was_stopped_is_fenced(namespace: Namespace, log: PulsarLo
         with pytest.raises(Raised) as raised:
             stopped.call("send", b"stale")
         assert raised.value.kind == "ProducerFencedError"
+        stopped.await_failure()
         stopped.call("release")
         assert successor.call("send", b"last") == len(before.values)
         assert successor.call("status") == "owner"
         stopped.finish()
         found = check(log, [stopped, successor])
     assert found.values == [*before.values, b"last"]
-    assert stopped.failed
     assert set(stopped.failed.values()) == {"ProducerFencedError"}
 
 
