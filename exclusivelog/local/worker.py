@@ -154,17 +154,14 @@ class BackgroundWorker:
 
     def release(self, session: Session) -> None:
         """Release one session now."""
-        self._release_some([session], self._notifications.read_up_to)
-
-    def _release_some(self, sessions: list[Session], read_up_to: int) -> None:
-        self._sessions.release(sessions, read=(self._engine_id, read_up_to))
+        self._sessions.release([session], read=(self._engine_id, self._notifications.read_up_to))
 
     def release_all(self, sessions: list[Session]) -> None:
         """Release these and all dropped sessions, because the engine is closing."""
         sessions = [*sessions, *self._dropped, *self._abandoned]
         for start in range(0, len(sessions), RELEASED_AT_ONCE):
             chunk = sessions[start : start + RELEASED_AT_ONCE]
-            self._release_some(chunk, 2**64 - 1)
+            self._sessions.release(chunk, read=(self._engine_id, 2**64 - 1))
 
     def release_later(self, session: Session) -> None:
         """Have the thread release one session, whether it holds its topic or waits for it."""
@@ -218,7 +215,8 @@ class BackgroundWorker:
             # In one transaction, so that none of them is promoted in place of another one.
             some = list(self._abandoned)[:RELEASED_AT_ONCE]
             try:
-                self._release_some(some, self._notifications.read_up_to)
+                read = self._engine_id, self._notifications.read_up_to
+                self._sessions.release(some, read=read)
             except BaseException:  # a full disk, say: retry one by one
                 self._dropped.extend(some)
                 raise

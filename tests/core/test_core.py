@@ -422,7 +422,7 @@ sessions = st.builds(
     claim=st.none() | st.integers(0, 3) | UINT64, epoch=st.just(0),
     properties=st.dictionaries(texts, texts, max_size=20), settle=st.integers(0, 8640 * 10**10),
     engine_properties=st.dictionaries(texts, texts, max_size=3), lineage=UINT64,
-    notify_on_contention=st.booleans(),
+    notify_on_contention=st.booleans(), bound_to=UINT64,
     announce=st.none() | st.dictionaries(texts, texts, max_size=2),
 )  # fmt: skip
 known_priorities = st.none() | st.tuples(INT64, INT64).map(lambda pair: (max(pair), min(pair)))
