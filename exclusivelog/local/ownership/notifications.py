@@ -51,6 +51,9 @@ PROMOTED_AT_ONCE = 1000
 # Sends to the topics of a chunk wait while it is released, and each chunk costs a transaction. Its
 # size follows from what the chunk before took, so that it takes about this time.
 CHUNK_SECONDS = 0.005
+# Between two chunks, so that threads that send get the interpreter and the journal: else each of
+# their sends would take as long as a chunk.
+BETWEEN_CHUNKS_SECONDS = 0.003
 RELEASED_AT_FIRST, RELEASED_AT_LEAST, RELEASED_AT_MOST = 64, 48, 250
 
 
@@ -205,6 +208,8 @@ class Releases:
                 raise
             del asked[: len(chunk)]
             self._adapt(len(chunk), time.monotonic() - began)
+            if asked:
+                time.sleep(BETWEEN_CHUNKS_SECONDS)
 
     def _adapt(self, count: int, seconds: float) -> None:
         """Set the size of the next chunk, by how long this one took."""
