@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 # A transaction that deletes DROPPED_AT_ONCE entries changes some hundred KiB of pages.
 RESERVED = 1 << 20
+BLOCK = 512  # bytes: what `st_blocks` counts
 LEFT = 8 * RESERVED  # with less room on the disk, all of it is for messages
 
 Result = TypeVar("Result")
@@ -37,6 +38,10 @@ class Reserve:
 
     def keep(self) -> None:
         """Allocate it, unless there is little room, or the file system has no such blocks."""
+        facts = self._directory.facts(JOURNAL)
+        if facts is not None and facts.st_blocks * BLOCK >= self._end + RESERVED:
+            self.spent = False  # it is there, as at most openings: that is known without the file
+            return
         with contextlib.suppress(OSError), self._opened(JOURNAL) as fd:
             room = os.fstatvfs(fd)
             if room.f_bavail * room.f_frsize >= LEFT:
