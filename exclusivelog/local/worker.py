@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 LONGEST_BEAT_SECONDS = 5.0
 RELEASED_AT_ONCE = 1000
+# The first round finds little to do. Until then, the interpreter is for the caller that opens the
+# engine, unless a notification comes.
+FIRST_ROUND_SECONDS = 0.05
 
 
 class Host(Protocol):
@@ -66,7 +69,7 @@ class BackgroundWorker:
         self._slot, self._engine_id = slot, slot.engine
         words = self._ledger.lockfile.atomics
         self._drops = _core.DropQueue(self._dropped, words, slot.wake_ups)
-        run = functools.partial(self._run, engine, slot)
+        run = functools.partial(self._run, engine, slot, slot.wake_up_count())
         self.thread = start_thread(self._ledger.path, run, f"exclusivelog-{self._name}", self._name)
 
     def stop(self) -> None:
@@ -87,7 +90,8 @@ class BackgroundWorker:
 
     # ---- rounds ----------------------------------------------------------------------------
 
-    def _run(self, engine: Host, slot: Slot) -> None:
+    def _run(self, engine: Host, slot: Slot, seen: int) -> None:
+        slot.await_wake_up(seen, FIRST_ROUND_SECONDS)
         while not engine.closed:
             # Read these first: a change after this ends the sleep below at once.
             seen, arrivals = slot.wake_up_count(), slot.arrivals()
