@@ -41,13 +41,13 @@ if is_compiled:
 DEBUG = os.environ.get("EXCLUSIVELOG_DEBUG", "") not in ("", "0")
 # Python's own flags ask for -g: the last one counts.
 # A small extension, at the same speed: no -O3 below, no room left to align functions, jumps and
-# loops, no code that -O2 would write twice to save a jump, an expression or a call, and no padding
-# between segments.
+# loops, no code that -O2 would write twice to save a jump, an expression, a call or the sum of an
+# address, and no padding between segments.
 SMALL = [
     "-g0", "-fvisibility=hidden", "-fno-unwind-tables", "-fno-asynchronous-unwind-tables",
     "-fno-align-functions", "-fno-align-jumps", "-fno-align-labels",
     "-freorder-blocks-algorithm=simple", "-fno-partial-inlining", "-fno-tree-pre",
-    "-fno-inline-functions", "-fno-align-loops",
+    "-fno-inline-functions", "-fno-align-loops", "-fno-thread-jumps", "-fno-ivopts",
 ]  # fmt: skip
 COMPILE = ["-g"] if DEBUG else SMALL
 LINK = [] if DEBUG else ["-Wl,-s", "-Wl,-z,noseparate-code"]
