@@ -41,16 +41,17 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable
 WORKERS := 6
 
-# The groups run beside each other, so that the cores are busy until the end. All but the longest
-# print what they have to say when they have ended. After a failure, nothing else begins.
+# The site and the groups are made beside each other, so that the cores are busy until the end. All
+# but the longest group print what they have to say when they have ended. After a failure, nothing
+# else begins.
 test: $(READY)
-	@$(MAKE) --no-print-directory -j2 -Otarget lint docs
+	@$(MAKE) --no-print-directory lint
 	tools/chromium
 	@mkdir -p build
-	@$(MAKE) --no-print-directory -j3 BESIDE=1 test-power test-broker test-bench
+	@$(MAKE) --no-print-directory -j4 BESIDE=1 test-power docs test-broker test-bench
 
 test-power: $(READY)
-	$(PYTEST) -n 6 -m "not broker" --durations=10
+	$(PYTEST) -n 5 -m "not broker" --durations=10
 
 test-process: $(READY)
 	$(PYTEST) -n $(WORKERS) -m "not broker and not once" --durability=process \
