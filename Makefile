@@ -51,7 +51,7 @@ test: $(READY)
 	@$(MAKE) --no-print-directory -j4 BESIDE=1 test-power docs test-broker test-bench
 
 test-power: $(READY)
-	$(PYTEST) -n 5 -m "not broker" --durations=10
+	$(PYTEST) -n 6 -m "not broker" --durations=10
 
 test-process: $(READY)
 	$(PYTEST) -n $(WORKERS) -m "not broker and not once" --durability=process \
