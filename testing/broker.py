@@ -48,8 +48,7 @@ ARTIFACT = f"org.apache.pulsar:pulsar-server-distribution:{VERSION}:tar.gz:bin"
 OLDEST_JAVA = 17
 FETCH_SECONDS, READY_SECONDS, STOP_SECONDS = 600.0, 180.0, 20.0
 MEMORY = "-Xms64m -Xmx768m -XX:MaxDirectMemorySize=512m -XX:+ExitOnOutOfMemoryError"
-# Half the time to start, and slower when it has run for long; and its own classes need no check.
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+QUICK = "-XX:TieredStopAtLevel=1"  # half the time to start, and slower when it has run for long
 SETTINGS = {
     "bindAddress": "127.0.0.1",
     "advertisedAddress": "127.0.0.1",
