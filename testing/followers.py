@@ -35,7 +35,7 @@ from exclusivelog.errors import ProducerFencedError
 from exclusivelog.messages import Encoded
 from exclusivelog.types import AccessMode
 from testing.broker import Namespace
-from testing.processes import PATIENCE, await_stop, forks
+from testing.processes import PATIENCE, forks, stop
 
 AT_ONCE = 16  # sends that a stream has under way
 
@@ -254,8 +254,7 @@ class Peer:
     def hang(self) -> None:
         """SIGSTOP; returns once it has stopped."""
         assert self.process.pid is not None
-        os.kill(self.process.pid, signal.SIGSTOP)
-        await_stop(self.process.pid)
+        stop(self.process.pid)
 
     def go_on(self) -> None:
         """SIGCONT."""

@@ -376,6 +376,12 @@ def threads_of(pid: int) -> set[int]:
     return {int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()}
 
 
+def stop(pid: int) -> None:
+    """SIGSTOP; returns once all threads of the process have stopped. Some run on for a moment."""
+    os.kill(pid, signal.SIGSTOP)
+    await_stop(pid)
+
+
 def await_stop(pid: int) -> None:
     """Wait until all threads of a process have stopped."""
 

@@ -25,7 +25,7 @@ from testing.broker import (
     token,
 )
 from testing.mirrors import compare, finish, kill_at_random
-from testing.processes import until, within
+from testing.processes import stop, until, within
 
 pytestmark = [pytest.mark.rule("J4"), pytest.mark.broker]
 
@@ -98,7 +98,7 @@ def test_a_broker_that_hangs(topic: xl.Topic, namespace: Namespace, broker: Brok
             running.start(follow=True)
             producer.send(b"a")
             until(lambda: running.wait(0) or [one.position for one in running.progress()] == [1])
-            os.kill(broker.pid, signal.SIGSTOP)
+            stop(broker.pid)
             try:
                 producer.send(b"b")
                 with pytest.raises(xl.ClusterError, match="did not answer in time"):

@@ -22,9 +22,9 @@ import pytest
 
 import exclusivelog as xl
 from testing.broker import Broker, Namespace, missing, own_broker
-from testing.children import ROOT, die_with_parent
+from testing.children import ROOT, die_with_parent, line
 from testing.mirrors import target
-from testing.processes import until
+from testing.processes import stop, until
 
 pytestmark = [pytest.mark.rule("J4"), pytest.mark.broker]
 
@@ -84,15 +84,15 @@ class Case:
             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=die_with_parent,
         )  # fmt: skip
 
-    def await_line(self, line: str) -> None:
+    def await_line(self, wanted: str) -> None:
         """Until the first mirror says so: messages that are stored, copies in flight, and whether
         it has looked at the target after the first one."""
-        assert self.first.stdout is not None
-        for said in self.first.stdout:
-            if said.strip() == line:
-                return
-        assert self.first.stderr is not None
-        raise AssertionError(self.first.stderr.read())
+        try:
+            until(lambda: line(self.first) == wanted, PATIENCE)
+        except AssertionError as failure:
+            assert self.first.stderr is not None
+            self.first.kill()
+            raise AssertionError(f"{failure}; {self.first.stderr.read()}") from None
 
     def times(self) -> Counter[int]:
         """How often each offset is in the target."""
@@ -122,14 +122,14 @@ def leave_in_flight(cases: dict[str, Case], broker: Broker) -> None:
         case.producer.send(b"0")
     for case in cases.values():
         case.await_line("1 0 True")
-    os.kill(broker.pid, signal.SIGSTOP)
+    stop(broker.pid)  # else it may store the next copy
     for case in cases.values():
         case.producer.send(b"1")
         case.await_line("1 1 True")
         case.producer.send_many([b"%d" % i for i in range(2, MESSAGES)])
     broker.kill()
     for case in cases.values():
-        os.kill(case.first.pid, signal.SIGSTOP)
+        stop(case.first.pid)
 
 
 def copy_on(case: Case) -> None:

@@ -33,6 +33,7 @@ from testing.processes import (
     Worker,
     open_producer,
     send,
+    stop,
     until,
     values,
     workers,
@@ -298,7 +299,7 @@ def test_c3_a_waiter_of_the_plain_client_gives_up_before_a_stopped_owner_is_noti
     address = f"persistent://{namespace.path}/plain"
     with child(PLAIN_OWNER, namespace.broker, address) as owner:
         assert line(owner) == "owns"
-        os.kill(owner.pid, signal.SIGSTOP)
+        stop(owner.pid)
         waiter = plain(operation_timeout_seconds=GIVES_UP_AFTER)
         with pytest.raises(pulsar.Timeout):
             waiter.producer("plain", "WaitForExclusive")
