@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import Popen
 
-from exclusivelog.local.shm.lockfile import BOOT
 from proof.faults import Crew, crew_of
 from proof.jobs import SERVES
 from proof.traffic import TOPICS, judge_ledger, read_notes
 from testing.children import child, line, tell
+from testing.disks import another_boot
 from testing.judges import ACKNOWLEDGED
 
 SHUTDOWN, WITHOUT_THE_LOG = 0x8004587D, 2
@@ -242,14 +242,6 @@ def shut_down(disk: Path) -> None:
         fcntl.ioctl(fd, SHUTDOWN, struct.pack("I", WITHOUT_THE_LOG))
     finally:
         os.close(fd)
-
-
-def another_boot(ledger: Path) -> None:
-    """The lock file's words are of a boot that is over."""
-    with contextlib.suppress(FileNotFoundError):
-        with (ledger / "owners.lock").open("r+b") as file:
-            file.seek(BOOT)
-            file.write(os.urandom(16))
 
 
 def _compiled(where: Path, text: str) -> Path:

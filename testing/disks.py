@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from exclusivelog.local.shm.lockfile import BOOT
+
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 
 
@@ -54,6 +56,14 @@ def _run(*words: str) -> None:
         pytest.skip(f"{words[0]} is not installed")
     if done.returncode:
         pytest.skip(f"a small disk cannot be mounted here: {done.stderr.strip()}")
+
+
+def another_boot(ledger: Path) -> None:
+    """The lock file's words are of a boot that is over."""
+    with contextlib.suppress(FileNotFoundError):
+        with (ledger / "owners.lock").open("r+b") as file:
+            file.seek(BOOT)
+            file.write(os.urandom(16))
 
 
 def leave(where: Path, free: int) -> Path:

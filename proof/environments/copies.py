@@ -15,8 +15,8 @@ from pathlib import Path
 
 from proof.environments.actors import Actor, Hands
 from proof.environments.cases import Scene, case
-from proof.shutdowns import another_boot, do
-from testing.disks import leave
+from proof.shutdowns import do
+from testing.disks import another_boot, leave
 
 LOCKS = ("owners.lock", "lock.mdb")
 

@@ -19,6 +19,8 @@ preload(__name__)
 
 def reads(reader: xl.Reader, way: str) -> Callable[[], Any]:
     """A way to read on, which begins now."""
+    if way == "arrow":
+        pytest.importorskip("pyarrow")
     match way:
         case "iterates" | "values" | "follows":
             begun = {"iterates": reader.__iter__, "values": reader.values, "follows": reader.follow}
@@ -67,8 +69,6 @@ def delete(state: State) -> None:
 def test_g8_what_was_read_ahead_and_trimmed_is_not_returned(
     engine, topic, worker, monkeypatch, where, way
 ) -> None:
-    if way == "arrow":
-        pytest.importorskip("pyarrow")
     reader = read_ahead(topic, where, monkeypatch)
     read_on = reads(reader, way)
     worker().call(trim, 21)
@@ -87,8 +87,6 @@ def test_g8_what_was_read_ahead_and_trimmed_is_not_returned(
 def test_g8_what_was_read_ahead_of_a_deleted_topic_is_not_returned(
     engine, topic, worker, monkeypatch, where, way
 ) -> None:
-    if way == "arrow":
-        pytest.importorskip("pyarrow")
     reader = read_ahead(topic, where, monkeypatch)
     read_on = reads(reader, way)
     worker().call(delete)

@@ -14,7 +14,7 @@ import exclusivelog as xl
 from exclusivelog.local.faults import translated
 from exclusivelog.local.storage import reserve
 from testing.children import child, finish
-from testing.disks import disk, leave
+from testing.disks import another_boot, disk, leave
 from testing.processes import PATIENCE, until, values
 
 pytestmark = pytest.mark.usual_journal
@@ -95,6 +95,49 @@ DIES_OPEN = """
     print("open", flush=True)
     os._exit(0)
 """
+
+
+# Opens a ledger whose recovery is put off, makes room, goes on sending, fills the disk again, and
+# dies.
+GOES_ON = """
+    import os, pathlib, sys
+    import exclusivelog as xl
+    from testing.disks import leave
+    path, count = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+    engine = xl.open(path)
+    (path.parent / "ballast").unlink()
+    producer = engine.topic("t").producer("exclusive", name="p")
+    leave(path.parent, 0)
+    try:
+        while True:
+            producer.send(b"%06d" % count + bytes(2000))
+            count += 1
+    except xl.LedgerFullError:
+        print(count, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.rule("H1", "H2")
+@pytest.mark.parametrize("rebooted", [False, True])
+def test_messages_sent_after_a_recovery_was_put_off_survive_their_process(
+    small_disk: Path, rebooted: bool
+) -> None:
+    """They follow those of an earlier life in the same generation of the journal. A reboot leaves
+    no shared memory."""
+    path, count = small_disk / "log", fill(small_disk)
+    for _ in range(3):
+        with child(GOES_ON, path, count) as process:
+            said, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == -signal.SIGKILL, said
+        assert int(said) > count
+        count = int(said)
+        if rebooted:
+            another_boot(path)
+        with xl.open(path) as engine:
+            assert engine.ledger.journal.backlog  # it was put off again
+            assert numbers(engine) == list(range(count))
+            assert engine.verify().ok
 
 
 @pytest.mark.parametrize("free", [0, 4096, 100_000])
