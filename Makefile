@@ -20,8 +20,8 @@ SOURCES := setup.py pyproject.toml $(wildcard exclusivelog/*.pyx exclusivelog/*.
 comma := ,
 JAVA := command -v $${JAVA_HOME:+$$JAVA_HOME/bin/}java >/dev/null
 
-.PHONY: demo test test-power test-process test-broker test-bench lint docs bench torture proof \
-    wheels clean
+.PHONY: demo test test-power test-process test-broker test-bench collected chromium lint docs bench \
+    torture proof wheels clean
 .DELETE_ON_ERROR:
 
 ifeq ($(ON),pulsar)
@@ -45,9 +45,8 @@ WORKERS := 6
 # but the longest group print what they have to say when they have ended. After a failure, nothing
 # else begins.
 test: $(READY)
-	@$(MAKE) --no-print-directory lint
-	tools/chromium
 	@mkdir -p build
+	@$(MAKE) --no-print-directory -j3 -O lint chromium collected
 	@$(MAKE) --no-print-directory -j4 BESIDE=1 test-power docs test-broker test-bench
 
 test-power: $(READY)
@@ -63,6 +62,13 @@ test-broker: $(READY)
 
 test-bench: $(READY)
 	$(PYTEST) -n $(WORKERS) bench $(PRINTED_LATER)
+
+# In a fresh clone, each of pytest's workers would rewrite the assertions of all test modules.
+collected: $(READY)
+	$(PYTEST) --collect-only tests testing proof/tests bench >build/$@.txt || { cat build/$@.txt; exit 1; }
+
+chromium:
+	tools/chromium
 
 ifdef BESIDE
 WORKERS := 2

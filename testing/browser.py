@@ -1,4 +1,4 @@
-"""A headless Chromium, as CI installs it (see .ci/run), and what its pages must satisfy."""
+"""A headless Chromium, as tools/chromium installs it, and what its pages must satisfy."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+PATIENCE = 120.0  # seconds for a script: to lay out a chart anew takes 30 on busy cores
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -79,6 +80,7 @@ def browser(width: int, height: int = 900, dark: bool = False) -> Iterator[Any]:
         for flag in (*FLAGS, f"--user-data-dir={profile}"):
             options.add_argument(flag)
         page = webdriver.Chrome(options, webdriver.ChromeService(driver))
+        page.set_script_timeout(PATIENCE)
         try:
             resize(page, width, height)
             scheme = "dark" if dark else "light"

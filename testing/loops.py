@@ -29,7 +29,7 @@ def play(
     complained."""
 
     async def bounded() -> Any:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(4 * PATIENCE):  # seconds of work take a minute on busy cores
             return await main()
 
     before = set(threading.enumerate())

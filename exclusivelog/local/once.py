@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
@@ -137,7 +137,7 @@ def _session(engine: Host, tables: Tables, topic: int, run: OnceRun) -> Session:
     return Session(
         id=tables.rows.next_id(b"session"), topic=topic, engine=engine.id, slot=engine.slot,
         pid=engine.info.pid, engine_name=engine.name, name=run.producer, mode=mode, priority=0,
-        created=_core.now(), tie=secrets.randbits(32), since=time.time_ns() // 1_000_000,
+        created=_core.now(), tie=int.from_bytes(os.urandom(4)), since=time.time_ns() // 1_000_000,
         claim=None if shared or run.token is None else _claim(tables, topic, run.token),
         engine_properties=dict(engine.info.properties),
     )  # fmt: skip

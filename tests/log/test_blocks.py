@@ -29,6 +29,8 @@ from testing.journals import checkpoint, flip, frames, no_checkpoints
 from tests.log.test_damage import Damage, caught, step_over
 from tests.log.test_readers import moment
 
+pytestmark = pytest.mark.once  # either durability leaves the same on the disk
+
 COUNT, SIZE = 6000, 100
 BLOCK = 16 << 10
 

@@ -49,6 +49,8 @@ from tests.log.test_blocks import everything, lost
 from tests.log.test_damage import Damage, caught
 from tests.log.test_readers import moment
 
+pytestmark = pytest.mark.once  # either durability leaves the same on the disk
+
 pytest.importorskip("lz4")
 pytest.importorskip("zstandard")
 

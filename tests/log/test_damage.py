@@ -34,6 +34,8 @@ from testing.processes import (
 )
 from tests.log.test_readers import ASKED, PUBLISHED, blocked, fill, moment, publish, rest
 
+pytestmark = pytest.mark.once  # either durability leaves the same on the disk
+
 # ---- entries ---------------------------------------------------------------------------
 
 

@@ -34,6 +34,8 @@ from exclusivelog.local.versions import EARLIER_FORMATS, FORMAT
 from testing.children import child, command, finish, line, tell
 from testing.processes import PATIENCE, Worker, open_producer, send, workers
 
+pytestmark = pytest.mark.once  # either durability leaves the same on the disk
+
 STORED = sorted((Path(__file__).parent / "ledgers").glob("format-*.tar.xz"))
 Fact = list[Any]
 

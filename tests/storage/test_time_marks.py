@@ -25,6 +25,8 @@ from testing.journals import published_last_at
 from testing.processes import PATIENCE, State, Worker, until, values
 from tests.log.test_readers import moment
 
+pytestmark = pytest.mark.once  # either durability leaves the same on the disk
+
 AHEAD = 10 * YEAR
 
 
