@@ -14,10 +14,13 @@ from testing.spark_home import spark_home
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A file system on this machine needs no object store's care, and the JVM no second compiler;
-# for a few rows, making and compiling code costs more than it gains.
+# A file system on this machine needs no object store's care, the JVM no second compiler and no
+# check of its classes; for a few rows, making and compiling code costs more than it gains.
 FAST = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": (
+        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+        "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+    ),
     "spark.driver.memory": "1g",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.streaming.checkpointFileManagerClass": (
