@@ -22,9 +22,18 @@ from exclusivelog.local.storage import ledger
 from testing.children import child, finish, line
 from testing.processes import PATIENCE, until, values, within
 
+# Python ignores what a handler raises while a finalizer runs: the program would go on, without its
+# engine.
 CLOSING_HANDLER = """
-    import signal, sys
+    import os, signal, sys
     import exclusivelog as xl
+
+    def unraisable(lost):
+        if lost.exc_type is SystemExit:
+            os._exit(0)
+        sys.__unraisablehook__(lost)
+
+    sys.unraisablehook = unraisable
 
     engine = xl.open(sys.argv[1])
     topic = engine.topic("orders")
