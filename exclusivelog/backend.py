@@ -14,6 +14,7 @@ from typing import (
     Any,
     Generic,
     Literal,
+    NamedTuple,
     NoReturn,
     Protocol,
     Self,
@@ -97,8 +98,7 @@ def check_not_internal(name: str) -> None:
 # ---- requests ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RoleDefinition:
+class RoleDefinition(NamedTuple):
     """What one request for a role binds: the ids of its topics; for each reader group the topics
     that it reads, {name: id}; for each group of claims the resources, {name: generation}."""
 
@@ -714,8 +714,7 @@ class ClaimStore(Protocol):
 # ---- roles -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RoleParts:
+class RoleParts(NamedTuple):
     """The parts of a granted role.
 
     - `topics`: {name: session}; `groups`: {reader group: the names of the topics that it reads}.

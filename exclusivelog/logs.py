@@ -29,16 +29,14 @@ import termios
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 COMMON = ("event", "ledger", "engine", "engine_id", "pid", "topic", "epoch", "reason")
 MOST_NAMES = 10  # of topics, in the text of one line
 FORMAT_BYTES = 512  # of time, level and logger
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One line: its text names the attributes of the record, as `%(topic)r`."""
 
     event: str

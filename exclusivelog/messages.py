@@ -12,8 +12,7 @@ import operator
 import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -31,8 +30,7 @@ Raw = tuple[bytes | None, bytes | None, bytes | None]  # key, value, properties
 Encoded = tuple[bytes | None, bytes | None, bytes | None, int | None, int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(NamedTuple):
     """Messages in columns, made by `_core.strings` and `arrow.arrow_column`. A column is None if no
     message has a value in it. `properties` are msgpack, `event_times` are ms since 1970."""
 

@@ -112,7 +112,7 @@ def _keeps_the_epoch() -> bool:
     def keeps_the_epoch(**facts: Any) -> admission.Decision:
         decision = usual(**facts)
         taken = decision.verdict is admission.Verdict.TAKE_OVER
-        return replace(decision, epoch=facts["epoch"]) if taken else decision
+        return decision._replace(epoch=facts["epoch"]) if taken else decision
 
     with mock.patch.object(admission, "admit", keeps_the_epoch):
         _, wrong = stateful.run(50)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from exclusivelog import _core
@@ -66,7 +66,7 @@ _current = Transfers.current
 def does_not_raise(verdict: Verdict) -> Callable[..., Decision]:
     def admit(**facts: Any) -> Decision:
         decision = _admit(**facts)
-        return replace(decision, epoch=facts["epoch"]) if decision.verdict is verdict else decision
+        return decision._replace(epoch=facts["epoch"]) if decision.verdict is verdict else decision
 
     return admit
 
@@ -146,14 +146,14 @@ def the_dead_use_up_epochs(epoch: int, topic: int, rows: Rows, alive: Any, **fac
     if promotion.winner is None:
         return promotion
     used_up = promotion.winner.epoch + len(promotion.dead)
-    return replace(promotion, winner=promotion.winner._replace(epoch=used_up))
+    return promotion._replace(winner=promotion.winner._replace(epoch=used_up))
 
 
 def promotes_under_the_same_epoch(epoch: int, *args: Any, **facts: Any) -> Promotion:
     promotion = _promote(epoch, *args, **facts)
     if promotion.winner is None:
         return promotion
-    return replace(promotion, winner=promotion.winner._replace(epoch=epoch))
+    return promotion._replace(winner=promotion.winner._replace(epoch=epoch))
 
 
 def promotes_without(fact: str, nothing: Any) -> Callable[..., Promotion]:
@@ -185,8 +185,7 @@ def believes_that_all_have_just_come(
     promotion = _promote(epoch, topic, come, alive, **facts)
     before = {session.id: session for session in waiters}
     winner, later = promotion.winner, promotion.retry_waiter
-    return replace(
-        promotion,
+    return promotion._replace(
         winner=None if winner is None else before[winner.id]._replace(epoch=winner.epoch),
         retry_waiter=None if later is None else before[later.id],
         dead=tuple(before[session.id] for session in promotion.dead),

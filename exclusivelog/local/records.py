@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import msgpack
@@ -241,8 +240,7 @@ def is_role(topic: str) -> bool:
     return topic.startswith(PREFIX)
 
 
-@dataclass(frozen=True, slots=True)
-class Registration:
+class Registration(NamedTuple):
     """The outcome of a request: a session, admitted or queued, and the last sequence id of its
     name."""
 
@@ -276,8 +274,7 @@ class Claimant(NamedTuple):
     reads: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """A topic's compacted view: its entries stand under `id`, and reach up to `horizon`."""
 
     id: int

@@ -16,8 +16,7 @@ import fcntl
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -48,8 +47,7 @@ OPENED_BY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class User:
+class User(NamedTuple):
     """A process that has a ledger open. The `name` of its engine and the version of its `library`
     are empty if unknown."""
 

@@ -15,8 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from exclusivelog import _core, logs, threads
 from exclusivelog._core import Outcome
@@ -49,8 +48,7 @@ RETRY_SECONDS = 0.25  # after a commit that could not begin
 # ---- to the journal, or to the tables --------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """The batches of one producer that are to be committed."""
 
     appender: _core.Appender

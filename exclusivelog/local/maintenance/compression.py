@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from exclusivelog import _core, logs
 from exclusivelog.errors import (
@@ -112,8 +112,7 @@ def _sizes(tables: Tables, topic: int, position: int) -> tuple[list[tuple[str, i
 # ---- compressing again -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """Some consecutive old entries of a topic, as (last offset, row, bytes), and their range of
     offsets."""
 
@@ -172,7 +171,7 @@ def _read_old(tables: Tables, topic: int) -> _Part | None:
         except ValueError:
             pass  # it is damaged: leave it, so that reading it reports that
         end = last + 1
-    return None if end == start else replace(part, end=end)
+    return None if end == start else part._replace(end=end)
 
 
 def _anew(stored: bytes | memoryview, part: _Part) -> bytes | None:

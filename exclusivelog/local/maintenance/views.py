@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from exclusivelog import _core, logs
 from exclusivelog.errors import LedgerCorruptedError, TopicNotFoundError
@@ -40,8 +40,7 @@ READ_BYTES = 4 << 20
 WRITTEN_AT_ONCE = 4 << 20  # bytes in one transaction; other writers wait meanwhile
 
 
-@dataclass(frozen=True, slots=True)
-class Compacted:
+class Compacted(NamedTuple):
     """The result of a compaction: the numbers of messages in the view, and of those read for it."""
 
     kept: int
@@ -107,8 +106,7 @@ def _compact_once(ledger: Store, topic: int, slot: int, engine: str) -> Compacte
     return Compacted(kept, read, view.horizon) if whole else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(NamedTuple):
     ledger: Store
     topic: int
     first_offset: int

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from exclusivelog import _core
 from exclusivelog.local.records import (
@@ -26,8 +26,7 @@ from exclusivelog.local.records import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """A producer's request. `claim` is its `topic_epoch=` (rule B5)."""
 
     mode: str
@@ -47,8 +46,7 @@ class Verdict(enum.Enum):
     INVALID = "invalid"  # its claim is higher
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """The verdict, and the topic's epoch once it is carried out."""
 
     verdict: Verdict
@@ -124,8 +122,7 @@ def awaits_release(
     return not (waiting if session.mode == SHARED else expected)
 
 
-@dataclass(frozen=True, slots=True)
-class Promotion:
+class Promotion(NamedTuple):
     """The waiter that becomes owner now, if any, and those that were passed over (rule D4).
     `retry_waiter` may become owner at the time `retry_at`."""
 

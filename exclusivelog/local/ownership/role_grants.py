@@ -14,8 +14,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from exclusivelog import _core
 from exclusivelog.backend import GroupCursor, Owned, RoleDefinition, RoleParts
@@ -61,8 +60,7 @@ Place = tuple[tuple[int, int, int], int]  # a place in the queue's order (rule D
 Noted = tuple[str, str, int]  # kind and reason of an end, and the session that ended first
 
 
-@dataclass(frozen=True, slots=True)
-class Obstacle:
+class Obstacle(NamedTuple):
     """The reason why a role cannot be granted now, and the holder. `error`: it can never be
     granted, and the request fails with this."""
 

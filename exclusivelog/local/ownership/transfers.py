@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 from exclusivelog import _core
 from exclusivelog.errors import TopicNotFoundError
@@ -37,8 +37,7 @@ POLL_SECONDS = 0.25  # a death sends no wake-up
 STAYS = "its hand-over is left as it is"
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(NamedTuple):
     """The outcome for one session that was to be handed over. `to`: where its topic went; None: the
     session keeps it."""
 
@@ -46,8 +45,7 @@ class Released:
     to: Transfer | None
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(NamedTuple):
     """The arguments of a hand-over: the destination engine and its slot in the lock file, the
     deadline (ns of the monotonic clock), the groups whose claims move along, and the name of the
     one shared producer to move, if not the ownership. `session`: that producer's, if it moves
@@ -61,8 +59,7 @@ class Wish:
     session: Session | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
+class Begun(NamedTuple):
     """A hand-over that has begun. `lineage`: of the seat that moves; 0: the topic moves."""
 
     move: Move

@@ -14,7 +14,7 @@ import functools
 import importlib.util
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from exclusivelog import _core
 from exclusivelog.errors import MissingLibraryError
@@ -28,8 +28,7 @@ Compress = Callable[[bytes], bytes]
 Decompress = Callable[[memoryview, int], bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
+class Method(NamedTuple):
     """A way to compress bytes. `decompress(data, size)` raises ValueError where `data` is not a
     compressed block of that size; it never makes more than that."""
 

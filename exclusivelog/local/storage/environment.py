@@ -16,8 +16,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import lmdb
 import msgpack
@@ -364,8 +363,7 @@ def _check_kind(data: str, head: bytes) -> None:
 # ---- opened ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """A read transaction: its process and thread, and the last write transaction that it sees."""
 
     pid: int

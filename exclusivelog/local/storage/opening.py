@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerCorruptedError, LedgerError
@@ -31,8 +31,7 @@ from exclusivelog.local.storage.segments import Segments
 from exclusivelog.local.versions import LOCK_VERSION, in_use, lock_version, refuse_other_lock_file
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(NamedTuple):
     """How a ledger is opened, as `exclusivelog.open` documents it."""
 
     create: bool

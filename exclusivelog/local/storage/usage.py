@@ -17,8 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import lmdb
 
@@ -173,8 +172,7 @@ class PinnedPages:
 # ---- disk and map ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Disk:
+class Disk(NamedTuple):
     """The bytes that this user can still write to the disk, and its size; `low`: little is left."""
 
     free: int
