@@ -594,12 +594,15 @@ def test_g3_dying_at_every_system_call_that_changes_a_segment(tmp_path, sweep, v
     assert len(points) > 20
     points = random.Random(7).sample(points, sweep(10, len(points)))
 
+    killed = 0
     for call, when in points:
         inject = f"inject={call}:signal=SIGKILL:when={when}"
         options = ("-o", os.devnull, "-e", f"trace={call}", "-e", inject)
         path, status, said = traced(f"{call}-{when}", *options)
-        assert status == -signal.SIGKILL, "it was not killed"
+        assert status in (-signal.SIGKILL, 0)  # 0: another thread has made one of the calls
+        killed += status != 0
         whole_after(path, said)
+    assert killed > 0.7 * len(points)
 
 
 def whole_after(path: Path, said: list[str]) -> None:
