@@ -274,18 +274,20 @@ class Owning:
             if appender is None or (patient and len(self._batches) >= UNDER_WAY):
                 return
             for batch in appender.take():
-                if id(batch) not in self._taken:
-                    self._send(appender, batch)
+                if id(batch) not in self._taken and not self._send(appender, batch):
+                    return
 
-    def _send(self, appender: _core.Appender, batch: _core.Batch) -> None:
+    def _send(self, appender: _core.Appender, batch: _core.Batch) -> bool:
+        """False if it failed, and all that wait with it."""
         try:
             ticket = self.writer.send_packed(batch, now_ms(), self._note)
         except ExclusiveLogError as error:
             _fail(appender, [], error)
-        else:
-            self._begun[ticket] = time.monotonic()
-            self._batches[ticket] = batch
-            self._taken.add(id(batch))
+            return False
+        self._begun[ticket] = time.monotonic()
+        self._batches[ticket] = batch
+        self._taken.add(id(batch))
+        return True
 
     def append(self, messages: Sequence[Encoded]) -> tuple[int, int] | None:
         """Pass messages to the writer now, past the appender. Returns the offset that they will
@@ -340,7 +342,6 @@ class Owning:
         with self.topic.changed:
             done, self._done = self._done, []
             ended = [(self._batches.pop(ticket, None), ticket) for ticket in done]
-            self._taken -= {id(batch) for batch, _ in ended}
             fenced = self.writer.status == "fenced" and not self._lost
             self._lost = self._lost or fenced
             error = self.writer.error if fenced else None
@@ -350,6 +351,8 @@ class Owning:
         appender = self.appender
         if appender is not None:
             self._settle(appender, ended, error)
+        with self.topic.changed:  # only now: until they are settled, the appender gives them again
+            self._taken -= {id(batch) for batch, _ in ended}
         if error is not None and session is not None:
             session.lose(error)
 

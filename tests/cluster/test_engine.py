@@ -18,7 +18,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import aio
 from exclusivelog.cluster import waiting
-from exclusivelog.cluster.following import TopicLog
+from exclusivelog.cluster.following import Owning, TopicLog
 from exclusivelog.cluster.frames import Frame, Grant, Release, decode, sealed
 from exclusivelog.cluster.memory import (
     Chances,
@@ -580,3 +580,53 @@ def test_c6_the_state_is_that_of_the_log_and_not_of_what_was_read_of_it(
     producer.send(b"x")  # the thread that follows the log is in `late` from now on
     with other.topic("orders").producer("exclusive_with_fencing"):
         assert producer.state == "fenced"
+
+
+# ---- outcomes ------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("B9")
+def test_messages_that_are_read_back_are_not_sent_again_before_they_are_settled(
+    topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit thread looks for messages at just that moment."""
+    settle = Owning._settle
+
+    def late(owning: Owning, *facts: Any) -> None:
+        owning.pump(patient=False)
+        settle(owning, *facts)
+
+    monkeypatch.setattr(Owning, "_settle", late)
+    with topic.producer() as producer:
+        assert [producer.send(b"%d" % n) for n in range(5)] == list(range(5))
+        receipts = [producer.send_async(b"%d" % n) for n in range(5, 25)]
+        assert [receipt.result(PATIENCE) for receipt in receipts] == list(range(5, 25))
+    assert values(topic) == [b"%d" % n for n in range(25)]
+
+
+@pytest.mark.rule("B9")
+def test_what_waits_behind_a_message_that_is_refused_fails_with_it(
+    topic: xl.Topic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pump, all_wait, sizes = Owning.pump, threading.Event(), list[int]()
+
+    def later(owning: Owning, patient: bool = True) -> None:
+        assert all_wait.wait(PATIENCE)
+        pump(owning, patient)
+
+    def refuse_the_first(_: int, size: int) -> None:
+        sizes.append(size)
+        if len(sizes) == 1:
+            raise xl.UnsupportedError("not this one")
+
+    monkeypatch.setattr(Owning, "pump", later)
+    monkeypatch.setattr("exclusivelog.cluster.log._check_fits", refuse_the_first)
+    with topic.producer() as producer:
+        receipts = [producer.send_async(bytes(4_000_000)) for _ in range(3)]  # a batch for each
+        all_wait.set()
+        for receipt in receipts:
+            with pytest.raises(xl.UnsupportedError, match="not this one"):
+                receipt.result(PATIENCE)
+    assert len(sizes) == 1
+    assert not caplog.records
+    assert values(topic) == []
