@@ -48,6 +48,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "once: durability makes no difference to the test; `make test` runs it once"
     )
     config.addinivalue_line(
+        "markers", "long: `make test` leaves the test out; `make test-all` runs it"
+    )
+    config.addinivalue_line(
         "markers", "usual_journal: ledgers that the test makes have a journal of the usual size"
     )
     config.addinivalue_line(
