@@ -1,4 +1,7 @@
-# make demo   the main job on real data        make test   everything that must hold
+# make demo   the main job on real data
+# make demo REPORT=spark   the same, and a report of it in demo-report.html; needs Java 17
+# make test   lint, types, and each test that takes no longer than a second: five minutes at most
+# make test-all  everything that must hold: also the long tests, a broker, the documentation
 # make demo ON=pulsar   the same on a Pulsar broker that it starts; needs Java 17 and Maven
 # make bench  the comparison with the peers    make lint   style and types only
 # make proof [SIZE=small|medium|full] [PARTS="torture fuzz ..."] [SLICES=m-n]
@@ -16,65 +19,66 @@ DEMO_READY := $(VENV)/ready-for-demo
 DOCS_READY := $(VENV)/ready-for-docs
 SOURCES := setup.py pyproject.toml $(wildcard exclusivelog/*.pyx exclusivelog/*.pxd exclusivelog/_native/*)
 
-# Spark draws the demo's report, where there is a Java to run it.
-comma := ,
-JAVA := command -v $${JAVA_HOME:+$$JAVA_HOME/bin/}java >/dev/null
-
-.PHONY: demo test test-power test-process test-broker test-bench collected chromium lint docs bench \
+.PHONY: demo test test-all test-quick test-long test-process test-broker test-bench lint docs bench \
     torture proof wheels clean
 .DELETE_ON_ERROR:
 
 ifeq ($(ON),pulsar)
 demo: $(READY)
 	$(BIN)/python -m testing.broker -- $(BIN)/exclusivelog demo --path {} --rate 1000
+else ifeq ($(REPORT),spark)
+demo: $(READY)
+	$(BIN)/exclusivelog demo --report demo-report.html
 else
 demo: $(DEMO_READY)
 	$(if $(ON),$(error ON=$(ON): it takes pulsar))
-	$(BIN)/exclusivelog demo $(shell $(JAVA) && echo --report demo-report.html)
+	$(if $(REPORT),$(error REPORT=$(REPORT): it takes spark))
+	$(BIN)/exclusivelog demo
 endif
 
 # Tests start Python hundreds of times, and each of pytest's workers rewrites each test module: keep
 # what was compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
+# The short run: all but the tests marked `long` or `broker`; `smoke` marks those that it runs anyway.
+QUICK := smoke or not (long or broker)
 # More at a time than there are cores: most tests wait, for a deadline or a flush.
-PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable
 WORKERS := 6
+PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable -n $(WORKERS)
 
-# The site and the groups are made beside each other, so that the cores are busy until the end. All
-# but the longest group print what they have to say when they have ended. After a failure, nothing
-# else begins.
+# `make test test-all` does not run twice what both contain.
+GROUPS := lint test-quick
+REST := test-long test-process docs test-broker test-bench
+
 test: $(READY)
-	@mkdir -p build
-	@$(MAKE) --no-print-directory -j3 -O lint chromium collected
-	@$(MAKE) --no-print-directory -j4 BESIDE=1 test-power docs test-broker test-bench
+	@$(BIN)/python tools/groups.py $(GROUPS)
 
-test-power: $(READY)
-	$(PYTEST) -n 6 -m "not broker" --durations=10
+test-all: $(READY) $(DOCS_READY)
+	@tools/chromium
+	@$(BIN)/python tools/groups.py --beside 3 \
+	    $(if $(filter test,$(MAKECMDGOALS)),,$(GROUPS)) $(REST)
 
-test-process: $(READY)
-	$(PYTEST) -n $(WORKERS) -m "not broker and not once" --durability=process \
-	    tests testing proof/tests $(PRINTED_LATER)
-
-test-broker: $(READY)
-	$(PYTEST) -n 2 -m broker tests/cluster tests/conformance tests/spark proof/tests \
-	    $(PRINTED_LATER)
-
-test-bench: $(READY)
-	$(PYTEST) -n $(WORKERS) bench $(PRINTED_LATER)
+test-quick: build/collected
+	$(PYTEST) -m "$(QUICK)"
 
 # In a fresh clone, each of pytest's workers would rewrite the assertions of all test modules.
-collected: $(READY)
-	$(PYTEST) --collect-only tests testing proof/tests bench >build/$@.txt || { cat build/$@.txt; exit 1; }
+build/collected: $(READY) $(shell find tests testing proof bench -name '*.py')
+	@mkdir -p build
+	@$(BIN)/python -m pytest -q --collect-only >$@ || { cat $@; exit 1; }
 
-chromium:
-	tools/chromium
+test-long: $(READY)
+	$(PYTEST) -m "not broker and not ($(QUICK))" --durations=10
 
-ifdef BESIDE
-WORKERS := 2
-PRINTED_LATER = >build/$@.txt 2>&1; status=$$?; cat build/$@.txt; exit $$status
-test-bench: test-process
-endif
+test-process: $(READY)
+	$(PYTEST) -m "not broker and not once" --durability=process tests testing proof/tests
+
+test-broker: WORKERS := 2
+test-broker: $(READY)
+	$(PYTEST) -m broker tests/cluster tests/conformance tests/spark proof/tests
+
+test-bench: WORKERS := 2
+test-bench: $(READY)
+	$(PYTEST) bench
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -118,7 +122,7 @@ $(READY): $(SOURCES)
 
 # The demo and the site need few tools: where everything is installed, they find that.
 $(DEMO_READY): $(SOURCES)
-	$(call INSTALL,$(shell $(JAVA) && echo cli$(comma)spark || echo cli))
+	$(call INSTALL,cli)
 
 $(DOCS_READY): $(SOURCES)
 	$(call INSTALL,docs)

@@ -45,10 +45,16 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "needs(capability, ...): the test needs what `Engine.supports` names so"
     )
     config.addinivalue_line(
-        "markers", "once: durability makes no difference to the test; `make test` runs it once"
+        "markers", "once: durability makes no difference to the test; `make test-all` runs it once"
     )
     config.addinivalue_line(
-        "markers", "long: `make test` leaves the test out; `make test-all` runs it"
+        "markers", "long: the test takes more than a second; only `make test-all` runs it"
+    )
+    config.addinivalue_line(
+        "markers", "sampled: `make test` runs the first case of the test, `make test-all` runs all"
+    )
+    config.addinivalue_line(
+        "markers", "smoke: `make test` runs the test for a subject whose other tests are long"
     )
     config.addinivalue_line(
         "markers", "usual_journal: ledgers that the test makes have a journal of the usual size"
@@ -57,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "on_broker: the conformance test runs on a Pulsar broker, too"
     )
     config.addinivalue_line(
-        "markers", "broker: the test needs Pulsar; `make test` runs it once, beside few others"
+        "markers", "broker: the test needs Pulsar; `make test-all` runs it once, beside few others"
     )
     if numbers := config.getoption("--rule"):
         choose_rules(config, numbers)
@@ -93,8 +99,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.rule(*named))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`--rule` leaves the tests that back one of these rules."""
+    """All but the first case of a test that is `sampled` are `long`; `--rule` leaves the tests that
+    back one of these rules."""
+    seen = set[str]()
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            test = item.nodeid.partition("[")[0]
+            if test in seen:
+                item.add_marker(pytest.mark.long)
+            seen.add(test)
     if wanted := set(config.getoption("--rule")):
         others = [item for item in items if wanted.isdisjoint(rules_behind(item))]
         items[:] = [item for item in items if not wanted.isdisjoint(rules_behind(item))]

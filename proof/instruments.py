@@ -75,7 +75,7 @@ def run_suite(size: Size, name: str, file: str, mutant: str) -> Figure:
     """An instrument that is a test file; its control is the same with a mutant."""
     figure = Figure(name)
     if size.name in ("tiny", "small"):
-        figure.skipped = f"{file} is part of make test, and takes longer than this size has"
+        figure.skipped = f"{file} is part of make test-all, and takes longer than this size has"
         return figure
     ran = suites.run(file)
     figure.count(cases=ran.cases - len(ran.skipped), skipped=len(ran.skipped))

@@ -42,6 +42,7 @@ from typing import IO, Any
 import pytest
 
 from testing.children import ROOT, die_with_parent
+from testing.patience import PATIENCE
 
 VERSION = "4.0.8"
 ARTIFACT = f"org.apache.pulsar:pulsar-server-distribution:{VERSION}:tar.gz:bin"
@@ -68,7 +69,9 @@ def missing() -> str | None:
     """Why no broker can be started here; None if it can."""
     if shutil.which("java") is None or shutil.which("mvn") is None:
         return "a Pulsar broker needs Java 17 and Maven (java, mvn), which are not installed"
-    said = subprocess.run(["java", "-version"], capture_output=True, text=True, timeout=60).stderr
+    said = subprocess.run(
+        ["java", "-version"], capture_output=True, text=True, timeout=PATIENCE
+    ).stderr
     found = re.search(r'version "(\d+)', said)
     if found is None or int(found[1]) < OLDEST_JAVA:
         return f"a Pulsar broker needs Java {OLDEST_JAVA}; found: {said.splitlines()[:1]}"
@@ -273,7 +276,7 @@ class Namespace:
         )  # fmt: skip
         if self.token is not None:
             request.add_header("Authorization", f"Bearer {self.token}")
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             data = answer.read()
         return json.loads(data) if data else None
 
@@ -343,7 +346,7 @@ def certificate(folder: Path) -> Path:
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj",
          "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
          "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
-        check=True, capture_output=True, timeout=60,
+        check=True, capture_output=True, timeout=PATIENCE,
     )  # fmt: skip
     return folder / "cert.pem"
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-PATIENCE = 120.0  # seconds for a script: to lay out a chart anew takes 30 on busy cores
+from testing.patience import PATIENCE
+
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",

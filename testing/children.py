@@ -22,7 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 120.0  # seconds; a child that does much takes twenty of them on a machine of its own
+from testing.patience import PATIENCE as PATIENCE
+
 ROOT = Path(__file__).parent.parent
 
 

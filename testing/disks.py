@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from exclusivelog.local.shm.lockfile import BOOT
+from testing.patience import PATIENCE
 
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 
@@ -34,7 +35,7 @@ def disk(where: Path, megabytes: float, kind: str = "ext4") -> Iterator[Path]:
         else:
             source, options = str(stack.enter_context(_image(megabytes))), "loop"
         _run("mount", "-t", kind, "-o", options, source, str(where))
-        stack.callback(subprocess.run, ["umount", "-l", where], check=True, timeout=30)
+        stack.callback(subprocess.run, ["umount", "-l", where], check=True, timeout=PATIENCE)
         with contextlib.suppress(FileNotFoundError):
             (where / "lost+found").rmdir()
         yield where
@@ -51,7 +52,7 @@ def _image(megabytes: float) -> Iterator[Path]:
 
 def _run(*words: str) -> None:
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
     except FileNotFoundError:
         pytest.skip(f"{words[0]} is not installed")
     if done.returncode:

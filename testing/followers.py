@@ -273,7 +273,7 @@ class Peer:
             if self.process.is_alive():
                 self.go_on()
                 self._pipe.send(None)
-        self.process.join(5)
+        self.process.join(PATIENCE)
         self.process.kill()
         self.process.join(PATIENCE)
         self._pipe.close()

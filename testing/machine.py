@@ -14,6 +14,7 @@ import lmdb
 
 import exclusivelog as xl
 from exclusivelog.local.storage.environment import file_system
+from testing.patience import PATIENCE
 
 PACKAGES = ("lmdb", "rocksdict", "persist-queue", "litequeue", "diskcache", "pyarrow")
 
@@ -56,7 +57,7 @@ def commit() -> str:
 
     def git(*words: str) -> str:
         return subprocess.run(
-            ["git", *words], cwd=tree, capture_output=True, text=True, timeout=10, check=True
+            ["git", *words], cwd=tree, capture_output=True, text=True, timeout=PATIENCE, check=True
         ).stdout.strip()
 
     try:

@@ -29,9 +29,9 @@ import msgpack
 import exclusivelog as xl
 from testing.broker import Broker, Namespace, missing
 from testing.children import ROOT, die_with_parent
+from testing.patience import PATIENCE
 
 TOPICS = ("orders", "bills/2026")
-PATIENCE = 300.0
 BROKER_IS_DOWN = "cannot be reached|may be down|starting up|connection was lost"
 
 WRITER = """

@@ -37,8 +37,8 @@ from typing import Any
 from unittest import mock
 
 import exclusivelog as xl
+from testing.patience import PATIENCE
 
-PATIENCE = 60.0
 BLOCK = re.compile(
     r"^(?: *<!-- (?P<mark>[^\n]*?) -->\n+)?"
     r"(?P<margin> *)```(?P<language>\w+)\n(?P<text>.*?)^ *```$",

@@ -28,8 +28,8 @@ from exclusivelog.local.records import NAMES
 from exclusivelog.local.shm.lockfile import NAME
 from exclusivelog.local.shm.slots import HEARTBEAT, KEEPALIVE, SLOT_SIZE, SLOTS
 from exclusivelog.local.storage import journal
+from testing.patience import PATIENCE as PATIENCE
 
-PATIENCE = 30.0  # seconds; nothing in a test may wait longer
 SHARED, EXCLUSIVE = "shared", "exclusive"
 WAIT, FENCING = "wait_for_exclusive", "exclusive_with_fencing"
 MODES = (SHARED, EXCLUSIVE, WAIT, FENCING)

@@ -42,16 +42,68 @@ def rules_of(name: str) -> list[str]:
     return named[1].upper().split("_")[1:] if named else []
 
 
-def rules_in(source: str) -> set[str]:
-    """The rules that the tests of a file back. An argument of a mark that is no string counts by
-    its text, which is no rule of the page."""
+def rules_in(source: str, quick: bool = False) -> set[str]:
+    """The rules that the tests of a file back; with `quick`, those that `make test` runs. An
+    argument of a mark that is no string counts by its text, which is no rule of the page."""
+    tree: ast.AST = ast.parse(source)
+    if quick:
+        tree = _Quick().visit(tree)
     found = set[str]()
-    for node in _outside_functions(ast.parse(source)):
+    for node in _outside_functions(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             found.update(rules_of(node.name))
         elif isinstance(node, ast.Call) and _is_mark(node.func):
             found.update(_argument(each) for each in node.args)
     return found
+
+
+class _Quick(ast.NodeTransformer):
+    """Leaves out the tests that `make test` does not run: those that are `long`, or need a
+    `broker`, and are not marked `smoke`. A file or class without others is left out as a whole."""
+
+    def __init__(self) -> None:
+        self._around = set[str]()  # the marks of the file and the class
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST | None:
+        marks = self._around | {name for each in node.decorator_list for name in _marks(each)}
+        left_out = not marks.isdisjoint({"long", "broker"}) and "smoke" not in marks
+        return None if left_out else node
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]  # noqa: N815
+
+    def visit_Module(self, node: ast.Module) -> ast.AST:
+        return self._of_all(node) or ast.Module([], [])
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST | None:
+        return self._of_all(node)
+
+    def _of_all(self, node: ast.Module | ast.ClassDef) -> ast.AST | None:
+        before, own = self._around, set[str]()
+        for each in node.body:
+            if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "pytestmark":
+                own.update(_marks(each.value))
+        self._around = before | own
+        self.generic_visit(node)
+        self._around = before
+        return node if any(_tests(node)) else None
+
+
+def _marks(node: ast.AST) -> Iterator[str]:
+    """The names of the marks in an expression, but for those of single parameters."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.param":
+        return
+    if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pytest.mark":
+        yield node.attr
+    for child in ast.iter_child_nodes(node):
+        yield from _marks(child)
+
+
+def _tests(tree: ast.AST) -> Iterator[str]:
+    """The names of the tests in a file or class."""
+    for node in ast.walk(tree):
+        function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if function and node.name.startswith("test"):
+            yield node.name
 
 
 def _outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
@@ -83,11 +135,12 @@ def sources() -> dict[str, str]:
     return {str(path.relative_to(ROOT)): path.read_text() for path in sorted(found)}
 
 
-def backing(files: Mapping[str, str]) -> dict[str, list[str]]:
-    """The paths of the test files behind each rule."""
+def backing(files: Mapping[str, str], quick: bool = False) -> dict[str, list[str]]:
+    """The paths of the test files behind each rule; with `quick`, counting only the tests that
+    `make test` runs."""
     found = dict[str, list[str]]()
     for name, source in files.items():
-        for rule in rules_in(source):
+        for rule in rules_in(source, quick):
             found.setdefault(rule, []).append(name)
     return found
 
@@ -133,6 +186,11 @@ def problems(page: str, files: Mapping[str, str]) -> Iterator[str]:
     rules, behind = stated(page), backing(files)
     yield from (f"{rule} stands twice on the page" for rule, n in Counter(rules).items() if n > 1)
     yield from (f"{rule} has no test" for rule in built(page) if rule not in behind)
+    quick = backing(files, quick=True)
+    yield from (
+        f"`make test` runs no test of {rule}" for rule in built(page)
+        if rule in behind and rule not in quick
+    )  # fmt: skip
     for rule, names in behind.items():
         if rule not in rules:
             yield f"{', '.join(names)}: {rule} is no rule of the page"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from testing.children import child, die_with_parent, line, tell
+from testing.patience import PATIENCE
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def traced(pid: int, *options: str) -> Iterator[None]:
         yield
     finally:
         strace.terminate()
-        strace.communicate(timeout=20)
+        strace.communicate(timeout=PATIENCE)
 
 
 def points(trace: Path) -> list[Point]:

@@ -34,6 +34,7 @@ def run(*arguments: str, status: int = 0) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_benchmark_selects_bench() -> None:
     found = run("--benchmark", "--collect-only", "-q").splitlines()
     files = {line.partition("::")[0] for line in found if "::" in line}
@@ -43,6 +44,7 @@ def test_benchmark_selects_bench() -> None:
     assert found[:-1] == only[:-1], "it is what it stands for"
 
 
+@pytest.mark.long
 def test_benchmark_measures() -> None:
     """It is no abbreviation of --benchmark-disable, say: there is a table with the figures."""
     output = run("--benchmark", "-k", "test_select", "--benchmark-max-time=0.01")
@@ -50,6 +52,8 @@ def test_benchmark_measures() -> None:
     assert re.search(r"^test_select\S* +[\d.,]+ ", output, re.MULTILINE)
 
 
+@pytest.mark.smoke
+@pytest.mark.long
 def test_benchmark_goes_with_a_path() -> None:
     """What is no microbenchmark there is skipped."""
     output = run("--benchmark", "-rs", "tests/test_benchmark_option.py")
@@ -57,6 +61,7 @@ def test_benchmark_goes_with_a_path() -> None:
     assert "passed" not in output
 
 
+@pytest.mark.long
 def test_without_it_nothing_of_bench_is_run() -> None:
     large = ("tests", "proof", "exclusivelog")  # to collect them takes most of the time
     output = run("--collect-only", "-q", *(f"--ignore={each}" for each in large))

@@ -32,6 +32,7 @@ from exclusivelog.local.storage.tables import (
     TopicTable,
 )
 from testing.processes import (
+    PATIENCE,
     Failed,
     State,
     Worker,
@@ -79,7 +80,7 @@ def test_a_stale_waiter_is_not_promoted_with_a_lower_epoch(
     rival.kill()
     with pytest.raises(Failed, match="ProducerFencedError"):
         old.answer()
-    producer = last.result(timeout=20)
+    producer = last.result(timeout=PATIENCE)
     assert producer.topic_epoch == topic.epoch == 3
     producer.send(b"epoch 3")
     assert [message.epoch for message in topic.reader()] == [2, 3]
@@ -107,6 +108,7 @@ def fence_again_and_again(state: State, claim: int, count: int) -> set[str]:
     return refusals
 
 
+@pytest.mark.long
 @pytest.mark.rule("B6")
 def test_a_stale_fencer_does_not_evict_the_valid_owner_before_it_is_refused(
     topic: xl.Topic, worker: Callable[..., Worker]
@@ -117,7 +119,7 @@ def test_a_stale_fencer_does_not_evict_the_valid_owner_before_it_is_refused(
     old, valid = worker(name="old", keepalive=0.5), worker(name="valid")
     old.call(open_producer, EXCLUSIVE)
     hang(old)
-    assert valid.call(open_producer, WAIT, timeout=20) == 2
+    assert valid.call(open_producer, WAIT, timeout=PATIENCE) == 2
     waiter = topic.producer_async(WAIT)
     valid.start(keep_sending, 300)
     old.signal(signal.SIGCONT)
@@ -153,7 +155,7 @@ def leave_main(process: Worker) -> None:
     process.call(awake)  # a main thread that is still stopped would leave the signal to others
     time.sleep(0.2)  # until it reads: Python may miss a signal just before a read
     process.signal(signal.SIGINT)
-    process.process.join(20)
+    process.process.join(PATIENCE)
     assert process.process.exitcode in (0, 1)
 
 
@@ -165,6 +167,7 @@ RELEASES: dict[str, Callable[[Worker], Any]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.rule("B7")
 @pytest.mark.parametrize("release", RELEASES.values(), ids=RELEASES)
 def test_a_late_release_by_an_evicted_owner_does_not_clear_its_successor(
@@ -176,7 +179,7 @@ def test_a_late_release_by_an_evicted_owner_does_not_clear_its_successor(
     old = worker(name="old", keepalive=0.5)
     old.call(open_producer, EXCLUSIVE)
     hang(old)
-    successor = topic.producer(WAIT, timeout=20)
+    successor = topic.producer(WAIT, timeout=PATIENCE)
     third = topic.producer_async(WAIT)
     old.signal(signal.SIGCONT)
     release(old)
@@ -220,6 +223,7 @@ def failing(method: str, error: BaseException, call: int = 1) -> Iterator[list[i
 WRITES = ("next_id", "put_holder", "put_producer", "put_topic", "put_waiter", "drop_holder")
 
 
+@pytest.mark.sampled
 @pytest.mark.rule("A2")
 @pytest.mark.parametrize("method", WRITES)
 @pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE, WAIT, FENCING])
@@ -251,7 +255,7 @@ def test_a_grant_whose_registration_fails_has_changed_nothing(
         assert held.state == "open"
         assert not waiter.done()
         held.close()
-        assert waiter.result(timeout=10).topic_epoch == epoch + 1
+        assert waiter.result(timeout=PATIENCE).topic_epoch == epoch + 1
     else:
         assert topic.producer(EXCLUSIVE).topic_epoch == epoch + 1
     assert told == []
@@ -286,7 +290,7 @@ def test_a_promotion_that_fails_half_way_is_made_up_for(
             owner.close()
         assert struck
         assert owner.state == "closed"
-        assert waiter.result(timeout=15).topic_epoch == topic.epoch == 2
+        assert waiter.result(timeout=PATIENCE).topic_epoch == topic.epoch == 2
 
 
 # ---- abandoned requests ------------------------------------------------------------------
@@ -301,10 +305,11 @@ def test_a_future_that_was_dropped_leaves_no_orphan(topic: xl.Topic) -> None:
     gc.collect()
     behind = topic.producer_async(WAIT)
     owner.close()
-    behind.result(timeout=20).close()
+    behind.result(timeout=PATIENCE).close()
     until(lambda: free(topic))
 
 
+@pytest.mark.sampled
 @pytest.mark.rule("C1")
 @pytest.mark.parametrize("cycle", [False, True])
 @pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE, WAIT, FENCING])
@@ -319,14 +324,14 @@ def test_a_producer_that_was_dropped_without_close_leaves_no_orphan(
         waiter = other.topic("orders").producer_async(WAIT)
         del producer
         gc.collect()
-        assert waiter.result(timeout=20).send(b"y") == 1
+        assert waiter.result(timeout=PATIENCE).send(b"y") == 1
 
 
 @pytest.mark.rule("C1")
 def test_a_producer_dropped_with_messages_on_their_way_sends_them_first(topic: xl.Topic) -> None:
     receipts = [topic.producer(EXCLUSIVE, linger=0.05).send_async(b"x") for _ in range(1)]
     gc.collect()
-    assert receipts[0].result(timeout=10) == 0
+    assert receipts[0].result(timeout=PATIENCE) == 0
     until(lambda: free(topic))
 
 
@@ -349,6 +354,7 @@ def interrupted_after_commit() -> Iterator[None]:
         yield
 
 
+@pytest.mark.sampled
 @pytest.mark.rule("A2", "D5")
 @pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE, WAIT, FENCING])
 @pytest.mark.parametrize("rival", [None, SHARED, EXCLUSIVE])
@@ -424,6 +430,7 @@ def test_a_process_interrupted_while_it_waits_leaves_no_orphan(
         assert free(topic)
 
 
+@pytest.mark.long
 @pytest.mark.rule("D5")
 def test_an_interrupt_that_races_with_the_grant_leaves_no_orphan(
     topic: xl.Topic, worker: Callable[..., Worker]
@@ -482,6 +489,7 @@ def open_and_be_interrupted(state: State, rounds: int) -> int:
     return struck
 
 
+@pytest.mark.long
 @pytest.mark.rule("A2", "D5")
 def test_interrupts_at_any_moment_leave_no_orphan(
     topic: xl.Topic, worker: Callable[..., Worker]
@@ -497,6 +505,7 @@ def test_interrupts_at_any_moment_leave_no_orphan(
 # ---- promotion that stops ----------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.rule("D4")
 def test_promotion_does_not_stop_at_the_first_dead_candidate(
     topic: xl.Topic, worker: Callable[..., Worker]
@@ -513,12 +522,13 @@ def test_promotion_does_not_stop_at_the_first_dead_candidate(
         for process in processes:
             process.signal(signal.SIGKILL)
         owner.close()
-        with live.result(timeout=20) as producer:
+        with live.result(timeout=PATIENCE) as producer:
             assert producer.state == "open"
             assert producer.topic_epoch == topic.epoch
         assert free(topic)
 
 
+@pytest.mark.sampled
 @pytest.mark.rule("A3")
 @pytest.mark.parametrize("end", ["close", "kill", "stop", "drop"])
 def test_a_waiter_behind_shared_producers_is_woken_when_they_are_gone(
@@ -531,7 +541,7 @@ def test_a_waiter_behind_shared_producers_is_woken_when_they_are_gone(
     for process in shared:
         process.call(open_producer, SHARED)
         process.call(send, b"shared")
-    waiting.start(open_producer, WAIT, timeout=25)
+    waiting.start(open_producer, WAIT, timeout=PATIENCE)
     until(lambda: topic.waiters)
     for process in shared:
         assert not waiting.answered()
@@ -567,7 +577,7 @@ def test_an_owner_is_not_refused_by_its_own_ghost(
     for number in range(4):
         process = worker(name="service", keepalive=None)
         options = {} if epoch is None else {"topic_epoch": epoch}
-        granted = process.call(open_producer, mode, name="ann", timeout=10, **options)
+        granted = process.call(open_producer, mode, name="ann", timeout=PATIENCE, **options)
         assert epoch in (None, granted)
         epoch = granted
         offsets.append(process.call(send, b"%d" % number, sequence_id=number))
@@ -591,7 +601,7 @@ def test_an_owner_that_comes_back_too_late_is_not_served_before_the_waiter(
     for mode in (EXCLUSIVE, FENCING):
         with pytest.raises(Failed, match="ProducerFencedError"):
             process.call(open_producer, mode, name="ann", topic_epoch=1)
-    assert waiter.result(timeout=20).topic_epoch == topic.epoch == 2
+    assert waiter.result(timeout=PATIENCE).topic_epoch == topic.epoch == 2
 
 
 @pytest.mark.rule("C3")
@@ -613,7 +623,7 @@ def test_a_waiter_taken_for_hung_by_a_hair_s_breadth_is_told(
         with monkeypatch.context() as patch:
             patch.setattr(Slots, "alive", overdue)
             owner.close()
-        assert isinstance(waiter.exception(timeout=10), FENCED)
+        assert isinstance(waiter.exception(timeout=PATIENCE), FENCED)
         assert topic.waiters == []
 
 
@@ -644,8 +654,8 @@ def test_an_engine_that_is_back_before_it_is_evicted_is_told(
                 list(engine.backend.sessions.evict(other.id))
         until(lambda: told)
         assert held.state == "fenced"
-        assert isinstance(awaited.exception(timeout=10), FENCED)
-        assert granted.exception(timeout=10) is not None or granted.result().state == "fenced"
+        assert isinstance(awaited.exception(timeout=PATIENCE), FENCED)
+        assert granted.exception(timeout=PATIENCE) is not None or granted.result().state == "fenced"
         owners[0].close()
         for name in ("held", "awaited", "granted"):
             until(lambda name=name: free(engine.topic(name)))

@@ -13,7 +13,7 @@ import pytest
 import exclusivelog as xl
 from testing.children import finish
 from testing.journals import flip, frames, no_checkpoints
-from testing.processes import open_producer, send, values
+from testing.processes import PATIENCE, open_producer, send, values
 
 pytestmark = pytest.mark.once
 
@@ -44,6 +44,7 @@ def abandoned(path: str) -> None:
     )
 
 
+@pytest.mark.long
 def test_h1_without_its_journal_a_ledger_is_refused_until_that_is_given_up(path) -> None:
     """What was acknowledged last may have been only there."""
     abandoned(path)
@@ -58,6 +59,7 @@ def test_h1_without_its_journal_a_ledger_is_refused_until_that_is_given_up(path)
     assert not (Path(path) / "journal-given-up").exists()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [0, 4096, 1 << 20])
 def test_h2_a_journal_that_was_cut_off_is_refused_until_that_is_given_up(path, size) -> None:
     """By logrotate's `copytruncate`, for example."""
@@ -74,6 +76,7 @@ def test_h2_a_journal_that_was_cut_off_is_refused_until_that_is_given_up(path, s
     assert (Path(path) / "journal.1").stat().st_size == size  # which is not the library's to remove
 
 
+@pytest.mark.long
 def test_h1_a_journal_is_not_given_up_before_it_is_lost(path) -> None:
     """The marker stayed from a time when the journal could be put back."""
     abandoned(path)
@@ -173,10 +176,11 @@ except xl.LedgerError as error:
 """
 
 
+@pytest.mark.long
 def test_h2_another_pid_namespace_is_refused(engine, path) -> None:
     words = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c"]
     done = subprocess.run(
-        [*words, IN_ANOTHER_NAMESPACE, path], capture_output=True, text=True, timeout=60,
+        [*words, IN_ANOTHER_NAMESPACE, path], capture_output=True, text=True, timeout=PATIENCE,
         check=False,
     )  # fmt: skip
     if done.returncode:

@@ -36,6 +36,7 @@ def names(pages: list[Path]) -> list[str]:
 # ---- rules and their tests ---------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_page_and_the_tests_agree() -> None:
     assert list(rules.problems(rules.PAGE.read_text(), rules.sources())) == []
 
@@ -95,6 +96,33 @@ def test_h264_is_a_codec(): pass
     assert rules.rules_in(source) == {"A1", "B3", "H1", "C2", "D1", "D4", "H264", "NUMBER"}
 
 
+def test_what_make_test_leaves_out_backs_no_rule_there() -> None:
+    source = """
+@pytest.mark.long
+def test_a1_takes_long(): pass
+@pytest.mark.broker
+def test_a2_needs_a_broker(): pass
+@pytest.mark.long
+@pytest.mark.smoke
+@pytest.mark.rule("B1")
+async def test_a3_for_all_that_are_long(): pass
+@pytest.mark.sampled
+@pytest.mark.parametrize("x", [1, pytest.param(2, marks=[pytest.mark.long])])
+def test_a4_its_first_case(x): pass
+class TestLong:
+    pytestmark = [pytest.mark.long, pytest.mark.rule("B2")]
+    def test_a5(self): pass
+"""
+    assert rules.rules_in(source, quick=True) == {"A3", "A4", "B1"}
+    of_all = 'pytestmark = [pytest.mark.long, pytest.mark.rule("C1")]\n'
+    assert rules.rules_in(f"{of_all}def test_a1(): pass", quick=True) == set()
+    assert rules.rules_in(f"{of_all}@pytest.mark.smoke\ndef test_a1(): pass", quick=True) == {
+        "A1", "C1",
+    }  # fmt: skip
+    page = rules.render(SMALL, rules.backing({"tests/test_x.py": source}))
+    assert "`make test` runs no test of A1" in said(page, {"tests/test_x.py": source})
+
+
 # ---- pytest --rule -----------------------------------------------------------------------
 
 
@@ -110,6 +138,7 @@ def run(*arguments: str | Path, status: int = 0) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_the_option_runs_exactly_the_tests_of_its_rules(tmp_path) -> None:
     tests = tmp_path / "test_tiny.py"
     tests.write_text("""
@@ -149,6 +178,7 @@ def test_without_a_path_only_the_files_of_the_rules_are_collected(
     assert [Path(each).name for each in config.args] == [wanted]
 
 
+@pytest.mark.long
 def test_the_option_refuses_what_is_no_rule() -> None:
     assert "--rule B99: docs/semantics.md has no such rule; it has A1, A2" in run(
         "--rule=B99", "tests/test_rules.py", status=pytest.ExitCode.USAGE_ERROR

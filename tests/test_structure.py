@@ -56,6 +56,7 @@ def longest_chain(module: str) -> tuple[str, ...]:
     return (module, *max(below, key=len, default=()))
 
 
+@pytest.mark.long
 def test_no_chain_of_imports_is_long() -> None:
     longest = max(map(longest_chain, trees()), key=len)
     assert len(longest) <= MOST_FLOORS, " > ".join(longest)

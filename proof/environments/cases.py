@@ -44,7 +44,7 @@ class Case:
     name: str
     play: Callable[[Scene], None]
     fast: bool
-    tested: bool  # also a test of `make test`
+    tested: bool  # also a test of `make test-all`
     twin: bool
     tools: tuple[str, ...]
 

@@ -20,6 +20,7 @@ SAMPLE = {**ALL, **REDUCED_WORLDS}
 
 
 # What `proof.model` judges in each state.
+@pytest.mark.long
 @pytest.mark.rule(
     "A1", "A2", "A3", "B1", "B2", "B3", "B5", "B6", "B7", "B8", "B10", "D1", "D4", "D5", "D7",
     "E3", "E4",
@@ -36,11 +37,13 @@ def test_every_interleaving_keeps_the_rules(
     assert states > 1000
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rules", CONTROLS.values(), ids=CONTROLS)
 def test_a_broken_rule_is_found_out(rules: Rules) -> None:
     assert find_out(rules, SMALL_WORLDS), "the walk has not noticed"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rules", MOVING_CONTROLS.values(), ids=MOVING_CONTROLS)
 def test_a_broken_rule_of_hand_overs_is_found_out(rules: Rules) -> None:
     assert find_out(rules, SMALL_MOVING_WORLDS), "the walk has not noticed"

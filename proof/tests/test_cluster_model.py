@@ -12,6 +12,7 @@ pytestmark = pytest.mark.once
 
 
 # What `proof.cluster_judge` judges in each state.
+@pytest.mark.long
 @pytest.mark.rule("J1", "J2")
 @pytest.mark.parametrize("size", SMALL_SIZES, ids=str)
 def test_every_interleaving_on_an_ordered_log_keeps_the_rules(
@@ -23,6 +24,7 @@ def test_every_interleaving_on_an_ordered_log_keeps_the_rules(
     assert states > 1000
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("patches", CONTROLS.values(), ids=CONTROLS)
 def test_a_broken_rule_of_the_cluster_is_found_out(patches: tuple[Patch, ...]) -> None:
     sizes = SMALL_SIZES

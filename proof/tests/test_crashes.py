@@ -45,6 +45,7 @@ from testing.strace import traced
 # ---- H1, G3: death at a system call ------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.once
 @needs_strace
 @pytest.mark.parametrize("durability", ["power", "process"])
@@ -85,6 +86,7 @@ DIES_IN_A_BATCH = """
 """
 
 
+@pytest.mark.long
 @needs_strace
 def test_g3_a_dead_owners_batch_does_not_come_back(path, tmp_path) -> None:
     """The owner dies with its batch of three entries written, but not yet counted. The next owner
@@ -101,6 +103,7 @@ def test_g3_a_dead_owners_batch_does_not_come_back(path, tmp_path) -> None:
         assert engine.verify().problems == ()
 
 
+@pytest.mark.long
 @needs_strace
 def test_b10_a_disk_that_forgets_a_grant_puts_no_dead_owner_behind_it(path, tmp_path) -> None:
     """As above, and the disk has lied about a flush: the tables are those from before the next
@@ -117,6 +120,7 @@ def test_b10_a_disk_that_forgets_a_grant_puts_no_dead_owner_behind_it(path, tmp_
         assert values(engine.topic("t")) == [b"n"]
 
 
+@pytest.mark.sampled
 @needs_strace
 @pytest.mark.parametrize("opened", ["after a close", "after a power cut"])
 @pytest.mark.parametrize("sent", ["nothing", "one message", "a large batch"])
@@ -145,6 +149,7 @@ def test_b10_what_a_dead_owner_left_at_the_tail_does_not_come_back(
             assert producer.send(b"next") == len(seen)
 
 
+@pytest.mark.long
 @needs_strace
 def test_g3_two_dead_owners_batches_do_not_become_one(path, tmp_path) -> None:
     """The next owner dies, too, when it has written the first entry of its own batch over the
@@ -210,6 +215,7 @@ def send_while_possible(producer: xl.Producer, values: list[bytes]) -> list[byte
     return sent
 
 
+@pytest.mark.long
 @needs_strace
 @pytest.mark.parametrize("what", ["large", "take over", "terminate"])
 def test_b2_a_commit_whose_process_dies_before_any_process_knows_of_it(tmp_path, what) -> None:
@@ -243,6 +249,7 @@ def test_b2_a_commit_whose_process_dies_before_any_process_knows_of_it(tmp_path,
 # ---- H1, B9: death between two instructions ----------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.once
 def test_h1_dying_at_full_speed_beside_another_sender(tmp_path, sweep) -> None:
     """`process`: no system call in an append, the death strikes among stores through the mapping
@@ -276,6 +283,7 @@ def sizes(request: pytest.FixtureRequest) -> tuple[int, int]:
     return (2, 60) if request.config.getoption("--every-crash") else (2, 6)
 
 
+@pytest.mark.long
 @pytest.mark.once
 @needs_strace
 @pytest.mark.timeout(1800)  # with --every-crash
@@ -293,6 +301,7 @@ def test_h1_power_cuts_around_every_flush(tmp_path, request) -> None:
     assert verdicts.judged > 100
 
 
+@pytest.mark.long
 @pytest.mark.once
 @needs_strace
 @pytest.mark.timeout(1800)  # with --every-crash
@@ -312,6 +321,7 @@ def test_h1_power_cuts_while_the_next_boot_recovers(tmp_path, request) -> None:
         shutil.rmtree(tmp_path / "first")
 
 
+@pytest.mark.long
 @needs_strace
 def test_h1_control_without_the_flush_messages_are_lost(tmp_path) -> None:
     """The same recording, on a disk that does not hear of the journal's flushes."""
@@ -325,6 +335,7 @@ def test_h1_control_without_the_flush_messages_are_lost(tmp_path) -> None:
 # ---- H1: power cuts behind what was not flushed ------------------------------------------
 
 
+@pytest.mark.long
 def test_h1_power_cuts_without_a_flush(tmp_path, request, monkeypatch) -> None:
     """`process`: the last messages may be lost, but what is read was sent, in order, without gaps
     and with complete batches; and the ledger can be used again."""
@@ -337,6 +348,7 @@ def test_h1_power_cuts_without_a_flush(tmp_path, request, monkeypatch) -> None:
     assert verdicts.judged > 50
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("defect", ["checksum", "batch"])
 def test_g9_control_without_a_check_the_log_is_damaged(tmp_path, monkeypatch, defect) -> None:
     """The same disks, recovered by a process that trusts every frame, or every entry of a batch."""

@@ -38,46 +38,55 @@ def check(verdict: Verdict) -> None:
     assert verdict.broken == []
 
 
+@pytest.mark.sampled
 @cases("mounts")
 def test_h3_file_systems_that_go_and_come_back(name: str, verdict_of: Run) -> None:
     check(verdict_of(name))
 
 
+@pytest.mark.long
 @cases("copies")
 def test_h4_backups_restores_and_copies(name: str, verdict_of: Run) -> None:
     check(verdict_of(name))
 
 
+@pytest.mark.sampled
 @cases("moves")
 def test_c7_a_directory_that_is_moved_or_removed(name: str, verdict_of: Run) -> None:
     check(verdict_of(name))
 
 
+@pytest.mark.sampled
 @cases("files")
 def test_h2_files_and_paths(name: str, verdict_of: Run) -> None:
     check(verdict_of(name))
 
 
+@pytest.mark.sampled
 @cases("descriptors")
 def test_h2_descriptors(name: str, verdict_of: Run) -> None:
     check(verdict_of(name))
 
 
+@pytest.mark.sampled
 @cases("users")
 def test_h2_users_and_permissions(name: str, verdict_of: Run) -> None:
     check(verdict_of(name))
 
 
+@pytest.mark.sampled
 @cases("limits")
 def test_h2_limits(name: str, verdict_of: Run) -> None:
     check(verdict_of(name))
 
 
+@pytest.mark.long
 @cases("clocks")
 def test_c4_clocks(name: str, verdict_of: Run) -> None:
     check(verdict_of(name))
 
 
+@pytest.mark.sampled
 @cases("programs")
 def test_c5_programs(name: str, verdict_of: Run) -> None:
     check(verdict_of(name))
@@ -89,6 +98,7 @@ JUDGED = ("moves-an-owner-without-its-directory-renamed", "files-an-empty-path",
           "users-another-umask-63", "copies-a-backup-put-back-cp-without-locks")  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", JUDGED)
 def test_controls_of_environments(name: str) -> None:
     """Without its fault a case holds; with a library that is worse than it is, it does not."""

@@ -114,6 +114,7 @@ def explained(history: list[Call]) -> bool:
     )
 
 
+@pytest.mark.long
 def test_the_checker_agrees_with_brute_force() -> None:
     """Two thousand random histories of up to five calls, about as many good as bad ones."""
     dice, verdicts = random.Random(9), []
@@ -144,6 +145,7 @@ def tormented(path: Path, style: str, **options: Any) -> list[Call]:
     return record(path, style, SECONDS, random.Random(len(style)), **options).calls
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "durabilities", [("",), ("process", "power", "power")], ids=["as asked for", "mixed"]
 )
@@ -156,6 +158,7 @@ def test_i2_what_many_processes_do_to_their_keys_is_linearizable(
     assert failure is None, explanation(failure, history, tmp_path)
 
 
+@pytest.mark.long
 def test_i2_so_it_is_with_calls_that_concern_all_keys(tmp_path: Path) -> None:
     history = tormented(tmp_path, "whole map")
     assert len(history) > 300
@@ -164,6 +167,7 @@ def test_i2_so_it_is_with_calls_that_concern_all_keys(tmp_path: Path) -> None:
     assert failure is None, str(failure)
 
 
+@pytest.mark.long
 def test_i4_so_it_is_where_all_begin_with_a_snapshot_and_the_rest_is_trimmed(
     tmp_path: Path,
 ) -> None:
@@ -173,6 +177,7 @@ def test_i4_so_it_is_where_all_begin_with_a_snapshot_and_the_rest_is_trimmed(
     assert failure is None, explanation(failure, history, tmp_path)
 
 
+@pytest.mark.long
 def test_i2_the_control_an_update_of_two_calls_is_not(tmp_path: Path) -> None:
     with crew(tmp_path, "two calls") as hands:
         time.sleep(1.5)
@@ -182,6 +187,7 @@ def test_i2_the_control_an_update_of_two_calls_is_not(tmp_path: Path) -> None:
     assert failure is not None
 
 
+@pytest.mark.long
 def test_i2_the_control_reads_without_latest_are_not(tmp_path: Path) -> None:
     """The writer acknowledges before the flush; the others see what is flushed."""
     with crew(tmp_path, "one key", 1, durabilities=("power", "process")) as hands:
@@ -198,6 +204,7 @@ def test_i2_the_control_reads_without_latest_are_not(tmp_path: Path) -> None:
 # ---- all keys or none --------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("writer", [name for name in WRITERS if name != "one by one"])
 def test_i1_death_inside_a_write_of_many_keys_leaves_all_or_none(
     tmp_path: Path, writer: str, sweep: Callable[[int, int], int]
@@ -205,5 +212,6 @@ def test_i1_death_inside_a_write_of_many_keys_leaves_all_or_none(
     assert sum(torn(tmp_path, writer, sweep(25, 50))) == 0
 
 
+@pytest.mark.long
 def test_i1_the_control_keys_put_one_by_one_are_torn(tmp_path: Path) -> None:
     assert any(torn(tmp_path, "one by one", 50))

@@ -35,28 +35,33 @@ from proof.work import act
 from testing.children import ROOT
 from testing.journals import small_journal
 from testing.judges import about
+from testing.patience import PATIENCE
 
 pytestmark = pytest.mark.once
 
 
+@pytest.mark.long
 def test_g9_flipped_bits_of_any_file_are_harmless_or_named(tmp_path: Path) -> None:
     [found] = flip_beside(tmp_path, 100, 1)
     assert found.broken == []
     assert found.named > 10
 
 
+@pytest.mark.long
 def test_g9_control_values_under_checksums_that_hold_are_found_out(tmp_path: Path) -> None:
     [found] = flip_beside(tmp_path, 2, 1, control=True)
     assert all("wrong data" in text for text in found.broken)
     assert found.broken
 
 
+@pytest.mark.long
 def test_decoders_take_arbitrary_bytes() -> None:
     found = fuzz.run(ROOT, 20_000, 1, "")
     assert found.broken == []
     assert found.decoded > 2000, "hardly any checksum holds"
 
 
+@pytest.mark.long
 def test_control_the_fuzzer_finds_what_was_planted() -> None:
     found = fuzz.run(ROOT, 5000, 1, "", fuzz.PLANTED)
     assert any("planted" in text for text in found.broken)
@@ -65,12 +70,14 @@ def test_control_the_fuzzer_finds_what_was_planted() -> None:
 PLACES = ("checkpoint", "finish a transaction", "flush a segment", "put a view in its place")
 
 
+@pytest.mark.long
 def test_h1_death_at_named_places(tmp_path: Path) -> None:
     found = failpoints.sweep(tmp_path, [1], places=PLACES)
     assert found.broken == []
     assert found.reached == set(PLACES)
 
 
+@pytest.mark.long
 def test_h1_control_of_death_at_named_places(tmp_path: Path) -> None:
     found = failpoints.sweep(tmp_path, [1], EARLY, places=PLACES[:1])
     assert about(found.broken, "H1")
@@ -135,12 +142,14 @@ def test_every_place_comes_to_its_turn() -> None:
     assert SIZES["full"].failpoint_places == 0
 
 
+@pytest.mark.long
 def test_h1_control_of_kills_at_full_speed(tmp_path: Path) -> None:
     [found] = random_kills.kill_beside(tmp_path, 12, 1, EARLY)
     assert about(found.broken, "H1")
     assert found.kills == 12
 
 
+@pytest.mark.long
 def test_g7_views_while_everybody_is_killed(tmp_path: Path) -> None:
     [found] = compactions.kill_beside(tmp_path, 16, 1)
     assert found.broken == []
@@ -148,6 +157,7 @@ def test_g7_views_while_everybody_is_killed(tmp_path: Path) -> None:
     assert min(found.appends, found.compactions, found.trims, found.watches) > 0
 
 
+@pytest.mark.long
 def test_g7_control_of_views_while_everybody_is_killed(tmp_path: Path) -> None:
     [found] = compactions.kill_beside(tmp_path, 20, 1, compactions.FORGETS)
     assert about(found.broken, "G7")
@@ -183,12 +193,14 @@ def test_g7_controls_of_what_a_watcher_may_see(seen: list[list[object]], what: s
     assert any(what in text for text in compactions.judge_watch(SENT, 3, 4, 0, seen))
 
 
+@pytest.mark.long
 def test_a_list_and_a_ledger_agree() -> None:
     steps, wrong = stateful.run(5)
     assert wrong == ""
     assert steps > 50
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
 def test_h1_the_power_of_a_file_system_fails(tmp_path: Path, kind: str) -> None:
     if reason := shutdowns.missing(kind):
@@ -198,6 +210,7 @@ def test_h1_the_power_of_a_file_system_fails(tmp_path: Path, kind: str) -> None:
     assert found.cuts == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
 def test_h3_the_power_of_a_file_system_fails_without_a_reboot(tmp_path: Path, kind: str) -> None:
     """Several times in a row. The lock file is of this boot, and older than the journal."""
@@ -208,6 +221,7 @@ def test_h3_the_power_of_a_file_system_fails_without_a_reboot(tmp_path: Path, ki
     assert found.cuts == 3
 
 
+@pytest.mark.long
 def test_h3_control_who_believes_an_old_lock_file_loses_messages(tmp_path: Path) -> None:
     if reason := shutdowns.missing("ext4"):
         pytest.skip(reason)
@@ -223,6 +237,7 @@ def test_a_mutant_changes_what_is_there(mutant: mutants.Mutant) -> None:
         assert check in INSTRUMENTS or (ROOT / check.partition("::")[0]).is_file(), check
 
 
+@pytest.mark.long
 def test_every_rule_has_a_test(tmp_path: Path) -> None:
     figure = instruments.count_rules(SIZES["tiny"], tmp_path)
     assert figure.broken == []
@@ -265,9 +280,12 @@ for flags in range(128):
 """
 
 
+@pytest.mark.long
 def test_g9_an_entry_without_messages_is_damage() -> None:
     """With any sections. Reading the sequence id of its last message once caused a crash."""
-    done = subprocess.run([sys.executable, "-c", NO_MESSAGES], cwd=ROOT, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", NO_MESSAGES], cwd=ROOT, timeout=PATIENCE, check=False
+    )
     assert done.returncode == 0
 
 
@@ -297,6 +315,7 @@ def test_the_parts_of_totals_are_counts_of_instruments() -> None:
             assert count.removesuffix("_ext4").removesuffix("_xfs") in source
 
 
+@pytest.mark.long
 def test_files_of_runs_beside_each_other_are_added_up(tmp_path: Path) -> None:
     cards = [Card.here(), Card.here()]
     cards[0].add(Figure("bit flips", {"flips": 99_999}))

@@ -21,6 +21,7 @@ from proof.instruments import torture
 from testing.judges import Call, Read, Row, judge
 
 
+@pytest.mark.long
 @pytest.mark.rule("B1", "B3", "B8", "B9", "C2", "C3", "C5", "G2", "G3", "G5", "H1")  # as it judges
 def test_torture(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     seconds = request.config.getoption("--torture-seconds")

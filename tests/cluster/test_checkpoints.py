@@ -27,7 +27,7 @@ from exclusivelog.cluster.log import Reader
 from exclusivelog.cluster.memory import MemoryLog, MemoryPlace
 from exclusivelog.cluster.rule import Judged, State
 from exclusivelog.types import AccessMode
-from testing.processes import EXCLUSIVE, WAIT, values
+from testing.processes import EXCLUSIVE, PATIENCE, WAIT, values
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.once]
 
@@ -100,11 +100,13 @@ def kept(state: State) -> State | None:
     return None if found is None else found.state
 
 
+@pytest.mark.long
 @pytest.mark.rule("J1")
 def test_j1_each_log_reads_alike_from_each_of_its_checkpoints() -> None:
     assert first_difference(kept) is None
 
 
+@pytest.mark.sampled
 @pytest.mark.rule("J1")
 @pytest.mark.parametrize(
     "field",
@@ -249,7 +251,7 @@ def test_waiters_are_in_a_checkpoint(path: str) -> None:
             ] == ["w"]
             assert [each.producer_name for each in late.topic("t").waiters] == ["w"]
         owner.close()
-        future.result(30).close()
+        future.result(PATIENCE).close()
 
 
 def test_an_assignment_is_in_a_checkpoint() -> None:

@@ -33,6 +33,7 @@ from exclusivelog.cluster.frames import (
 )
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError, UnsupportedError
 from exclusivelog.types import AccessMode
+from testing.patience import PATIENCE
 
 pytestmark = [pytest.mark.once, pytest.mark.rule("J1")]
 
@@ -128,6 +129,7 @@ def row_of(record: Parsed) -> list[Any]:
 # ---- there and back ----------------------------------------------------------------------
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(st.lists(contents, min_size=1, max_size=8))
 def test_a_packed_frame_has_what_its_writer_was_given(messages: list[Content]) -> None:
@@ -139,6 +141,7 @@ def test_a_packed_frame_has_what_its_writer_was_given(messages: list[Content]) -
     assert frame.sequences() == {messages[0].producer_name: 2 * len(messages) - 2}
 
 
+@pytest.mark.long
 @settings(max_examples=400, deadline=None)
 @given(records)
 def test_every_field_comes_back(record: Parsed) -> None:
@@ -174,7 +177,7 @@ def test_a_message_of_a_log_comes_back_as_it_was(engine: xl.Engine) -> None:
         producer.send(b"", key=b"", properties={"a": "ä"}, event_time=0, sequence_id=9)
         producer.send(None, key="k")
     with topic.reader(start="earliest") as reader:
-        messages = [reader.read_next(timeout=10) for _ in range(2)]
+        messages = [reader.read_next(timeout=PATIENCE) for _ in range(2)]
     frame = Frame(messages[0].epoch, 1, 0, tuple(map(Content.of, messages)))
     assert decode(encode(frame)) == frame
     assert frame.contents[0][:4] == (b"", b"", {"a": "ä"}, 0)
@@ -185,6 +188,7 @@ def test_a_message_of_a_log_comes_back_as_it_was(engine: xl.Engine) -> None:
 # ---- bytes that no writer has made -------------------------------------------------------
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(records, st.data())
 def test_flipped_bits_are_noticed(record: Parsed, data: st.DataObject) -> None:
@@ -230,6 +234,7 @@ values = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.long
 @settings(max_examples=600, deadline=None)
 @given(records, values, st.data())
 def test_hand_made_fields_are_refused_or_mean_what_they_say(

@@ -329,6 +329,7 @@ def test_a_batch_that_fits_into_no_frame_is_refused_as_a_whole(log: MemoryLog) -
     assert [ticket.offset for ticket in (largest, *rest)] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.long
 def test_a_batch_of_many_small_messages_fits_as_it_was_weighed(log: MemoryLog) -> None:
     process = Process(log).own()
     most = 4_995_000 // (64 + 3 + 3 + 9)

@@ -23,7 +23,7 @@ from exclusivelog.cluster.pulsar import TopicReader
 from exclusivelog.cluster.rule import State, Verdict
 from exclusivelog.restoring import restore
 from testing.broker import Namespace
-from testing.processes import forked, until, within
+from testing.processes import PATIENCE, forked, until, within
 
 pytestmark = [pytest.mark.rule("J4"), pytest.mark.broker]
 
@@ -38,7 +38,7 @@ def mirror(engine: xl.Engine, namespace: Namespace, *topics: str, **options: Any
 def copy(engine: xl.Engine, namespace: Namespace, *topics: str, **options: Any) -> None:
     """Mirror everything that there is."""
     with mirror(engine, namespace, *topics, **options) as running:
-        within(running.run, 150.0)
+        within(running.run, PATIENCE)
         assert sum(one.lag for one in running.progress()) == 0
 
 
@@ -101,6 +101,7 @@ def test_copies_count_by_the_rule_of_ordered_logs(topic: xl.Topic, namespace: Na
 # ---- what is mirrored --------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_every_field_is_as_it_was(topic: xl.Topic, namespace: Namespace) -> None:
     write_everything(topic)
     copy(topic.engine, namespace)
@@ -186,7 +187,7 @@ def test_a_follower_copies_what_is_written_meanwhile(
         engine.topic("later").producer().send(b"x")  # a topic that is made meanwhile
         until(lambda: {one.topic: one.position for one in running.progress()}.get("later") == 1)
         running.stop()
-        assert running.wait(20)
+        assert running.wait(PATIENCE)
         assert running.verify() == {"later": (1, 0, 0), "orders": (301, 0, 0)}
 
 
@@ -197,7 +198,7 @@ def test_a_follower_that_is_idle_costs_no_cpu(topic: xl.Topic, namespace: Namesp
         until(lambda: [one.position for one in running.progress()] == [1])
         time.sleep(1.0)
         before = time.process_time()
-        assert not running.wait(6.0)
+        assert not running.wait(PATIENCE)
         assert time.process_time() - before < 0.06  # 1 %
 
 
@@ -205,7 +206,7 @@ def test_progress_tells_the_lag(topic: xl.Topic, namespace: Namespace) -> None:
     with topic.producer() as producer:
         producer.send_many([b"x"] * 1000)
     with mirror(topic.engine, namespace) as running:
-        within(running.run, 150.0)
+        within(running.run, PATIENCE)
         (one,) = running.progress()
         assert (one.topic, one.position, one.end, one.copied, one.lag) == (
             "orders", 1000, 1000, 1000, 0,
@@ -245,7 +246,7 @@ def test_progress_of_a_topic_that_is_trimmed_or_deleted(
             producer.close()
             engine.delete_topic("orders")
             with pytest.raises(xl.TopicNotFoundError):
-                within(lambda: running.wait(60))
+                within(lambda: running.wait(PATIENCE))
             (one,) = running.progress()
             assert (one.position, one.end, one.lag) == (11, 11, 0)
 
@@ -365,7 +366,7 @@ def test_a_target_that_was_deleted_is_noticed(topic: xl.Topic, namespace: Namesp
         namespace.call("DELETE", f"persistent/{namespace.path}/orders?force=true")
         producer.send(b"c")
         with pytest.raises(xl.MirrorMismatchError, match="begins with offset 2"):
-            within(lambda: running.wait(120), 150.0)
+            within(lambda: running.wait(PATIENCE), PATIENCE)
     with pytest.raises(xl.MirrorMismatchError, match="begins with offset 2"):
         copy(topic.engine, namespace)
 
@@ -386,7 +387,7 @@ def test_a_topic_that_is_deleted_under_its_reader_is_empty(
                 return True
 
         monkeypatch.setattr(reader, "_reader", Native(SaysThatThereIsOne(), "it"))
-        assert within(reader.next, 60.0) is None
+        assert within(reader.next, PATIENCE) is None
 
 
 @pytest.mark.rule("C5")
@@ -424,7 +425,7 @@ def test_a_target_that_was_deleted_is_noticed_by_an_idle_mirror(
         assert not running.wait(2)  # nothing is wrong yet
         namespace.call("DELETE", f"persistent/{namespace.path}/orders?force=true")
         with pytest.raises(xl.MirrorMismatchError, match="it is empty, and was not before"):
-            within(lambda: running.wait(60))
+            within(lambda: running.wait(PATIENCE))
 
 
 def test_a_target_that_looks_empty_for_a_moment_is_gone_on_with(
@@ -761,7 +762,7 @@ def answering(data: bytes) -> Iterator[int]:
         thread = threading.Thread(target=answer)
         thread.start()
         yield server.getsockname()[1]
-        thread.join(30)
+        thread.join(PATIENCE)
 
 
 @pytest.mark.parametrize("follow", [False, True])
@@ -817,7 +818,7 @@ def test_a_follower_that_cannot_begin_a_new_topic_ends(
         monkeypatch.setattr("exclusivelog.cluster.mirror.TopicMirror.start", start)
         engine.topic("orders")
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            within(lambda: running.wait(60))
+            within(lambda: running.wait(PATIENCE))
 
 
 NAMES = [

@@ -25,7 +25,7 @@ from testing.broker import (
     token,
 )
 from testing.mirrors import compare, finish, kill_at_random
-from testing.processes import stop, until, within
+from testing.processes import PATIENCE, stop, until, within
 
 pytestmark = [pytest.mark.rule("J4"), pytest.mark.broker]
 
@@ -54,7 +54,7 @@ def copy(engine: xl.Engine, namespace: Namespace, timeout: float = 90.0, **optio
     with Mirror(
         engine, namespace.url, admin=namespace.admin, timeout=timeout, **options
     ) as running:
-        within(running.run, 200.0)
+        within(running.run, PATIENCE)
 
 
 # ---- it dies -----------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def test_a_broker_that_dies_and_does_not_come_back(
             try:
                 producer.send(b"b")
                 with pytest.raises(xl.ClusterError, match="did not answer in time"):
-                    within(lambda: running.wait(100), 120.0)
+                    within(lambda: running.wait(PATIENCE), PATIENCE)
                 assert [one.lag for one in running.progress()] == [1]
             finally:
                 broker.start()
@@ -102,7 +102,7 @@ def test_a_broker_that_hangs(topic: xl.Topic, namespace: Namespace, broker: Brok
             try:
                 producer.send(b"b")
                 with pytest.raises(xl.ClusterError, match="did not answer in time"):
-                    within(lambda: running.wait(100), 120.0)
+                    within(lambda: running.wait(PATIENCE), PATIENCE)
             finally:
                 os.kill(broker.pid, signal.SIGCONT)
                 broker.await_ready()

@@ -14,13 +14,13 @@ import pytest
 import exclusivelog as xl
 from testing.broker import Namespace
 from testing.children import ROOT
+from testing.patience import PATIENCE
 from testing.processes import until
 from tests.cluster.test_mirror import source, target
 
 pytestmark = [pytest.mark.rule("J4"), pytest.mark.broker]
 
 PROGRAM = [sys.executable, "-m", "exclusivelog.cli", "mirror"]
-PATIENCE = 120.0
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from exclusivelog.cluster import Mirror
 from testing.broker import Broker, Namespace, missing
 from testing.disks import disk, leave
 from testing.mirrors import compare
-from testing.processes import until, within
+from testing.processes import PATIENCE, until, within
 
 pytestmark = [pytest.mark.rule("J4"), pytest.mark.broker]
 
@@ -43,12 +43,12 @@ def test_a_backlog_quota_is_exceeded_while_it_follows(
             with pytest.raises(
                 xl.ClusterError, match=r"it is full: .*backlog quota|stored nothing"
             ):
-                within(lambda: running.wait(150), 200.0)
+                within(lambda: running.wait(PATIENCE), PATIENCE)
             assert [one.lag for one in running.progress()] == [1000]
         namespace.call("DELETE", subscription + "?force=true")
         namespace.call("DELETE", f"namespaces/{namespace.path}/backlogQuota")
         with mirror(topic.engine, namespace) as running:
-            within(running.run, 150.0)
+            within(running.run, PATIENCE)
     assert compare(topic.engine.path, namespace) == 4000
 
 
@@ -66,18 +66,18 @@ def test_a_full_disk_of_the_broker(topic: xl.Topic, tmp_path: Path) -> None:
             namespace = Namespace.make(broker.url, broker.admin)
             producer.send_many([b"x" * 100] * 100)
             with mirror(topic.engine, namespace) as running:
-                within(running.run, 150.0)
+                within(running.run, PATIENCE)
             # A standalone's bookie takes no writes beyond 99.9 %; its metadata needs more room.
             ballast = leave(place, 5 * MEGABYTE)
             time.sleep(3.0)  # it looks every half second
             producer.send_many([b"y" * 1000] * 10_000)
             with mirror(topic.engine, namespace, timeout=10.0) as running:
                 with pytest.raises(xl.ClusterError, match=r"full|could not store"):
-                    within(running.run, 150.0)
+                    within(running.run, PATIENCE)
                 assert sum(one.lag for one in running.progress()) > 0
             ballast.unlink()
             with mirror(topic.engine, namespace) as running:
-                within(running.run, 200.0)
+                within(running.run, PATIENCE)
             assert compare(topic.engine.path, namespace) == 10_100
         finally:
             broker.kill()

@@ -15,7 +15,7 @@ import exclusivelog as xl
 from exclusivelog.restoring import restore
 from testing.broker import Namespace
 from testing.children import ROOT
-from testing.processes import until
+from testing.processes import PATIENCE, until
 from tests.cluster.test_mirror import copy, source, write_everything
 
 pytestmark = [pytest.mark.rule("J4"), pytest.mark.broker]
@@ -204,14 +204,14 @@ def test_it_can_be_killed_and_run_again(
             time.sleep(seconds)
         finally:
             process.send_signal(signal.SIGKILL)
-            process.wait(30)
+            process.wait(PATIENCE)
         if back.exists():  # this machine is fast
             break
     else:
         with pytest.raises(xl.LedgerError):
             xl.open(back, create=False)
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200,
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE,
             check=True,
         )  # fmt: skip
         assert done.stdout == "orders: 300,000 messages\n"

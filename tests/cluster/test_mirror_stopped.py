@@ -24,11 +24,11 @@ import exclusivelog as xl
 from testing.broker import Broker, Namespace, missing, own_broker
 from testing.children import ROOT, die_with_parent, line
 from testing.mirrors import target
+from testing.patience import PATIENCE
 from testing.processes import stop, until
 
 pytestmark = [pytest.mark.rule("J4"), pytest.mark.broker]
 
-PATIENCE = 200.0
 MESSAGES = 6
 
 MIRROR = """

@@ -14,7 +14,7 @@ import pytest
 
 from exclusivelog.cluster.native import Native
 from exclusivelog.errors import EngineClosedError
-from testing.processes import forked
+from testing.processes import PATIENCE, forked
 
 
 class Thing:
@@ -83,6 +83,7 @@ def test_a_forked_child_destroys_nothing_of_its_parent(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.long
 @pytest.mark.rule("C5")
 def test_not_even_at_the_end_of_the_childs_interpreter(tmp_path: Path) -> None:
     program = """
@@ -102,6 +103,6 @@ def test_not_even_at_the_end_of_the_childs_interpreter(tmp_path: Path) -> None:
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program), tmp_path / "destroyed"],
-        timeout=60, check=False, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=PATIENCE, check=False, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     assert done.returncode == 0, signal.strsignal(-done.returncode)

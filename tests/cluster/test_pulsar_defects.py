@@ -209,7 +209,7 @@ def test_b6_the_reconnect_of_an_evicted_producer_evicts_the_valid_owner(
     waiter.start()
     time.sleep(0.5)
     first.sever()
-    waiter.join(20)
+    waiter.join(PATIENCE)
     assert failed == ["ProducerFenced"]  # the stale one has cleared the queue
     assert stale is not None
 
@@ -223,7 +223,7 @@ def test_b6_the_reconnect_of_an_evicted_producer_evicts_the_valid_owner(
         assert [each.producer_name for each in topic.waiters] == ["waiter"]
         assert valid.send(b"still valid") == 1
         assert valid.topic_epoch == 2
-    with waiting.result(30) as promoted:
+    with waiting.result(PATIENCE) as promoted:
         assert promoted.topic_epoch == 3
 
 
@@ -445,7 +445,7 @@ def test_j2_a_topic_that_is_deleted_under_its_owner_takes_the_next_message(
     ours.send(b"a")
     namespace.call("DELETE", f"persistent/{namespace.path}/orders?force=true")
     with pytest.raises(xl.ExclusiveLogError):
-        ours.send_async(b"b").result(60)
+        ours.send_async(b"b").result(PATIENCE)
 
 
 @pytest.mark.rule("J1")

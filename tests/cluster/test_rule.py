@@ -230,6 +230,7 @@ def test_copies_of_two_logs_are_not_mixed() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_copies_of_rival_mirrors_are_one_copy_however_they_come_in(data: st.DataObject) -> None:
@@ -279,6 +280,7 @@ records = (
 )
 
 
+@pytest.mark.long
 @settings(max_examples=500, deadline=None)
 @given(st.lists(records, max_size=25), st.data())
 def test_a_saved_state_is_as_good_as_all_records_before(
@@ -295,6 +297,7 @@ def test_a_saved_state_is_as_good_as_all_records_before(
     assert State.restore(whole.state.save()) == whole.state
 
 
+@pytest.mark.long
 @settings(max_examples=500, deadline=None)
 @given(st.lists(records, max_size=25))
 def test_what_does_not_count_can_be_left_out(log: list[Parsed | bytes]) -> None:

@@ -17,6 +17,7 @@ from testing.processes import (
     EXCLUSIVE,
     FENCING,
     MODES,
+    PATIENCE,
     SHARED,
     WAIT,
     Failed,
@@ -116,6 +117,7 @@ def rivals(
     rivals.close()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("situation", "mode", "outcome"), CELLS)
 def test_a1_every_cell_of_the_table(
     rivals: Rivals, topic: xl.Topic, situation: str, mode: str, outcome: Any
@@ -127,7 +129,7 @@ def test_a1_every_cell_of_the_table(
 
     if outcome in (BUSY, FENCED):
         with pytest.raises(outcome) as refused:
-            topic.producer(mode, timeout=10)
+            topic.producer(mode, timeout=PATIENCE)
         assert type(refused.value) is outcome
         assert (topic.epoch, topic.waiters, topic.holders) == (epoch, waiters, holders)
         assert rivals.fates() == before
@@ -161,14 +163,14 @@ def at_once(requests: list[Callable[[], Any]]) -> list[Any]:
     barrier = threading.Barrier(len(requests))
 
     def run(request: Callable[[], Any]) -> Any:
-        barrier.wait(10)
+        barrier.wait(PATIENCE)
         try:
             return request()
         except xl.ExclusiveLogError as error:
             return error
 
     with ThreadPoolExecutor(len(requests)) as pool:
-        return list(pool.map(run, requests, timeout=30))
+        return list(pool.map(run, requests, timeout=PATIENCE))
 
 
 def test_a1_of_threads_that_ask_at_once_one_is_granted(topic: xl.Topic) -> None:
@@ -254,10 +256,10 @@ def test_a1_readers_never_count_as_producers(engine: xl.Engine, topic: xl.Topic)
         with topic.producer(EXCLUSIVE) as producer:
             assert other.topic("orders").reader().has_message_available() is False
             producer.send(b"x")
-            assert reader.read_next(timeout=10).value == b"x"
+            assert reader.read_next(timeout=PATIENCE).value == b"x"
         with topic.producer(FENCING) as producer:
             producer.send(b"y")
-        assert [behind.read_next(timeout=10).value for _ in range(2)] == [b"x", b"y"]
+        assert [behind.read_next(timeout=PATIENCE).value for _ in range(2)] == [b"x", b"y"]
         assert topic.epoch == 2
 
 
@@ -308,7 +310,7 @@ def test_a3_the_last_shared_producer_killed_promotes_the_first_waiter(
     with pytest.raises(TimeoutError):
         waiter.result(timeout=0.5)
     processes[1].kill()
-    assert waiter.result(timeout=20).topic_epoch == 1
+    assert waiter.result(timeout=PATIENCE).topic_epoch == 1
 
 
 @pytest.mark.needs("shared_producers")
@@ -335,7 +337,7 @@ def test_a3_a_waiter_is_not_starved(topic: xl.Topic) -> None:
         crowd = [pool.submit(come_and_go) for _ in range(3)]
         try:
             until(lambda: len(admitted) > 10)
-            with topic.producer(WAIT, timeout=20):
+            with topic.producer(WAIT, timeout=PATIENCE):
                 assert len(topic.holders) == 1
                 count = len(admitted)
                 time.sleep(0.05)
@@ -344,7 +346,7 @@ def test_a3_a_waiter_is_not_starved(topic: xl.Topic) -> None:
         finally:
             stop.set()
         for member in crowd:
-            member.result(timeout=20)
+            member.result(timeout=PATIENCE)
 
 
 @pytest.mark.needs("shared_producers")
@@ -365,7 +367,7 @@ def test_a5_a_fenced_producer_learns_the_owner(
         owner.send(b"x")
     check_holder(error.value, engine, process, epoch)
     with pytest.raises(FENCED) as error:
-        waiter.result(timeout=10)
+        waiter.result(timeout=PATIENCE)
     check_holder(error.value, engine, process, epoch)
 
 
@@ -412,7 +414,7 @@ def test_a6_a_live_name_is_refused_to_a_second_claimant(
     with xl.open(engine.path) as other:
         for claimant in (topic, other.topic("orders")):
             with pytest.raises(BUSY, match="'ann'") as refused:
-                claimant.producer(second, name="ann", timeout=10)
+                claimant.producer(second, name="ann", timeout=PATIENCE)
             assert refused.value.holder is not None
             assert refused.value.holder.producer_name == "ann"
         assert engine.topic("elsewhere").producer(EXCLUSIVE, name="ann").name == "ann"
@@ -430,7 +432,7 @@ def test_a6_a_name_is_free_again_once_its_session_has_ended(
         with pytest.raises(xl.WaitTimeoutError):
             topic.producer(WAIT, name="ann", timeout=0.01)
         waiter = topic.producer_async(WAIT, name="ann")
-    assert waiter.result(timeout=10).name == "ann"
+    assert waiter.result(timeout=PATIENCE).name == "ann"
     rival = topic.producer(FENCING, name="cid")  # fences ann
     rival.close()
     with xl.open(engine.path) as other, other.topic("orders").producer(name="ann") as ann:

@@ -17,6 +17,7 @@ import exclusivelog as xl
 from testing.processes import (
     EXCLUSIVE,
     FENCING,
+    PATIENCE,
     SHARED,
     WAIT,
     State,
@@ -116,9 +117,9 @@ def test_b1_an_epoch_of_a_deleted_topic_cannot_be_claimed(
 STALE_CALLS: dict[str, Callable[[xl.Producer], Any]] = {
     "send": lambda producer: producer.send(b"stale"),
     "send a tombstone": lambda producer: producer.send(None, key="k"),
-    "send_async": lambda producer: producer.send_async(b"stale").result(10),
+    "send_async": lambda producer: producer.send_async(b"stale").result(PATIENCE),
     "send_many": lambda producer: producer.send_many([b"stale"] * 3),
-    "flush": lambda producer: producer.flush(timeout=10),
+    "flush": lambda producer: producer.flush(timeout=PATIENCE),
 }
 
 
@@ -186,7 +187,7 @@ def test_b4_all_threads_that_send_get_the_same_error(engine: xl.Engine, topic: x
         while True:
             try:
                 if asynchronous:
-                    producer.send_async(b"x").result(10)
+                    producer.send_async(b"x").result(PATIENCE)
                 else:
                     producer.send(b"x")
             except FENCED as error:
@@ -202,7 +203,7 @@ def test_b4_all_threads_that_send_get_the_same_error(engine: xl.Engine, topic: x
             before = topic.next_offset
             until(lambda before=before: topic.next_offset > before + 3)
             with other.topic("orders").producer(FENCING):
-                errors = [sender.result(timeout=20) for sender in senders]
+                errors = [sender.result(timeout=PATIENCE) for sender in senders]
                 errors += all_errors(producer)
             assert {id(error) for error in errors} == {id(errors[0])}
             producer.close()
@@ -269,7 +270,7 @@ def test_b5_a_claim_in_the_queue_is_granted_unchanged_without_an_owner_in_betwee
     with topic.producer():
         again = topic.producer_async(WAIT, topic_epoch=epoch)
         assert not again.done()
-    assert again.result(timeout=10).topic_epoch == topic.epoch == epoch
+    assert again.result(timeout=PATIENCE).topic_epoch == topic.epoch == epoch
     again.result().close()
     assert topic.producer(EXCLUSIVE).topic_epoch == epoch + 1
 
@@ -281,10 +282,10 @@ def test_b5_a_claim_is_checked_again_at_promotion(topic: xl.Topic) -> None:
     claimant = topic.producer_async(WAIT, topic_epoch=1)
     last = topic.producer_async(WAIT)
     owner.close()
-    first.result(timeout=10).close()  # epoch 2: the claim has become stale in the queue
+    first.result(timeout=PATIENCE).close()  # epoch 2: the claim has become stale in the queue
     with pytest.raises(FENCED) as error:
-        claimant.result(timeout=10)
-    winner = last.result(timeout=10)
+        claimant.result(timeout=PATIENCE)
+    winner = last.result(timeout=PATIENCE)
     assert winner.topic_epoch == topic.epoch == 3
     assert error.value.holder is not None
     if topic.engine.supports("transactions"):  # one of them passes it over and grants the next
@@ -342,7 +343,7 @@ def test_b7_a_late_release_leaves_the_successor_as_it_is(topic: xl.Topic) -> Non
     third = topic.producer_async(WAIT)
     evicted.close()
     assert (successor.send(b"x"), successor.state, third.done()) == (0, "open", False)
-    assert isinstance(waiter.exception(timeout=10), FENCED)
+    assert isinstance(waiter.exception(timeout=PATIENCE), FENCED)
 
 
 @pytest.mark.rule("B2")
@@ -423,7 +424,7 @@ def test_b9_each_send_has_one_outcome_also_while_the_topic_is_lost(
                 except FENCED:
                     return
                 for each, receipt in receipts.items():
-                    outcomes[each] = outcome(lambda receipt=receipt: receipt.result(20))
+                    outcomes[each] = outcome(lambda receipt=receipt: receipt.result(PATIENCE))
             if producer.state != "open":
                 return
 
@@ -435,11 +436,12 @@ def test_b9_each_send_has_one_outcome_also_while_the_topic_is_lost(
             until(lambda before=before: topic.next_offset > before + 10)
             with other.topic("orders").producer(FENCING):
                 for sender in senders:
-                    sender.result(timeout=20)
+                    sender.result(timeout=PATIENCE)
     judge(topic, outcomes, FENCED)
     assert sum(isinstance(got, int) for got in outcomes.values()) > 100
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("closed", ["producer", "engine", "last engine of the process"])
 def test_b9_each_send_has_one_outcome_also_while_it_is_closed(path: str, closed: str) -> None:
     """One thread closes the producer, or the engine, under the hands of others that send.
@@ -489,7 +491,8 @@ def send_slowly(state: State, values: list[bytes], linger: float) -> None:
 def receipts(state: State) -> list[Any]:
     """What became of them: an offset, or the kind of error."""
     got = [
-        outcome(lambda receipt=receipt: receipt.result(20)) for receipt in state.kept["receipts"]
+        outcome(lambda receipt=receipt: receipt.result(PATIENCE))
+        for receipt in state.kept["receipts"]
     ]
     return [each if isinstance(each, int) else type(each).__name__ for each in got]
 
@@ -528,7 +531,7 @@ def test_b10_an_eviction_waits_for_no_sender_and_no_sender_for_it(topic: xl.Topi
             until(lambda epoch=producer.topic_epoch: epoch in acknowledged.values())
         stop.set()
         for sender in senders:
-            sender.result(timeout=20)
+            sender.result(timeout=PATIENCE)
     log = {message.offset: message.epoch for message in topic.reader()}
     assert acknowledged == log
     epochs = [log[offset] for offset in sorted(log)]
@@ -551,7 +554,7 @@ def test_b9_every_send_has_an_outcome_when_the_topic_is_taken_away(path, worker)
                 time.sleep(0.0001)
                 try:
                     receipt = producer.send_async(value)
-                    outcomes.append((value, receipt if number % 2 else receipt.result(20)))
+                    outcomes.append((value, receipt if number % 2 else receipt.result(PATIENCE)))
                 except xl.ProducerFencedError as error:
                     outcomes.append((value, error))
                     return
@@ -563,14 +566,14 @@ def test_b9_every_send_has_an_outcome_when_the_topic_is_taken_away(path, worker)
         rival.call(open_producer, "exclusive_with_fencing")
         end = topic.next_offset
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE)
         assert not any(thread.is_alive() for thread in threads)
         assert topic.next_offset == end
         log = {m.offset: m.value for m in topic.reader()}
     refused = 0
     for value, outcome in outcomes:
         if isinstance(outcome, xl.Receipt):
-            error = outcome.exception(20)
+            error = outcome.exception(PATIENCE)
             outcome = error if error is not None else outcome.result(0)
         if isinstance(outcome, int):
             assert log[outcome] == value
@@ -582,6 +585,7 @@ def test_b9_every_send_has_an_outcome_when_the_topic_is_taken_away(path, worker)
     assert len(outcomes) - refused == len(log)
 
 
+@pytest.mark.sampled
 def test_b9_every_send_has_an_outcome_when_the_engine_is_closed(path) -> None:
     """Threads send without a pause while the engine is closed under them. No call hangs; what
     was acknowledged is in the log, and nothing else is."""
@@ -611,16 +615,16 @@ def test_b9_every_send_has_an_outcome_when_the_engine_is_closed(path) -> None:
         for thread in threads:
             thread.start()
         time.sleep(0.03)
-        within(engine.close, 20)
+        within(engine.close, PATIENCE)
         for thread in threads:
-            thread.join(10)
+            thread.join(PATIENCE)
         assert not any(thread.is_alive() for thread in threads)
         with xl.open(path) as engine:
             log = {m.offset: m.value for m in engine.topic("t").reader(first)}
         acknowledged = 0
         for value, outcome in outcomes:
             if isinstance(outcome, xl.Receipt):
-                error = outcome.exception(10)
+                error = outcome.exception(PATIENCE)
                 assert error is None or isinstance(error, xl.EngineClosedError)
                 if error is not None:
                     assert not error.maybe_written

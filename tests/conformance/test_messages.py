@@ -14,7 +14,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import serde
-from testing.processes import close_producer, open_producer, send
+from testing.processes import PATIENCE, close_producer, open_producer, send
 
 UTC = dt.UTC
 EAST = dt.timezone(dt.timedelta(hours=9, minutes=30))
@@ -123,7 +123,7 @@ DATA = {"text": "é", "list": [1, 2.5, None, True]}
 def test_g1_serialisers_work_at_the_edges(topic, option, sent, stored) -> None:
     with topic.producer("exclusive", serializer=option) as producer:
         producer.send(sent)
-        producer.send_async(sent).result(10)
+        producer.send_async(sent).result(PATIENCE)
         producer.send_many([sent, None])
         producer.send(None)  # a tombstone is None with every serializer
     assert [m.value for m in topic.reader()] == [stored] * 3 + [None, None]
@@ -222,7 +222,7 @@ def test_g1_a_timeout_may_be_as_long_as_one_likes(topic, timeout) -> None:
         reader.read_next(timeout=timeout)
     timer.start()
     assert reader.read_next(timeout=timeout).value == b"late"
-    timer.join(10)
+    timer.join(PATIENCE)
 
 
 WRONG_MANY = [
@@ -238,6 +238,7 @@ WRONG_MANY = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "arguments"), WRONG_MANY)
 def test_g1_a_batch_with_one_wrong_argument_is_refused_whole(topic, name, arguments) -> None:
     with topic.producer("exclusive") as producer:
@@ -297,7 +298,7 @@ def test_g2_ids_are_counted_per_name(topic) -> None:
         assert a.last_sequence_id == b.last_sequence_id == -1
         a.send(b"0")
         b.send_many([b"0", b"1", b"2"])
-        a.send_async(b"1").result(10)
+        a.send_async(b"1").result(PATIENCE)
         assert (a.last_sequence_id, b.last_sequence_id) == (1, 2)
     assert numbers(topic, "a") == [0, 1]
     assert numbers(topic, "b") == [0, 1, 2]
@@ -404,7 +405,7 @@ def test_g2_ids_survive_a_kill(worker, topic) -> None:
     for number in range(5):
         other.call(send, b"%d" % number)
     other.kill()
-    with topic.producer("wait_for_exclusive", name="a", timeout=10) as producer:
+    with topic.producer("wait_for_exclusive", name="a", timeout=PATIENCE) as producer:
         assert producer.last_sequence_id == 4
         duplicate(lambda: producer.send(b"4", sequence_id=4), 4, 4)
         assert producer.send(b"5") == 5
@@ -427,13 +428,13 @@ def test_g2_ids_survive_a_take_over(worker, topic) -> None:
 
 def test_g2_ids_are_handed_to_a_waiter_as_they_are_when_it_is_promoted(topic) -> None:
     owner = topic.producer("exclusive", name="a")
-    waiter = topic.producer_async("wait_for_exclusive", name="b", timeout=10)
+    waiter = topic.producer_async("wait_for_exclusive", name="b", timeout=PATIENCE)
     owner.send(b"0")
     owner.close()
-    with waiter.result(10) as second:
+    with waiter.result(PATIENCE) as second:
         second.send(b"0")
-        third = topic.producer_async("wait_for_exclusive", name="a", timeout=10)
-    with third.result(10) as producer:
+        third = topic.producer_async("wait_for_exclusive", name="a", timeout=PATIENCE)
+    with third.result(PATIENCE) as producer:
         assert producer.last_sequence_id == 0
         producer.send(b"1")
     assert numbers(topic, "a") == [0, 1]
@@ -452,7 +453,7 @@ def test_g2_ids_are_in_order_when_threads_share_a_producer(topic) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE)
     assert numbers(topic) == list(range(8 * 20 * 5))
 
 
@@ -475,4 +476,4 @@ def test_g3_a_batch_appears_to_readers_at_one_moment(path, topic) -> None:
                 assert len(list(seen.reader(max(0, seen.next_offset - 100)))) % 100 == 0
     finally:
         stop.set()
-        thread.join(30)
+        thread.join(PATIENCE)

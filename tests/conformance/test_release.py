@@ -7,6 +7,7 @@ import pytest
 import exclusivelog as xl
 from testing.processes import (
     EXCLUSIVE,
+    PATIENCE,
     WAIT,
     values,
 )
@@ -19,14 +20,14 @@ def test_c1_closing_a_producer_sends_what_waits_and_then_gives_the_topic_back(
 ) -> None:
     with xl.open(engine.path) as other:
         waiter = other.topic("orders").producer_async(WAIT)
-        owner = waiter.result(timeout=10)
+        owner = waiter.result(timeout=PATIENCE)
         successor = topic.producer_async(WAIT)
         fast = other.topic("elsewhere").producer(EXCLUSIVE, linger=linger)
         fast.send_async(b"not this one's")
         receipts = [owner.send_async(b"%d" % i) for i in range(500)]
         owner.close()
         assert [receipt.result(timeout=0) for receipt in receipts] == list(range(500))
-        assert successor.result(timeout=10).send(b"next") == 500
+        assert successor.result(timeout=PATIENCE).send(b"next") == 500
     assert [message.epoch for message in topic.reader()] == [1] * 500 + [2]
 
 
@@ -42,9 +43,9 @@ def test_c1_closing_an_engine_gives_back_all_of_its_topics(
     waiters = [engine.topic(name).producer_async(WAIT) for name in names]
     other.close()
     assert [receipt.result(timeout=0) for receipt in receipts] == [0] * 5
-    assert [waiter.result(timeout=10).topic_epoch for waiter in waiters] == [2] * 5
+    assert [waiter.result(timeout=PATIENCE).topic_epoch for waiter in waiters] == [2] * 5
     with pytest.raises(xl.EngineClosedError):
-        queued.result(timeout=10)
+        queued.result(timeout=PATIENCE)
     assert (owner.state, topic.waiters) == ("open", [])
 
 

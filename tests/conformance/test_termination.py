@@ -55,7 +55,7 @@ def test_g8_nothing_is_written_behind_a_termination(
     terminated(lambda: mine.send_async(b"y").result(PATIENCE), end)
     for one in (topic, there):
         for other_mode in MODES:
-            terminated(lambda one=one, mode=other_mode: one.producer(mode, timeout=5), end)
+            terminated(lambda one=one, mode=other_mode: one.producer(mode, timeout=PATIENCE), end)
     mine.close()
     assert topic.terminate() == there.terminate() == end
     assert values(topic) == values(there) == [b"x", b"in time, or too late"][:end]

@@ -11,6 +11,7 @@ import exclusivelog as xl
 from testing.processes import (
     EXCLUSIVE,
     FENCING,
+    PATIENCE,
     SHARED,
     WAIT,
     State,
@@ -32,7 +33,7 @@ def queue(state: State, name: str, priority: int) -> None:
 
 def write_and_leave(state: State, name: str) -> int:
     """Take one's turn; the epoch."""
-    with state.kept[name].result(20) as producer:
+    with state.kept[name].result(PATIENCE) as producer:
         producer.send(name.encode())
         return int(producer.topic_epoch)
 
@@ -56,6 +57,7 @@ def test_d2_priority_is_read_only_and_other_modes_ignore_it(topic: xl.Topic, mod
         assert producer.state == "open"
 
 
+@pytest.mark.sampled
 @pytest.mark.needs("settle")
 def test_d7_a_better_waiter_that_comes_while_the_topic_settles_gets_it(
     topic: xl.Topic, path: str
@@ -65,17 +67,18 @@ def test_d7_a_better_waiter_that_comes_while_the_topic_settles_gets_it(
         first = topic.producer_async(WAIT, settle=1.0)
         owner.close()
         better = other.topic("orders").producer_async(WAIT, priority=5, settle=1.0)
-        assert better.result(20).topic_epoch == 2
+        assert better.result(PATIENCE).topic_epoch == 2
         assert not first.done()
         better.result().close()
-        assert first.result(20).topic_epoch == 3
+        assert first.result(PATIENCE).topic_epoch == 3
 
 
+@pytest.mark.sampled
 @pytest.mark.needs("settle")
 def test_d7_a_new_waiter_leaves_a_free_topic_to_better_ones_for_a_while(topic: xl.Topic) -> None:
     for _ in range(2):
         before = time.monotonic()
-        with topic.producer(WAIT, settle=0.5, timeout=20):
+        with topic.producer(WAIT, settle=0.5, timeout=PATIENCE):
             assert time.monotonic() - before >= 0.4  # the clocks differ in resolution
 
 

@@ -92,6 +92,7 @@ def _check_there_is(sanitizer: str, directory: Path) -> None:
         pytest.skip(f"{COMPILER} has no {' '.join(SANITIZERS[sanitizer])}: {tried.stderr[:200]}")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("header", HEADERS, ids=lambda path: path.name)
 def test_each_header_stands_alone_and_gives_no_warning(header: Path) -> None:
     compiled = run(COMPILER, *STRICT, "-Wpedantic", "-x", "c", "-fsyntax-only", header)
@@ -105,10 +106,12 @@ def test_the_core_imports_nothing_of_the_library() -> None:
         assert re.findall(r"^\s*(?:from|c?import) +exclusivelog.*", path.read_text(), re.M) == []
 
 
+@pytest.mark.long
 def test_every_test_of_the_c_program_is_run(built: Callable[[str], Path]) -> None:
     assert run(built("none")).stdout.split() == TESTS
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("sanitizer", "test"), RUNS)
 def test_b2_h2_the_native_core_keeps_its_promises(
     built: Callable[[str], Path], fixed: tuple[str, ...], sanitizer: str, test: str

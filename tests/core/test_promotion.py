@@ -138,6 +138,7 @@ def wait_for_it(state: State) -> int:
     return state.producer.topic_epoch
 
 
+@pytest.mark.long
 def test_c2_the_promotion_behind_a_death_is_selected_by_the_core(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:

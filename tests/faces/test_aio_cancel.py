@@ -78,6 +78,7 @@ def test_d5_so_does_one_that_is_cancelled_while_it_queues(
     assert (owner.state, topic.epoch) == ("open", 1)
 
 
+@pytest.mark.long
 def test_d5_so_does_one_that_was_cancelled_at_once(path: str, topic: xl.Topic) -> None:
     owner = topic.producer(EXCLUSIVE)
 
@@ -92,6 +93,7 @@ def test_d5_so_does_one_that_was_cancelled_at_once(path: str, topic: xl.Topic) -
     owner.close()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", ["shared", EXCLUSIVE, WAIT, FENCING])
 def test_a2_cancelled_at_any_moment_it_has_nothing(path: str, topic: xl.Topic, mode: str) -> None:
     """The topic is free: it is granted at once, and the cancel comes before, or behind."""
@@ -113,6 +115,7 @@ def test_a2_cancelled_at_any_moment_it_has_nothing(path: str, topic: xl.Topic, m
         last.send(b"free")
 
 
+@pytest.mark.long
 def test_d5_a_cancel_that_races_with_the_grant_leaves_no_orphan(path: str, topic: xl.Topic) -> None:
     chance = random.Random(8)
 
@@ -454,12 +457,12 @@ def test_c1_a_map_whose_write_was_cancelled_can_be_closed(path: str, topic: xl.T
 
 
 def test_f3_a_cancelled_claim_waits_for_nothing(path: str, engine: xl.Engine) -> None:
-    """Its resource is somebody else's, and there were twenty seconds left to wait for it."""
+    """Its resource is somebody else's, and there was much time left to wait for it."""
     held = engine.own("group", {"resource": 9})
 
     async def main() -> None:
         async with aio.open(path) as mine:
-            claiming = asyncio.create_task(mine.own("group", {"resource": 5}, timeout=20))
+            claiming = asyncio.create_task(mine.own("group", {"resource": 5}, timeout=2 * PATIENCE))
             await asyncio.sleep(0.1)
             claiming.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -469,5 +472,5 @@ def test_f3_a_cancelled_claim_waits_for_nothing(path: str, engine: xl.Engine) ->
 
     start = time.monotonic()
     play(main)
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < PATIENCE
     assert held.is_valid

@@ -192,6 +192,7 @@ async def go_through(path: str, place: Path, locked: Callable[[], Any]) -> list[
 MANY = {"topic", "a producer", "own", "role", "send", "receipt", "flush", "transaction", "put"}
 
 
+@pytest.mark.sampled
 def test_while_another_thread_has_the_writer_lock(
     path: str, tmp_path: Path, engine: xl.Engine, loop: LoopFactory | None
 ) -> None:
@@ -207,6 +208,7 @@ def be_stopped_inside(state: State) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+@pytest.mark.sampled
 def test_while_a_stopped_process_is_inside_an_append(
     path: str, tmp_path: Path, worker: Callable[..., Worker], loop: LoopFactory | None
 ) -> None:
@@ -251,6 +253,7 @@ def no_appends(engine: xl.Engine) -> Iterator[None]:
             holding.result(PATIENCE)
 
 
+@pytest.mark.sampled
 def test_while_a_thread_sends_by_the_same_producer(
     engine: xl.Engine, topic: xl.Topic, loop: LoopFactory | None
 ) -> None:
@@ -280,6 +283,7 @@ def test_while_a_thread_sends_by_the_same_producer(
     plain.close()
 
 
+@pytest.mark.sampled
 def test_while_the_queue_is_full(path: str, engine: xl.Engine, loop: LoopFactory | None) -> None:
     async def main() -> list[int]:
         async with aio.open(path) as mine:
@@ -299,6 +303,7 @@ def test_while_the_queue_is_full(path: str, engine: xl.Engine, loop: LoopFactory
     assert play(main, loop=loop) == list(range(100))
 
 
+@pytest.mark.sampled
 def test_while_a_hand_over_pauses_the_producer(
     engine: xl.Engine, topic: xl.Topic, loop: LoopFactory | None
 ) -> None:
@@ -395,6 +400,7 @@ def test_e2_a_cancelled_send_does_not_wait_for_the_hand_over(
 # ---- others ------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 def test_while_another_owner_has_it_all(
     path: str, worker: Callable[..., Worker], loop: LoopFactory | None
 ) -> None:
@@ -436,6 +442,7 @@ def test_while_another_owner_has_it_all(
     play(main, loop=loop)
 
 
+@pytest.mark.long
 def test_while_a_task_reads_a_long_backlog(
     path: str, topic: xl.Topic, loop: LoopFactory | None
 ) -> None:

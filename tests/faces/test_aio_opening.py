@@ -315,6 +315,7 @@ def test_a_topic_is_made_by_what_is_awaited(path: str, engine: xl.Engine) -> Non
     play(main)
 
 
+@pytest.mark.long
 def test_d5_a_reader_whose_opening_was_cancelled_has_no_group(path: str, engine: xl.Engine) -> None:
     topic = engine.topic("orders")
 

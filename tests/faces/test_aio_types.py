@@ -74,6 +74,8 @@ LINES = [
 ]  # fmt: skip
 
 
+@pytest.mark.smoke
+@pytest.mark.long
 def test_mypy_sees_each_mistake_and_no_other(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     before = HEAD.count("\n")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from testing.patience import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.once
 
@@ -17,7 +19,13 @@ def run(*command: object, cwd: Path, **environment: str) -> subprocess.Completed
     """Run a Python program that knows of no other copy of the library."""
     program = [sys.executable, "-I", "-S", *map(str, command)]
     return subprocess.run(
-        program, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
+        program,
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
 
 

@@ -45,6 +45,7 @@ def contents(path: str, topic: str) -> list[tuple[object, ...]]:
 # ---- export, and send ----------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_what_is_exported_can_be_sent_again(orders, tmp_path) -> None:
     done = run("export", orders, "orders")
     assert done.returncode == 0
@@ -58,6 +59,7 @@ def test_what_is_exported_can_be_sent_again(orders, tmp_path) -> None:
     assert run("tail", orders, "orders", "--json").stdout == done.stdout
 
 
+@pytest.mark.long
 def test_send_names_a_line_that_is_no_message(path) -> None:
     for line in (b"{", b"[]", b"{}", b'{"value": 1}', b'{"value_base64": "x"}'):
         done = run("send", path, "orders", "--json", stdin=line)
@@ -65,6 +67,7 @@ def test_send_names_a_line_that_is_no_message(path) -> None:
         assert done.stderr.startswith(b"exclusivelog: --json: ")
 
 
+@pytest.mark.long
 def test_csv_has_a_row_for_each_message(orders, tmp_path) -> None:
     file = tmp_path / "orders.csv"
     assert lines("export", orders, "orders", str(file)) == [[f"{file}: 4 messages"]]
@@ -76,6 +79,7 @@ def test_csv_has_a_row_for_each_message(orders, tmp_path) -> None:
     assert json.loads(rows[0]["properties"]) == {"x": "1"}
 
 
+@pytest.mark.long
 def test_parquet_has_what_read_arrow_gives(orders, tmp_path) -> None:
     file = tmp_path / "orders.parquet"
     assert lines("export", orders, "orders", str(file)) == [[f"{file}: 4 messages"]]
@@ -84,6 +88,7 @@ def test_parquet_has_what_read_arrow_gives(orders, tmp_path) -> None:
     assert "FILE" in run("export", orders, "orders", "--format", "parquet").stderr.decode()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
 def test_a_part_of_a_topic_is_exported(path, tmp_path, kind) -> None:
     file = tmp_path / f"part.{kind}"
@@ -100,6 +105,7 @@ def test_a_part_of_a_topic_is_exported(path, tmp_path, kind) -> None:
     assert lines("export", path, "orders", str(file), *part) == [[f"{file}: 100 messages"]]
 
 
+@pytest.mark.long
 def test_two_exports_to_one_file_leave_a_whole_one(path, tmp_path) -> None:
     file = tmp_path / "orders.jsonl"
     with xl.open(path) as engine, engine.topic("orders").producer() as producer:
@@ -115,6 +121,7 @@ def test_two_exports_to_one_file_leave_a_whole_one(path, tmp_path) -> None:
     assert sorted(tmp_path.iterdir()) == [Path(path), file]
 
 
+@pytest.mark.long
 def test_an_export_that_fails_leaves_no_file(orders, tmp_path) -> None:
     file = tmp_path / "no.parquet"
     assert "no message" in refusal("export", orders, "orders", str(file), "--from", "latest")
@@ -123,6 +130,7 @@ def test_an_export_that_fails_leaves_no_file(orders, tmp_path) -> None:
     assert list(tmp_path.iterdir()) == [Path(orders)]
 
 
+@pytest.mark.long
 def test_times_are_taken_where_offsets_are(orders) -> None:
     later = (dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)).isoformat()
     assert lines("tail", orders, "orders", "--from", later) == []
@@ -135,6 +143,7 @@ def test_times_are_taken_where_offsets_are(orders) -> None:
 # ---- audit and report ------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_an_audit_without_spark_judges_each_claim(orders) -> None:
     header, *rows = lines("audit", orders)
     assert header == ["topic", "holds", "claim", "facts"]
@@ -144,6 +153,7 @@ def test_an_audit_without_spark_judges_each_claim(orders) -> None:
     assert "no topic 'other'" in refusal("audit", orders, "other")
 
 
+@pytest.mark.long
 def test_an_audit_that_finds_something_says_so_by_its_status(orders) -> None:
     with xl.open(orders) as engine:
         with engine.ledger.write_exclusive() as tables:
@@ -169,6 +179,7 @@ def run_without(module: str, *command: str) -> subprocess.CompletedProcess[bytes
     )
 
 
+@pytest.mark.long
 def test_audit_and_report_need_no_spark(orders, tmp_path) -> None:
     page = tmp_path / "page.html"
     with xl.open(orders) as engine, engine.topic("orders").producer("exclusive", name="leader"):
@@ -179,6 +190,7 @@ def test_audit_and_report_need_no_spark(orders, tmp_path) -> None:
     assert "leader" in page.read_text()
 
 
+@pytest.mark.long
 def test_an_audit_needs_no_arrow(orders) -> None:
     with xl.open(orders) as engine, engine.topic("orders").producer("exclusive") as producer:
         producer.send(b"x")
@@ -202,6 +214,7 @@ def test_runs_are_the_same_without_arrow(engine, bucket_ms, monkeypatch) -> None
         assert plain.runs(topic, bucket_ms) == runs.runs(topic, bucket_ms)
 
 
+@pytest.mark.long
 def test_what_an_extra_is_missing_for_is_one_line(orders, tmp_path) -> None:
     for module, command, extra in [
         ("pyarrow", ["export", orders, "orders", str(tmp_path / "o.parquet")], "[arrow]"),
@@ -218,6 +231,7 @@ def test_what_an_extra_is_missing_for_is_one_line(orders, tmp_path) -> None:
 # ---- delete, terminate, retention --------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_what_cannot_be_undone_asks_first(orders) -> None:
     for command in ("delete", "terminate"):
         done = run(command, orders, "orders")
@@ -228,12 +242,14 @@ def test_what_cannot_be_undone_asks_first(orders) -> None:
     assert refusal("delete", orders, "orders", "--yes").count("orders") == 1
 
 
+@pytest.mark.long
 def test_a_topic_that_is_held_is_not_deleted(orders) -> None:
     with xl.open(orders) as engine, engine.topic("orders").producer("exclusive", name="leader"):
         assert "orders" in refusal("delete", orders, "orders", "--yes")
     assert len(contents(orders, "orders")) == 4
 
 
+@pytest.mark.long
 def test_retention_takes_ages_as_people_write_them(orders) -> None:
     assert lines("retention", orders, "orders", "--max-age", "7d") == [
         ["orders keeps messages of the last 7d"]

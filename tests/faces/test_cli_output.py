@@ -109,6 +109,7 @@ def test_listings_and_results_are_objects(ledger: str, tmp_path: Path, command) 
         assert all(isinstance(each, dict) for each in found), shown
 
 
+@pytest.mark.long
 def test_verify_gives_its_problems_as_json(engine, topic, path) -> None:
     with topic.producer() as producer:
         producer.send_many([b"a", b"b"])
@@ -151,6 +152,7 @@ def drawn(every: list[list[str]], columns: int) -> list[list[str]]:
     return [part.splitlines() for part in text.split("###\r\n")[1:]]
 
 
+@pytest.mark.long
 def test_tables_fit_a_terminal_whatever_the_names(ledger: str, tmp_path: Path) -> None:
     from rich.cells import cell_len
 
@@ -166,6 +168,7 @@ def test_tables_fit_a_terminal_whatever_the_names(ledger: str, tmp_path: Path) -
     assert f"next-{LONG}" in whole
 
 
+@pytest.mark.long
 def test_tail_on_a_terminal_is_a_table(engine, topic, path) -> None:
     with topic.producer(name="p") as producer:
         producer.send_many([b"%d" % number for number in range(3)], keys=["a", "b", "c"])
@@ -176,6 +179,7 @@ def test_tail_on_a_terminal_is_a_table(engine, topic, path) -> None:
     assert [line[at] for line in printed[2:]] == ["0", "1", "2"]
 
 
+@pytest.mark.long
 def test_a_table_in_parts_keeps_its_columns(path: str) -> None:
     """`tail -f`: what comes later stands below what was there."""
     with xl.open(path) as engine, engine.topic("orders").producer(name="p") as producer:
@@ -262,6 +266,7 @@ def shell(request: pytest.FixtureRequest, full_pipe: int) -> Callable[..., tuple
     return of
 
 
+@pytest.mark.long
 def test_no_stderr_changes_what_a_command_does(shell, path: str) -> None:
     assert shell("send", path, "orders", "a") == (0, b"0\n")
     assert shell("tail", path, "none") == (1, b"")
@@ -272,6 +277,7 @@ def test_no_stderr_changes_what_a_command_does(shell, path: str) -> None:
         assert [message.value for message in engine.topic("orders").reader()] == [b"a"]
 
 
+@pytest.mark.long
 def test_a_closed_stdout_or_stdin_is_an_empty_one(path: str) -> None:
     def status(*words: str, closed: str) -> tuple[int, bytes]:
         done = subprocess.run(
@@ -289,6 +295,7 @@ def test_a_closed_stdout_or_stdin_is_an_empty_one(path: str) -> None:
         assert engine.verify().ok
 
 
+@pytest.mark.long
 def test_a_full_disk_behind_stdout_is_an_error(path: str) -> None:
     run("send", path, "orders", "a")
     with open("/dev/full", "wb") as full:

@@ -30,6 +30,7 @@ def terminal(path: str) -> Iterator[Terminal]:
             yield screen
 
 
+@pytest.mark.long
 def test_in_a_pipe_it_prints_tables_and_ends(engine, topic, path) -> None:
     with topic.producer("exclusive", name="leader") as leader:
         leader.send(b"a")
@@ -62,6 +63,7 @@ def test_it_shows_rates(path, terminal) -> None:
         until(grown)
 
 
+@pytest.mark.long
 def test_keys_sort_select_filter_and_quit(terminal) -> None:
     terminal.see("2 of 2 topics by rate")
     terminal.type("s")
@@ -91,6 +93,7 @@ def until_selected(terminal: Terminal, topic: str) -> None:
     until(selected)
 
 
+@pytest.mark.long
 def test_a_topic_is_unloaded_by_a_key(path, terminal) -> None:
     with xl.open(path, name="one") as one, xl.open(path, name="two") as two:
         with one.topic("orders").producer("exclusive", name="p"):
@@ -111,6 +114,7 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(terminal) -> None:
     assert termios.tcgetattr(terminal.theirs) == terminal.before
 
 
+@pytest.mark.long
 def test_the_recorded_session_is_what_happens(tmp_path) -> None:
     """Numbers, times and ids differ from one to the next, and nothing else."""
     recorded = [block.text for block in blocks(PAGE.read_text()) if block.mark.startswith("top: ")]

@@ -67,6 +67,7 @@ def write_data(directory: Path, count: int) -> Callable[[dict[str, int]], None]:
 # ---- the run -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_short_run_survives_its_kills() -> None:
     status, output, errors = run("--events", "900", "--rate", "800", "--kills", "3", "--seed", "7")
     assert (status, errors) == (0, "")
@@ -78,6 +79,7 @@ def test_a_short_run_survives_its_kills() -> None:
     assert output.endswith("verdict: all of it holds\n")
 
 
+@pytest.mark.long
 def test_a_finished_log_is_judged_again_and_a_wrong_truth_is_told(tmp_path) -> None:
     write_truth = write_data(tmp_path, 300)
     options = ["--data", str(tmp_path), "--path", str(tmp_path / "log"), "--rate", "10000"]
@@ -94,6 +96,7 @@ def test_a_finished_log_is_judged_again_and_a_wrong_truth_is_told(tmp_path) -> N
     assert output.endswith("verdict: FAILED\n")
 
 
+@pytest.mark.long
 def test_workers_end_with_their_parent_and_the_next_run_goes_on(tmp_path) -> None:
     """The parent itself is killed in the middle, and can neither kill nor reap anybody."""
     log = tmp_path / "log"
@@ -113,6 +116,7 @@ def test_workers_end_with_their_parent_and_the_next_run_goes_on(tmp_path) -> Non
     assert (status, output.splitlines()[-1]) == (0, "verdict: all of it holds")
 
 
+@pytest.mark.long
 def test_an_interrupt_ends_it_quietly_with_all_its_processes(tmp_path) -> None:
     log = tmp_path / "log"
     with subprocess.Popen(
@@ -127,6 +131,7 @@ def test_an_interrupt_ends_it_quietly_with_all_its_processes(tmp_path) -> None:
     assert workers_of(log) == []
 
 
+@pytest.mark.long
 def test_what_it_cannot_work_with_is_one_clear_line(tmp_path, engine, path) -> None:
     status, _, errors = run("--data", str(tmp_path))
     assert status == 1

@@ -58,6 +58,7 @@ def pages() -> dict[str, Path]:
     return {str(page.relative_to(ROOT)): page for page in sorted(found)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", RUN)
 def test_what_a_page_shows_is_what_happens(name: str, short_directory: Path) -> None:
     if name == "docs/howto/upgrade.md":

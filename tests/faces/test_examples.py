@@ -28,6 +28,7 @@ pytestmark = pytest.mark.once
 HEALTHY = ("--keepalive", 4)  # seconds: a busy machine may fail to run a leader for one
 
 
+@pytest.mark.long
 def test_leaders_are_killed_and_stopped_and_never_two_at_a_time() -> None:
     status, output, errors = run("leader_election_trial.py", *HEALTHY)
     assert (status, errors, findings(output)) == (0, "", ["ok"] * 4)
@@ -43,6 +44,7 @@ def test_leaders_are_killed_and_stopped_and_never_two_at_a_time() -> None:
     )
 
 
+@pytest.mark.long
 def test_a_zombies_message_in_the_log_is_seen(path, engine) -> None:
     """It stands there already, written by somebody who needed no lead for it."""
     with engine.topic("decisions").producer() as producer:
@@ -55,6 +57,7 @@ def test_a_zombies_message_in_the_log_is_seen(path, engine) -> None:
     assert failed(output) == ["the decision that was refused is not in the log"]
 
 
+@pytest.mark.long
 def test_a_leader_that_hangs_within_its_keepalive_keeps_the_lead() -> None:
     status, output, errors = run("leader_election_trial.py", "--keepalive", 60, "--patience", 8)
     assert (status, output.count(" leads, epoch ")) == (1, 2)
@@ -64,6 +67,7 @@ def test_a_leader_that_hangs_within_its_keepalive_keeps_the_lead() -> None:
 # ---- the billing worker ------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_role_fails_over_and_each_order_is_billed_once() -> None:
     status, output, errors = run("billing_worker_trial.py")
     assert (status, errors, findings(output)) == (0, "", ["ok"] * 4)
@@ -75,6 +79,7 @@ def test_a_role_fails_over_and_each_order_is_billed_once() -> None:
     assert f"{third} hands over to {fourth}" in output
 
 
+@pytest.mark.long
 def test_a_bill_that_nobody_with_the_role_has_written_is_seen(path, engine) -> None:
     with engine.topic("invoices").producer(serializer="json") as producer:
         producer.send({"order": 0, "epoch": 1, "worker": "nobody"})
@@ -86,6 +91,7 @@ def test_a_bill_that_nobody_with_the_role_has_written_is_seen(path, engine) -> N
     ]
 
 
+@pytest.mark.long
 def test_a_worker_that_hangs_within_its_keepalive_keeps_its_role() -> None:
     status, output, errors = run("billing_worker_trial.py", "--keepalive", 60, "--patience", 2)
     assert (status, output.count(" bills, epoch ")) == (1, 2)
@@ -101,6 +107,7 @@ def loads(output: str) -> dict[str, list[int]]:
     return {who: [int(load.replace("-", "0")) for load in row.split()] for who, row in rows}
 
 
+@pytest.mark.long
 def test_endpoints_go_to_their_best_choice_or_all_to_one() -> None:
     status, output, errors = run("uptime_checker_trial.py", "--endpoints", 6, "--settle", 5)
     assert (status, errors, findings(output)) == (0, "", ["ok"] * 4)
@@ -117,6 +124,7 @@ def test_endpoints_go_to_their_best_choice_or_all_to_one() -> None:
     }
 
 
+@pytest.mark.long
 def test_without_time_to_settle_the_first_has_everything() -> None:
     status, output, errors = run("uptime_checker_trial.py", "--endpoints", 6, "--settle", 0)
     assert (status, errors) == (1, "")
@@ -132,6 +140,8 @@ def test_the_choices_are_as_documented() -> None:
 # ---- the drain ---------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
+@pytest.mark.long
 def test_a_drain_moves_every_topic_and_loses_nothing() -> None:
     status, output, errors = run("drain_trial.py", "--topics", 4)
     assert (status, errors, findings(output)) == (0, "", ["ok"] * 5)
@@ -144,6 +154,8 @@ def test_a_drain_moves_every_topic_and_loses_nothing() -> None:
     assert min(gaps[-1]) > 0
 
 
+@pytest.mark.smoke
+@pytest.mark.long
 def test_a_lost_number_is_seen(path, engine) -> None:
     """Numbers 0 to 6 are not there when the first worker comes."""
     with engine.topic("jobs-1").producer() as producer:
@@ -176,6 +188,7 @@ def workers_of(path: str) -> int:
         return 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "number"),
     [

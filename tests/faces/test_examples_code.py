@@ -66,6 +66,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.long
 def test_mypy_finds_a_misspelt_argument_in_every_example(tmp_path: Path) -> None:
     assert [name for name, *_ in MISTAKES] == PROGRAMS
     for name, right, wrong, _ in MISTAKES:

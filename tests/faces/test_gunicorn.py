@@ -73,6 +73,8 @@ def leader(engine: xl.Engine) -> int:
     return holders[0].pid if holders and holders[0] else 0
 
 
+@pytest.mark.smoke
+@pytest.mark.long
 def test_each_order_is_billed_once_though_the_leading_worker_is_killed(
     service: str, path: str
 ) -> None:

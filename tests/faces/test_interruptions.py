@@ -50,6 +50,7 @@ CLOSING_HANDLER = """
 """
 
 
+@pytest.mark.long
 def test_c1_a_signal_handler_may_close_the_engine(path) -> None:
     """SIGTERM strikes wherever the main thread is, mostly inside a transaction. The process
     ends, and leaves nothing behind."""
@@ -93,6 +94,7 @@ def busy_collector() -> Iterator[None]:
     gc.set_threshold(*threshold)
 
 
+@pytest.mark.long
 def test_c1_a_finalizer_may_close_its_producer(topic, busy_collector) -> None:
     """The collector finds an application's object in the middle of a transaction, and its
     `__del__` closes a producer: that transaction must not wait for itself."""
@@ -200,6 +202,7 @@ INTERRUPTED_CLOSE = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.once
 @pytest.mark.parametrize("function", ["close", "_finish_work", "_end", "__init__", "_join"])
 def test_c1_an_interrupt_at_any_line_of_opening_and_closing(tmp_path, function) -> None:
@@ -333,6 +336,7 @@ SHORT_OF_FILES = """
 """
 
 
+@pytest.mark.long
 def test_h2_a_shortage_of_files_passes(path) -> None:
     finish(SHORT_OF_FILES, path)
 

@@ -240,6 +240,7 @@ WAITS: dict[str, Waits] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("wait", WAITS)
 @pytest.mark.parametrize("timeout", [-1, -1e-9, float("nan"), float("-inf"), "1", True])
 def test_a_timeout_is_a_number_of_seconds_from_0_on(
@@ -284,6 +285,7 @@ def test_with_instead_of_async_with_is_named(path: str) -> None:
         asyncio.run(program())
 
 
+@pytest.mark.long
 def test_the_command_sends_nothing_into_a_map(path: str) -> None:
     with xl.open(path) as engine, xl.SharedMap[str, int](engine.topic("settings")) as settings:
         settings["limit"] = 1

@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 
 import exclusivelog as xl
+from testing.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -137,6 +138,7 @@ NATIVE = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_the_source_archive_holds_what_a_build_and_its_tests_need(archive) -> None:
     with tarfile.open(archive) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
@@ -159,6 +161,7 @@ def test_the_source_archive_holds_what_a_build_and_its_tests_need(archive) -> No
     assert archive.stat().st_size < 5 << 20
 
 
+@pytest.mark.long
 def test_the_wheel_holds_the_library_its_types_and_nothing_else(inside) -> None:
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "exclusivelog").rglob("*.py")}
     assert modules <= inside
@@ -197,6 +200,7 @@ def test_the_wheel_says_what_it_needs(wheel, inside) -> None:
 # ---- and what it does --------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_nothing_more_is_installed_than_is_needed(bare) -> None:
     assert bare.installed() == {"exclusivelog", "lmdb", "msgpack"}
 
@@ -242,6 +246,7 @@ with xl.open(sys.argv[1]) as engine:
     assert value == "b'x'"  # what could not be turned into Arrow is not lost
 
 
+@pytest.mark.long
 def test_the_command_needs_its_extra_alone(wheel, tmp_path) -> None:
     environment = Environment(tmp_path / "environment")
     environment.pip("install", f"exclusivelog[cli] @ {wheel.as_uri()}")
@@ -265,6 +270,7 @@ def test_the_command_says_which_extra_is_missing(argument, bare, tmp_path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_every_module_can_be_imported_on_its_own(bare, tmp_path) -> None:
     source = """
 import importlib, pkgutil, sys
@@ -350,7 +356,7 @@ def loaded_after(source: str) -> set[str]:
     paths = os.pathsep.join(filter(None, [str(ROOT), *sys.path]))
     program = f"import sys; before = {{*sys.modules}}; {source}; print(*{{*sys.modules}} - before)"
     done = subprocess.run(
-        [sys.executable, "-S", "-c", program], capture_output=True, text=True, timeout=60,
+        [sys.executable, "-S", "-c", program], capture_output=True, text=True, timeout=PATIENCE,
         env={**os.environ, "PYTHONPATH": paths}, check=True,
     )  # fmt: skip
     return set(done.stdout.split())

@@ -18,7 +18,7 @@ from exclusivelog.local.shm import slots
 from exclusivelog.local.shm.slots import SLOT_COUNT
 from exclusivelog.local.storage import ledger
 from testing.children import child, finish, line
-from testing.processes import until, values
+from testing.processes import PATIENCE, until, values
 
 # ---- threads that are none --------------------------------------------------------------
 
@@ -36,6 +36,7 @@ PATCHED = """
 """
 
 
+@pytest.mark.long
 def test_h2_threads_that_gevent_has_replaced_are_refused_at_open(path) -> None:
     pytest.importorskip("gevent")
     said = finish(PATCHED, path, True)
@@ -44,6 +45,7 @@ def test_h2_threads_that_gevent_has_replaced_are_refused_at_open(path) -> None:
     assert not os.path.exists(path)
 
 
+@pytest.mark.long
 def test_h2_gevent_that_leaves_threads_alone_is_welcome(path) -> None:
     pytest.importorskip("gevent")
     assert finish(PATCHED, path, False) == "0 1\n"
@@ -68,6 +70,7 @@ PATCHED_LATER = """
 """
 
 
+@pytest.mark.long
 def test_h2_threads_that_are_replaced_behind_open_are_told_of(path) -> None:
     """What is open goes on, and closes; what would begin something new says what is wrong."""
     pytest.importorskip("gevent")
@@ -123,6 +126,7 @@ FEW_THREADS = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.getuid() != 0, reason="root has no such limit, and only root can change")
 def test_h2_a_limit_on_threads_is_named_and_leaves_nothing_behind() -> None:
     """RLIMIT_NPROC lets 1, 2, ... threads start: the call that needs one more names the limit."""
@@ -178,7 +182,7 @@ def test_h2_a_call_that_finds_no_thread_says_so_and_can_be_repeated(
 
         calls: dict[str, Any] = {
             "producer": lambda: topic.producer("exclusive", name="new"),
-            "producer_async": lambda: topic.producer_async("wait_for_exclusive").result(5),
+            "producer_async": lambda: topic.producer_async("wait_for_exclusive").result(PATIENCE),
             "transaction": transaction,
             "aio": lambda: asyncio.run(asynchronously()),
             "close": close,
@@ -216,6 +220,7 @@ LITTLE_SPACE = """
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("there", [False, True])
 def test_h2_a_limit_on_address_space_names_map_size(path, there) -> None:
     if there:
@@ -227,6 +232,7 @@ def test_h2_a_limit_on_address_space_names_map_size(path, there) -> None:
     assert "ulimit -v" in said
 
 
+@pytest.mark.long
 def test_h2_the_513th_engine_is_told_of_the_512_others(path) -> None:
     with contextlib.ExitStack() as engines:
         first = engines.enter_context(xl.open(path))
@@ -251,7 +257,7 @@ def test_h2_threads_that_open_at_once_share_one_ledger(path) -> None:
     for thread in together:
         thread.start()
     for thread in together:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert sorted(found) == list(range(8))
 
 
@@ -275,6 +281,7 @@ AT_EXIT = """
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("when", ["before", "behind"])
 def test_h2_a_ledger_can_be_opened_by_what_runs_at_exit(path, when) -> None:
     """Or says that it cannot: newer versions of Python start no thread there."""
@@ -385,6 +392,7 @@ LIMITED = """
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("kind", "struck"),
     [
@@ -419,7 +427,7 @@ def test_h2_a_process_that_sigxfsz_kills_loses_nothing(path) -> None:
     with child(KILLED_BY_SIZE, path) as process:
         assert line(process) == "ready"
         rest = process.stdout.read().split()
-        assert process.wait(60) == -signal.SIGXFSZ
+        assert process.wait(PATIENCE) == -signal.SIGXFSZ
     with xl.open(path) as engine:
         assert engine.verify().ok
         found = [value.rstrip(b"\0") for value in values(engine.topic("t"))]
@@ -429,6 +437,7 @@ def test_h2_a_process_that_sigxfsz_kills_loses_nothing(path) -> None:
 # ---- what strikes the library's own threads ---------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", [MemoryError, SystemExit])
 @pytest.mark.parametrize("thread", ["guard", "heart", "checkpoint"])
 def test_h2_the_librarys_threads_outlive_what_strikes_them(path, monkeypatch, kind, thread) -> None:
@@ -463,4 +472,4 @@ def test_h2_the_librarys_threads_outlive_what_strikes_them(path, monkeypatch, ki
             assert engine.ledger.journal is not None
             until(lambda: not engine.ledger.journal.backlog)
         owner_of_it.close()
-        assert waiting.result(20).send(b"y") == 1
+        assert waiting.result(PATIENCE).send(b"y") == 1

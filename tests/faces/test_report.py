@@ -84,6 +84,7 @@ def emulate(page: Any, scheme: str, medium: str = "") -> None:
     })  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_text_can_be_read_and_nothing_overflows(shown: Any, width: int, scheme: str) -> None:
@@ -98,6 +99,7 @@ def test_text_can_be_read_and_nothing_overflows(shown: Any, width: int, scheme: 
     assert complaints(shown) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_what_is_drawn_stands_out(shown: Any, scheme: str) -> None:
     emulate(shown, scheme)
@@ -118,6 +120,7 @@ def test_what_is_drawn_stands_out(shown: Any, scheme: str) -> None:
     assert len(ratios) == 12
 
 
+@pytest.mark.long
 def test_one_can_zoom_into_the_timeline(shown: Any) -> None:
     resize(shown, WIDTHS[-1], 900)
     draw_all(shown)
@@ -143,6 +146,7 @@ def test_one_can_zoom_into_the_timeline(shown: Any) -> None:
     assert complaints(shown) == []
 
 
+@pytest.mark.long
 def test_on_paper_it_is_light_and_complete(shown: Any) -> None:
     resize(shown, 718, 1000)  # A4 without its margins
     emulate(shown, "dark", "print")
@@ -154,6 +158,7 @@ def test_on_paper_it_is_light_and_complete(shown: Any) -> None:
     assert complaints(shown) == []
 
 
+@pytest.mark.long
 def test_a_page_loads_nothing_and_shows_names_as_they_are(shown: Any, page: Path) -> None:
     found = shown.execute_script("return performance.getEntriesByType('resource').length")
     assert found == 0
@@ -168,6 +173,7 @@ def test_a_page_loads_nothing_and_shows_names_as_they_are(shown: Any, page: Path
     assert loads == []
 
 
+@pytest.mark.long
 def test_what_the_checks_above_look_for_is_found() -> None:
     with browser(360) as page:
         page.get(
@@ -201,6 +207,7 @@ def test_the_busiest_engines_have_lanes_and_the_others_one(ledger: str) -> None:
     assert chart["gaps"]
 
 
+@pytest.mark.long
 def test_a_page_has_no_more_bars_than_a_browser_draws() -> None:
     found = [
         Change(10 * n + late, "t", n, kind, "closed", f"p{n % 5}", f"p{n % 5}", 1)

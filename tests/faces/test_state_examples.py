@@ -38,6 +38,7 @@ def test_it_is_short_and_its_docstrings_hold(script: str) -> None:
 # ---- the key-value service ---------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_payment_is_there_though_a_server_is_killed() -> None:
     status, output, errors = run("kv_service_trial.py")
     assert (status, errors, findings(output)) == (0, "", ["ok"] * 4)
@@ -46,6 +47,7 @@ def test_every_payment_is_there_though_a_server_is_killed() -> None:
     assert re.search(r"\d+ messages, \d+ epochs, \d+ requests sent again", output)
 
 
+@pytest.mark.long
 def test_a_balance_that_nobody_paid_is_seen(path: str, engine: xl.Engine) -> None:
     with xl.SharedMap(engine.topic("accounts"), value="json") as accounts:
         accounts.put("alice", {"balance": 1, "last": {}})
@@ -57,6 +59,7 @@ def test_a_balance_that_nobody_paid_is_seen(path: str, engine: xl.Engine) -> Non
 # ---- dynamic configuration ---------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_change_is_seen_in_all_processes() -> None:
     status, output, errors = run("dynamic_config_trial.py", "--slowest", 30)
     assert (status, errors, findings(output)) == (0, "", ["ok"] * 4)
@@ -66,6 +69,7 @@ def test_a_change_is_seen_in_all_processes() -> None:
     assert f"watcher-1, restarted after a trim to offset 86, begins with {newest}" in output
 
 
+@pytest.mark.long
 def test_a_change_that_takes_too_long_is_told() -> None:
     status, output, errors = run("dynamic_config_trial.py", "--changes", 3, "--slowest", 0)
     assert (status, errors) == (1, "")
@@ -75,6 +79,7 @@ def test_a_change_that_takes_too_long_is_told() -> None:
 # ---- the job table -----------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_job_is_done_once_though_workers_are_killed() -> None:
     status, output, errors = run("job_table_trial.py")
     assert (status, errors, findings(output)) == (0, "", ["ok"] * 4)
@@ -83,6 +88,8 @@ def test_every_job_is_done_once_though_workers_are_killed() -> None:
     assert int(re.search(r"80 jobs, (\d+) attempts", output)[1]) > 80
 
 
+@pytest.mark.smoke
+@pytest.mark.long
 def test_a_job_that_nobody_submitted_is_seen(path: str, engine: xl.Engine) -> None:
     ops = [{"do": "take", "job": "x", "by": "me"}, {"do": "done", "job": "x", "attempt": 1}]
     with engine.topic("jobs").producer() as producer:
@@ -115,6 +122,7 @@ def engines_of(path: str) -> int:
         return 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "engines", "number"),
     [

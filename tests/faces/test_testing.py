@@ -13,6 +13,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import testing
 from exclusivelog.testing import Process, Start, fence, wait_until
+from testing.patience import PATIENCE
 
 PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
 pytestmark = pytest.mark.once
@@ -50,10 +51,11 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+@pytest.mark.long
 def test_the_example_of_the_page_passes(pytester: pytest.Pytester) -> None:
     for block in re.findall(r"```python\n(# (\S+)\n.*?)```", PAGE.read_text(), re.DOTALL):
         Path(pytester.path, block[1]).write_text(block[0])
-    found = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=120)
+    found = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=PATIENCE)
     found.assert_outcomes(passed=2)
 
 
@@ -105,6 +107,7 @@ def test_a_stopped_process_is_stopped_when_that_returns(second_process: Start) -
         wait_until(lambda: not testing._is_stopped(process.pid))
 
 
+@pytest.mark.long
 def test_fencing_takes_a_topic_from_another_process(
     ledger: xl.Engine, second_process: Start
 ) -> None:
@@ -115,6 +118,7 @@ def test_fencing_takes_a_topic_from_another_process(
     assert topic.owner is None
 
 
+@pytest.mark.long
 def test_an_error_that_was_not_retrieved_fails_the_test(pytester: pytest.Pytester) -> None:
     pytester.makeconftest('pytest_plugins = ["exclusivelog.testing"]')
     pytester.makepyfile(
@@ -130,7 +134,7 @@ def test_an_error_that_was_not_retrieved_fails_the_test(pytester: pytest.Pyteste
             second_process(math.sqrt, 4)
         """
     )
-    found = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=120)
+    found = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=PATIENCE)
     found.assert_outcomes(passed=2, errors=1)
     found.stdout.fnmatch_lines(["*ValueError*"])
 

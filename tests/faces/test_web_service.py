@@ -78,6 +78,7 @@ def leader(client: httpx.Client) -> dict[str, int]:
     return {}
 
 
+@pytest.mark.long
 def test_each_order_has_one_invoice_though_the_leader_is_killed(service: str, path: str) -> None:
     with contextlib.ExitStack() as stack:
         clients = [

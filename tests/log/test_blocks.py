@@ -96,6 +96,7 @@ def test_h6_the_space_of_blocks_is_small() -> None:
     assert plain < len(data) < 1.0005 * plain
 
 
+@pytest.mark.long
 def test_h6_every_flipped_bit_is_found_and_costs_its_block() -> None:
     """Sections, names, sums and footer: whichever bit it is."""
     data = everything(COUNT)
@@ -397,6 +398,7 @@ CUT = """
 """
 
 
+@pytest.mark.long
 def test_h6_an_open_entry_whose_file_was_cut_off_is_damage(path) -> None:
     assert finish(CUT, path) == f"range(0, {COUNT})\n"
 

@@ -238,6 +238,7 @@ def entry_with(make: Callable[[bytes], bytes]) -> bytes:
     return compressed(values(events(2000)), some)
 
 
+@pytest.mark.long
 def test_h6_a_zstd_block_that_claims_another_size_sets_no_memory_aside() -> None:
     import zstandard
 
@@ -289,6 +290,7 @@ SMALL = compressed(encode(
 ), shorter(LZ4))  # fmt: skip
 
 
+@pytest.mark.long
 @settings(max_examples=400, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, len(SMALL) - 1), st.integers(0, 255)), max_size=8),
@@ -316,6 +318,7 @@ def test_h6_what_is_written_over_a_compressed_entry_is_refused_or_read(
     assert len(found) == entry.count
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=8), st.data())
 def test_h6_sizes_of_chunks_that_do_not_fit_are_refused(sizes: list[int], data: Any) -> None:
@@ -404,6 +407,7 @@ def test_a_compressed_topic_is_shorter_and_reads_the_same(engine, topic, sent, s
     assert (report.ok, report.messages) == (True, len(sent))
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("library")
 def test_chunks_are_decompressed_ahead_of_readers_that_leave_at_any_time(topic, sent) -> None:
     """A reader may be gone before the thread that works for it, and others read beside it."""
@@ -419,6 +423,7 @@ def test_chunks_are_decompressed_ahead_of_readers_that_leave_at_any_time(topic, 
             assert [next(other) for _ in range(500)] == sent[at : at + 500]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("library")
 def test_c5_a_child_decompresses_what_its_parent_had_begun() -> None:
     """The thread that is at work on a chunk is the parent's alone."""
@@ -447,6 +452,7 @@ def test_points_of_a_compressed_topic_are_read_in_any_order(topic, sent) -> None
     assert topic.reader(moment(published + 60_000)).position == len(sent)
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("by_package")
 @pytest.mark.parametrize("how", ["read_next", "read_batch", "iterate", "values", "read_arrow"])
 def test_a_signal_handler_may_use_a_reader_that_decompresses(
@@ -499,6 +505,7 @@ def _read_all(reader: xl.Reader, how: str, found: list[bytes], count: int) -> No
                 found.append(value)
 
 
+@pytest.mark.sampled
 def test_arrow_reads_a_compressed_topic(topic, sent) -> None:
     pytest.importorskip("pyarrow")
     reader, found = topic.reader(), list[bytes]()
@@ -567,6 +574,7 @@ def test_a_producer_that_follows_a_change_fills_what_was_compressed(engine, topi
     assert engine.verify().ok
 
 
+@pytest.mark.long
 def test_transactions_and_messages_of_many_kinds_are_compressed(engine, topic) -> None:
     topic.compression("lz4")
     other = engine.topic("other")
@@ -608,6 +616,7 @@ def test_compacted_views_and_snapshots_are_compressed(engine, topic) -> None:
     assert engine.verify().ok
 
 
+@pytest.mark.sampled
 def test_a_backup_of_a_compressed_topic_is_whole(engine, topic, sent, tmp_path) -> None:
     engine.backup(str(tmp_path / "copy"))
     with xl.open(str(tmp_path / "copy"), readonly=True) as copy:
@@ -616,6 +625,7 @@ def test_a_backup_of_a_compressed_topic_is_whole(engine, topic, sent, tmp_path) 
         assert copy.topic("orders").stats() == topic.stats()
 
 
+@pytest.mark.sampled
 def test_trimming_and_deleting_free_compressed_entries(engine, topic, sent) -> None:
     assert any(is_reference(row) for _, row in Damage(engine, topic).entries())
     topic.trim(before=55_000)
@@ -801,6 +811,7 @@ OPENED_WITHOUT = """
 """
 
 
+@pytest.mark.long
 def test_a_recovery_without_the_library_is_refused_and_loses_nothing(path) -> None:
     with child(KILLED, path) as process:
         assert line(process) == "sent"
@@ -831,6 +842,7 @@ BESIDE = """
 """
 
 
+@pytest.mark.long
 def test_a_process_that_cannot_make_the_checkpoint_says_so(path) -> None:
     """It opens the ledger right before a topic is compressed: otherwise that is refused."""
     with xl.open(path) as engine, child(BESIDE, path) as process:
@@ -878,6 +890,7 @@ def test_a_topic_that_was_compressed_is_written_without_the_library(path) -> Non
         assert engine.verify().ok
 
 
+@pytest.mark.long
 def test_without_the_library_an_error_says_what_to_install(path) -> None:
     with xl.open(path) as engine:
         engine.topic("orders").compression("lz4")
@@ -908,6 +921,7 @@ SET_WITHOUT = """
 """
 
 
+@pytest.mark.long
 def test_a_setting_whose_library_is_missing_is_refused(path) -> None:
     told, setting, other = finish(SET_WITHOUT, path).splitlines()
     assert told.startswith("topic 'orders'")  # of this process, not of "engine 'engine-1' (id"
@@ -924,6 +938,7 @@ def old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "OLD_MS", -60_000)
 
 
+@pytest.mark.sampled
 def test_old_entries_are_compressed_again(engine, topic, sent, setting, old) -> None:
     before = topic.stats()
     reader = topic.reader(5)
@@ -1017,6 +1032,7 @@ def test_a_topic_whose_library_is_missing_holds_up_no_other_topics_retention(
     assert "tries again: topic 'first': " in caplog.text
 
 
+@pytest.mark.sampled
 def test_the_retention_worker_compresses_old_entries(engine, topic, sent, setting, old) -> None:
     engine.backend.retention_worker.go_round()
     assert (ZSTD in methods_of(engine, topic)) == (setting == "zstd")
@@ -1045,6 +1061,7 @@ DYING = """
 """
 
 
+@pytest.mark.long
 def test_h1_a_process_that_dies_in_a_checkpoint_of_a_compressed_topic_loses_nothing(
     path, sweep
 ) -> None:
@@ -1056,7 +1073,7 @@ def test_h1_a_process_that_dies_in_a_checkpoint_of_a_compressed_topic_loses_noth
     for _ in range(sweep(6, 12)):
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(DYING), path, str(dice.uniform(0.02, 0.4))],
-            stdout=subprocess.PIPE, text=True, timeout=60, check=False, env={**os.environ},
+            stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=False, env={**os.environ},
         )  # fmt: skip
         assert done.returncode == -signal.SIGKILL
         told = done.stdout.split()

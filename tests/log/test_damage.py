@@ -315,7 +315,7 @@ def test_g9_a_search_by_time_ends_in_spite_of_damage(engine, topic, monkeypatch,
     readable = {n for n in range(27) if n // 3 not in (0, 1, 2, 4, 7, 8)}
     for ms in ASKED:
         expected = sum(published < ms for published in times)
-        found = outcome(lambda ms=ms: within(lambda: topic.reader(moment(ms)).position, 10))
+        found = outcome(lambda ms=ms: within(lambda: topic.reader(moment(ms)).position, PATIENCE))
         if isinstance(found, xl.LedgerCorruptedError):
             assert found.topic == "orders"
             assert found.offsets
@@ -412,6 +412,7 @@ def damage_row(engine: xl.Engine, name: str) -> None:
     Damage(engine, topic).put(0, flipped(row, 300), table="topics", key=U64.pack(topic.id))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("end", ["kill", "end"])
 def test_d4_a_damaged_topic_row_holds_up_no_other_topics_waiters(path, worker, end) -> None:
     """Its owner had two topics, and died, or has closed its engine."""
@@ -424,7 +425,7 @@ def test_d4_a_damaged_topic_row_holds_up_no_other_topics_waiters(path, worker, e
             owner.kill()
         else:
             owner.call(close_the_engine)
-        assert waiting.result(10).topic_epoch == 2
+        assert waiting.result(PATIENCE).topic_epoch == 2
         until(lambda: engine.backend.sessions.find_dead() == [])
 
 
@@ -444,7 +445,7 @@ def test_e4_a_damaged_topic_row_holds_up_no_other_topics_moves(path: str) -> Non
             held_up.await_it()
             damage_row(a, "broken")
             held_up.go_on()
-            assert waiting.result(10).topic_epoch == 2
+            assert waiting.result(PATIENCE).topic_epoch == 2
         assert isinstance(call.exception(PATIENCE), xl.LedgerCorruptedError)
         assert [move.state for move in a.unload("later", to=b.id, timeout=5.0)] == ["assigned"]
         assert owners[2].state == "open"  # it is within reach
@@ -490,6 +491,7 @@ def test_g9_a_damaged_topic_row_holds_up_no_other_topics_checkpoint(path, found,
     assert "kept" in caplog.text
 
 
+@pytest.mark.long
 def test_d7_a_damaged_topic_row_holds_up_no_other_topics_settling(engine) -> None:
     """Two topics are in their settle delay, and a former owner reconnects at the same time."""
     names = ["broken", "orders"]
@@ -499,7 +501,7 @@ def test_d7_a_damaged_topic_row_holds_up_no_other_topics_settling(engine) -> Non
         engine.topic(name).producer_async("wait_for_exclusive", settle=1.0) for name in names
     ]
     damage_row(engine, "broken")
-    assert waiting[1].result(10).topic_epoch == 2
+    assert waiting[1].result(PATIENCE).topic_epoch == 2
     assert not waiting[0].done()
 
 
@@ -540,7 +542,7 @@ def test_g9_a_reader_that_waits_meets_damage_too(topic, damage, tail) -> None:
     thread = blocked(reader, seen)
     damage.put(23, b"garbage")
     tail.call(send, b"20")
-    thread.join(10)
+    thread.join(PATIENCE)
     until(lambda: seen)
     assert isinstance(seen[0], xl.LedgerCorruptedError) or seen[0].value == b"20"
 
@@ -634,6 +636,7 @@ def check_for_good(engine: xl.Engine, gone: range) -> None:
         check_damaged(engine, gone, more=1)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("index", [0, 2, 4])
 @pytest.mark.parametrize("name", [*SECTIONS, *FOOTERS])
 def test_g9_a_damaged_entry_of_the_journal_is_named_and_stepped_over(engine, name, index) -> None:
@@ -854,6 +857,7 @@ FLIPS = """
 """
 
 
+@pytest.mark.long
 def test_g9_flipped_bits_of_the_file_never_become_data(tmp_path, sweep) -> None:
     """Any bit of data.mdb is turned: in entries, which our checksums guard, and in LMDB's own
     pages, which nothing guards. A reader gets what was sent, or an error; nothing that was not

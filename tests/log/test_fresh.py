@@ -74,6 +74,7 @@ def send(producer: xl.Producer, size: int, kinds: list[str], gap: int | None) ->
     producer.send_many(values, sequence_id=sequence, **chosen)
 
 
+@pytest.mark.long
 @given(sent=sends, seed=st.integers(0, 1000))
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_messages_are_what_their_frames_hold(ledger, sent, seed) -> None:

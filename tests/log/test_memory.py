@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from testing.children import finish, script
+from testing.patience import PATIENCE
 
 try:
     import _testcapi  # noqa: F401
@@ -76,13 +77,14 @@ ALLOCATIONS = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("size", "apart"), [(10, ()), (10, ("apart",)), (200_000, ())])
 def test_b9_an_allocation_that_fails_in_a_commit_costs_no_call_its_outcome(
     path, size, apart
 ) -> None:
     """The n-th allocation of a commit in the background fails, for every n: two producers have
     messages in it, small ones or large ones."""
-    printed = finish(script(SETUP, ALLOCATIONS), path, size, 250, *apart, timeout=100)
+    printed = finish(script(SETUP, ALLOCATIONS), path, size, 250, *apart, timeout=PATIENCE)
     acknowledged, refused, found = map(int, printed.split())
     assert acknowledged + refused == 500
     assert found >= acknowledged > 20
@@ -130,6 +132,7 @@ CALLS = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("size", "apart", "least"), [(10, (), 4), (10, ("apart",), 11), (200_000, (), 11)]
 )
@@ -137,7 +140,7 @@ def test_b9_a_call_that_fails_in_a_commit_costs_no_call_its_outcome(
     path, size, apart, least
 ) -> None:
     """The n-th call that the background's commit makes raises, for every n."""
-    printed = finish(script(SETUP, CALLS), path, size, 90, *apart, timeout=100)
+    printed = finish(script(SETUP, CALLS), path, size, 90, *apart, timeout=PATIENCE)
     acknowledged, refused, found, places = map(int, printed.split())
     assert acknowledged + refused == 178
     assert found >= acknowledged > 50
@@ -176,6 +179,6 @@ ADDING = """
 def test_b9_a_message_that_finds_no_memory_is_not_queued(path) -> None:
     """The n-th allocation of the call that queues it fails: it raises, and the message is not in
     the log, nor is any part of it taken for the next one's."""
-    sent, refused = map(int, finish(script(SETUP, ADDING), path, 10, 60, timeout=100).split())
+    sent, refused = map(int, finish(script(SETUP, ADDING), path, 10, 60, timeout=PATIENCE).split())
     assert sent + refused == 720
     assert min(sent, refused) > 100

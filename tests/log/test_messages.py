@@ -13,7 +13,7 @@ from exclusivelog import serde
 from exclusivelog.producer import Options
 from testing.children import child, line
 from testing.journals import published_last_at, wall_ms
-from testing.processes import open_producer, send
+from testing.processes import PATIENCE, open_producer, send
 from tests.conformance.test_messages import Untouched, duplicate, numbers
 
 # ---- G1: what a message holds ------------------------------------------------------------
@@ -68,7 +68,7 @@ def test_g2_a_failed_commit_gives_its_ids_back(path) -> None:
             with pytest.raises(xl.LedgerFullError):
                 producer.send_many([bytes(1 << 19)] * 5)
             receipt = producer.send_async(bytes(1 << 21))
-            assert isinstance(receipt.exception(10), xl.LedgerFullError)
+            assert isinstance(receipt.exception(PATIENCE), xl.LedgerFullError)
             assert producer.last_sequence_id == 0
             assert producer.send(b"1") == 1
         assert numbers(topic) == [0, 1]
@@ -91,6 +91,7 @@ SENDS_BATCHES = """
 """
 
 
+@pytest.mark.long
 def test_g3_a_batch_is_there_whole_or_not_at_all_after_a_kill(path) -> None:
     dice = random.Random(3)
     acknowledged: set[int] = set()
@@ -99,7 +100,7 @@ def test_g3_a_batch_is_there_whole_or_not_at_all_after_a_kill(path) -> None:
             acknowledged.add(int(line(process)))
             time.sleep(dice.random() * 0.02)
             process.kill()
-            process.wait(30)
+            process.wait(PATIENCE)
             rest = process.stdout.read().splitlines()
             acknowledged |= {int(said) for said in rest if said.isdigit()}
     with xl.open(path) as engine:
@@ -162,6 +163,7 @@ def test_g4_a_clock_set_back_does_not_take_publish_times_back(path) -> None:
     assert times == [ahead] * 9
 
 
+@pytest.mark.long
 def test_g4_once_the_clock_has_caught_up_times_go_on(topic) -> None:
     with topic.producer() as producer:
         published_last_at(topic, ahead := wall_ms() + 1000)

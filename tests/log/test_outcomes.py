@@ -101,6 +101,7 @@ def test_b9_an_interrupted_commit_leaves_no_call_without_an_outcome(
     assert topic.next_offset == 3 + len(written)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("kind", [MemoryError, RuntimeError, SystemExit])
@@ -156,7 +157,7 @@ def test_b9_a_full_ledger_answers_everybody(path) -> None:
                 time.sleep(0.0005)
 
         run_threads(3, fill)
-        outcomes = [(value, receipt.exception(20)) for value, receipt in receipts]
+        outcomes = [(value, receipt.exception(PATIENCE)) for value, receipt in receipts]
         sent = {value for value, error in outcomes if error is None}
         errors = [error for _, error in outcomes if error is not None]
         assert len(errors) > 100
@@ -239,11 +240,12 @@ INTERRUPTED = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_b9_interrupts_at_random_moments(path, seed) -> None:
     """Ctrl-C, hundreds of times, wherever the sending thread happens to be. Every receipt ends
     with an outcome that is true, nothing is written twice, and the producer can go on."""
-    interrupts, sent, _ = map(int, finish(INTERRUPTED, path, seed, timeout=60).split())
+    interrupts, sent, _ = map(int, finish(INTERRUPTED, path, seed, timeout=PATIENCE).split())
     assert interrupts > 50
     assert sent > 50
 

@@ -155,6 +155,7 @@ class Author:
         assert seen == self.expected[start:]
 
 
+@pytest.mark.long
 @given(
     terms=st.lists(terms, min_size=1, max_size=4), start=st.integers(0, 40),
     size=st.sampled_from([checkpointer.PACKED_ENTRY, checkpointer.PACKED_ENTRY, 3000, 500]),
@@ -184,6 +185,7 @@ def entries(topic: xl.Topic) -> list[_core.Entry]:
         return [_core.Entry(found.entries.load(row)) for _, row in found.entries.walk(topic.id, 0)]
 
 
+@pytest.mark.long
 def test_g4_an_entry_that_is_filled_up_by_many_checkpoints_keeps_every_part(engine, topic) -> None:
     """One message, one checkpoint, three hundred times over: the entry begins without columns of
     keys, times and ids, and gets them as they are needed."""
@@ -206,6 +208,7 @@ def test_g4_an_entry_that_is_filled_up_by_many_checkpoints_keeps_every_part(engi
     assert engine.verify().ok
 
 
+@pytest.mark.long
 def test_g_single_messages_take_few_entries(engine, topic) -> None:
     """Five thousand messages of 100 bytes make some ten entries of 64 KiB at most, however often
     a checkpoint comes in between."""

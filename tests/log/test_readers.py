@@ -358,18 +358,18 @@ def test_g5_a_message_on_its_way_is_not_available(path, monkeypatch, send_one, s
         reader = topic.reader()
         producer = topic.producer(linger=60)
         written, go_on = threading.Event(), threading.Event()
-        stop_it(monkeypatch, engine, lambda: (written.set(), go_on.wait(30)))
+        stop_it(monkeypatch, engine, lambda: (written.set(), go_on.wait(PATIENCE)))
         thread = threading.Thread(target=send_one, args=(producer,))
         thread.start()
         try:
-            assert written.wait(10)
+            assert written.wait(PATIENCE)
             assert not reader.has_message_available()
             assert rest(reader) == []
             assert topic.next_offset == 0
             assert rest(topic.reader()) == []
         finally:
             go_on.set()
-            thread.join(10)
+            thread.join(PATIENCE)
         assert reader.has_message_available()
         assert topic.next_offset == 1
         assert len(rest(reader)) == 1
@@ -407,6 +407,7 @@ def timed_out(call: Callable[[], Any]) -> float:
     return time.monotonic() - before
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("timeout", "least"), [(0, 0), (0.0, 0), (0.2, 0.2), (1.3, 1.3)])
 def test_g5_read_next_waits_as_long_as_it_is_told(topic, timeout, least, no_look_up) -> None:
     fill(topic, 1)
@@ -509,6 +510,7 @@ def wait_and_measure(state: State, seconds: float) -> tuple[float, int]:
     return cpu, after.ru_nvcsw - before.ru_nvcsw
 
 
+@pytest.mark.long
 def test_g5_waiting_costs_nothing(worker) -> None:
     """A reader that polled every millisecond would switch 2000 times in these two seconds."""
     cpu, switches = worker().call(wait_and_measure, 2.0)
@@ -516,6 +518,7 @@ def test_g5_waiting_costs_nothing(worker) -> None:
     assert switches < 40
 
 
+@pytest.mark.long
 def test_g5_a_hundred_waiting_readers_cost_next_to_nothing(worker) -> None:
     cpu, most_looks, seconds = worker().call(hundred_readers)
     assert cpu < 0.2
@@ -541,7 +544,7 @@ def hundred_readers(state: State) -> tuple[float, int, float]:
     after = resource.getrusage(resource.RUSAGE_SELF)
     most_looks, seconds = max(looks.values()), time.monotonic() - began
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE)
     cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     return cpu, most_looks, seconds
 
@@ -580,7 +583,7 @@ def test_g5_following_goes_on_at_the_end(topic, no_look_up) -> None:
     timer = threading.Timer(0.1, fill, [topic, 2])
     timer.start()
     assert [next(followed).offset for _ in range(2)] == [3, 4]
-    timer.join(10)
+    timer.join(PATIENCE)
     assert list(reader.follow(timeout=0)) == []
     before = time.monotonic()
     assert list(reader.follow(timeout=0.2)) == []
@@ -631,6 +634,7 @@ def read_on(topic: xl.Topic, seen: list[Any]) -> None:
         seen.append(error)
 
 
+@pytest.mark.long
 def test_g5_closing_the_engine_ends_every_reader_that_is_busy(path) -> None:
     """Threads read without a pause while the engine is closed under them: each ends, at once,
     with EngineClosedError and nothing else, wherever it was."""
@@ -674,7 +678,7 @@ def test_g5_a_reader_of_a_deleted_topic_says_so(engine, topic) -> None:
     reader, seen = topic.reader("latest"), []
     thread = blocked(reader, seen)
     engine.delete_topic("orders")
-    thread.join(10)
+    thread.join(PATIENCE)
     assert [type(error) for error in seen] == [xl.TopicNotFoundError]
     for call in (lambda: list(reader), lambda: reader.seek(0), lambda: reader.read_batch(1)):
         with pytest.raises(xl.TopicNotFoundError):
@@ -715,6 +719,7 @@ SENDS_ONE = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 def test_g6_nothing_is_seen_before_it_is_flushed(path, tmp_path) -> None:
     """Every flush of the writer is held up for half a second. All that its commit writes is in
@@ -744,7 +749,7 @@ class traced:  # noqa: N801  reads as what it does
 
     def __exit__(self, *error: object) -> None:
         self.strace.terminate()
-        self.strace.wait(20)
+        self.strace.wait(PATIENCE)
         self.strace.stderr.close()
 
 

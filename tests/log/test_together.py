@@ -221,6 +221,7 @@ def test_b9_runs_go_around_the_end_of_the_journal(path, durability, size) -> Non
         assert values(engine.topic("t9")) == sent
 
 
+@pytest.mark.long
 def test_b9_many_at_once_wait_for_checkpoints(path) -> None:
     """One queue is larger than the journal."""
     with small_journal(), xl.open(path) as engine:
@@ -287,6 +288,7 @@ SENDER = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("durability", ["power", "process"])
 def test_b9_a_death_in_the_middle_of_a_queue_costs_nothing_acknowledged(path, durability) -> None:
     """A process that sends to many topics is killed, again and again. Every acknowledged message is
@@ -351,6 +353,7 @@ SENT_WHILE_OTHERS_ARE_ENCODED = """
 """
 
 
+@pytest.mark.long
 def test_b9_what_is_sent_while_a_queue_is_encoded_has_a_place_of_its_own(path) -> None:
     """Encoding a large batch gives other threads their turn: what they send is acknowledged when
     it is in the log, and neither lost nor written over the memory of the commit."""

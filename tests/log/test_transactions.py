@@ -231,6 +231,7 @@ def keep(state: State, **kept: Any) -> None:
     state.kept.update(kept)
 
 
+@pytest.mark.long
 def test_g3_who_sees_one_message_sees_its_companions(desk, worker) -> None:
     watchers = [worker(), worker(readonly=True)]
     for other in watchers:
@@ -515,6 +516,7 @@ def sender(producer: xl.Producer, name: bytes) -> Callable[[], None]:
     return send_some
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("in_main_thread", [True, False], ids=["main thread", "other thread"])
 def test_g3_other_threads_send_with_the_same_producers_meanwhile(desk, in_main_thread) -> None:
     """Every thread's messages stay in their order, a transaction's stand together, and sequence
@@ -633,6 +635,7 @@ SENDS_IN_A_CALLBACK = """
 """
 
 
+@pytest.mark.long
 def test_b9_a_callback_may_send_while_a_transaction_commits(path) -> None:
     assert finish(SENDS_IN_A_CALLBACK, path) == "4\n"
 
@@ -668,6 +671,7 @@ HANDLES = """
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("does", ["commits", "sends"])
 def test_g3_a_signal_handler_strikes_in_a_commit(path, does) -> None:
     """It must not wait for itself; it may get through, or be told to come later."""
@@ -950,6 +954,7 @@ def until_full(desk: Desk, value: bytes) -> tuple[int, Any]:
     return count, txn
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("size", [1000, LARGE], ids=["small", "large"])
 @pytest.mark.usual_journal
 def test_h2_a_full_disk_keeps_all_of_it_out(tmp_path, size) -> None:
@@ -1097,6 +1102,7 @@ def look_alone(judge: Judge) -> int:
         return judge.read(engine)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("beside", "count"), [(False, 60), (True, 140)], ids=["alone", "beside"])
 def test_g3_a_killed_process_leaves_whole_transactions(path, beside, count) -> None:
     """Two hundred processes are killed, one after the other: at a random moment, or right before
@@ -1145,6 +1151,7 @@ def square(engine: xl.Engine, reader: xl.Reader, producer: xl.Producer, most: in
         txn.commit_cursor(reader)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rivals", [1, 2])
 def test_f6_every_input_is_in_the_output_exactly_once(path, rivals) -> None:
     """Workers read numbers and send their squares. They are killed at random, and, where there
@@ -1304,7 +1311,7 @@ def says_its_last(topic: xl.Topic, name: str, start: int) -> bool:
 
 def next_send(producer: xl.Producer) -> str:
     try:
-        producer.send(b"next", timeout=5.0)  # for ever, where it is stuck
+        producer.send(b"next", timeout=PATIENCE)  # for ever, where it is stuck
     except xl.ExclusiveLogError as error:
         return type(error).__name__
     return "sent"
@@ -1324,6 +1331,7 @@ def interrupted(tmp_path_factory) -> list[Interrupted]:
         return found
 
 
+@pytest.mark.long
 def test_g3_an_interrupt_anywhere_leaves_all_or_nothing(interrupted) -> None:
     """Ctrl-C at some two hundred moments and places of a commit: both messages and the cursor are
     there, or none of it is; `state` says which."""
@@ -1335,6 +1343,7 @@ def test_g3_an_interrupt_anywhere_leaves_all_or_nothing(interrupted) -> None:
         assert one.found[0] == (one.state == "committed"), one
 
 
+@pytest.mark.long
 def test_b9_an_interrupt_leaves_no_producer_waiting_for_ever(interrupted) -> None:
     assert [one for one in interrupted if "WaitTimeoutError" in one.then] == []
 
@@ -1343,6 +1352,7 @@ def test_g2_behind_an_interrupt_the_next_message_is_no_duplicate(interrupted) ->
     assert [one for one in interrupted if "DuplicateSequenceError" in one.then] == []
 
 
+@pytest.mark.long
 def test_g2_a_program_that_was_interrupted_opens_its_producer_again_and_is_told(
     interrupted,
 ) -> None:

@@ -101,6 +101,7 @@ def walk(reader: xl.Reader, walked: list[Any], by_value: bool) -> list[Any]:
     return found
 
 
+@pytest.mark.long
 @given(
     sizes=batches, seed=st.integers(0, 1 << 20), walked=steps, options=st.sampled_from(FILTERS),
     trim=st.booleans(), compact=st.booleans(),
@@ -310,6 +311,7 @@ def test_values_are_made_by_a_reader_alone() -> None:
         _core.Values()
 
 
+@pytest.mark.long
 def test_a_signal_handler_that_uses_the_reader_does_not_end_the_process(path: str) -> None:
     source = """
         import sys

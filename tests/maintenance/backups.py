@@ -223,26 +223,26 @@ class Ext4:
         """Skips where there is no mkfs, or no mounting."""
         if shutil.which("mkfs.ext4") is None:
             pytest.skip("mkfs.ext4 is not installed")
-        subprocess.run(["mkfs.ext4", "-q", "-F", self._image], check=True, timeout=30)
+        subprocess.run(["mkfs.ext4", "-q", "-F", self._image], check=True, timeout=PATIENCE)
         self.mount()
 
     def mount(self) -> None:
         done = subprocess.run(
             ["mount", "-o", "loop", self._image, self.path], capture_output=True, text=True,
-            timeout=30, check=False,
+            timeout=PATIENCE, check=False,
         )  # fmt: skip
         if done.returncode:
             pytest.skip(f"a loop device cannot be mounted here: {done.stderr.strip()}")
 
     def umount(self) -> None:
-        subprocess.run(["umount", self.path], check=True, timeout=30)
+        subprocess.run(["umount", self.path], check=True, timeout=PATIENCE)
         # A mount namespace made meanwhile may hold a copy of the mount for a while: then the next
         # mount would be the same file system again, and not its recovery.
         until(self._is_detached)
 
     def _is_detached(self) -> bool:
         loops = ["losetup", "--associated", self._image]
-        done = subprocess.run(loops, capture_output=True, check=True, timeout=30)
+        done = subprocess.run(loops, capture_output=True, check=True, timeout=PATIENCE)
         return not done.stdout
 
     def cut_power(self) -> None:

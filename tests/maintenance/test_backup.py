@@ -211,6 +211,7 @@ def path_of(engine: xl.Engine) -> Path:
     return Path(engine.path)
 
 
+@pytest.mark.long
 @needs_strace
 @pytest.mark.timeout(1800)  # with --every-crash
 def test_h4_a_backup_killed_at_a_system_call_is_complete_or_refused(
@@ -231,6 +232,7 @@ def test_h4_a_backup_killed_at_a_system_call_is_complete_or_refused(
     assert opened < died
 
 
+@pytest.mark.long
 @needs_strace
 @pytest.mark.timeout(1800)  # with --every-crash
 def test_h4_a_backup_killed_beside_a_writer_has_all_or_is_refused(source, tmp_path, request):
@@ -247,6 +249,7 @@ def test_h4_a_backup_killed_beside_a_writer_has_all_or_is_refused(source, tmp_pa
     assert died >= 20
 
 
+@pytest.mark.long
 def test_h4_a_backup_killed_at_random_has_all_or_is_refused(source, tmp_path) -> None:
     began, dice, left = time.monotonic(), random.Random(), {True: 0, False: 0}
     with backup_server(path_of(source), readonly=False) as one, sending(source) as sender:
@@ -269,6 +272,7 @@ def test_h4_a_backup_killed_at_random_has_all_or_is_refused(source, tmp_path) ->
     assert left[False]
 
 
+@pytest.mark.long
 @needs_strace
 def test_h4_the_judge_finds_a_backup_without_its_marker_that_was_killed(source, tmp_path) -> None:
     """The control: the copy is made where it is to be, as it used to be."""
@@ -285,6 +289,7 @@ def test_h4_the_judge_finds_a_backup_without_its_marker_that_was_killed(source, 
     assert [text for text in wanted if text not in told] == []
 
 
+@pytest.mark.long
 @needs_strace
 @pytest.mark.timeout(1800)  # with --every-crash
 def test_h4_a_backup_that_loses_its_power_is_complete_or_refused(source, tmp_path, request) -> None:
@@ -306,6 +311,7 @@ def test_h4_a_backup_that_loses_its_power_is_complete_or_refused(source, tmp_pat
     assert ended >= 2
 
 
+@pytest.mark.long
 def test_h4_the_judge_finds_a_backup_that_was_not_flushed(source, tmp_path) -> None:
     """The control of the one above."""
     with ext4(tmp_path) as target_disk, backup_server(path_of(source), defect=UNSYNCED) as one:
@@ -337,6 +343,7 @@ def complete(target: Path, count: int = COUNT) -> None:
     assert not (target / UNFINISHED_BACKUP).exists()
 
 
+@pytest.mark.long
 def test_h4_a_backup_onto_a_full_disk_is_refused_until_there_is_room(source, tmp_path) -> None:
     """The target is a mount point. The disk is full at the tables, the segments, the journal."""
     with disk(tmp_path / "probe", 64) as where:
@@ -373,7 +380,7 @@ def test_h4_a_mount_point_takes_a_backup(source, tmp_path) -> None:
         with pytest.raises(xl.LedgerFullError):
             source.backup(where)
         refused_in_every_way(where)
-        subprocess.run(["mount", "-o", "remount,size=64m", where], check=True, timeout=30)
+        subprocess.run(["mount", "-o", "remount,size=64m", where], check=True, timeout=PATIENCE)
         source.backup(where)
         shutil.copytree(where, copy)  # memory cannot keep `power`, and is refused for it
     complete(copy)
@@ -382,6 +389,7 @@ def test_h4_a_mount_point_takes_a_backup(source, tmp_path) -> None:
 FAILS = ["mkdir", "flock", "fsync", "sendfile", "rename", "unlink", "rmdir", "pwrite64"]
 
 
+@pytest.mark.long
 @needs_strace
 @pytest.mark.parametrize("call", FAILS)
 def test_h4_a_backup_whose_disk_fails_is_refused(source, tmp_path, call) -> None:
@@ -432,6 +440,7 @@ INTERRUPTED = """
 """
 
 
+@pytest.mark.long
 def test_h4_a_backup_that_is_interrupted_is_refused_and_made_again(source, tmp_path) -> None:
     """Ctrl-C, in the process that makes it again."""
     target = tmp_path / "copy"
@@ -474,6 +483,7 @@ def run_interrupted(source: xl.Engine, target: Path, strike: int) -> tuple[int, 
     return lines, False
 
 
+@pytest.mark.long
 @pytest.mark.once
 def test_h4_a_backup_interrupted_at_any_line_is_complete_or_refused(
     source, tmp_path, request
@@ -499,6 +509,7 @@ def test_h4_a_backup_interrupted_at_any_line_is_complete_or_refused(
     assert opened < len(strikes) / 5
 
 
+@pytest.mark.long
 @needs_strace
 def test_h4_the_command_is_interrupted_says_so_and_is_run_again(source, tmp_path) -> None:
     target = tmp_path / "copy"
@@ -510,7 +521,7 @@ def test_h4_the_command_is_interrupted_says_so_and_is_run_again(source, tmp_path
             until(lambda: (target / UNFINISHED_BACKUP / "segments").exists())
             (pid,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             verified = subprocess.run(
-                [*command, "verify", target], capture_output=True, text=True, timeout=60,
+                [*command, "verify", target], capture_output=True, text=True, timeout=PATIENCE,
                 check=False,
             )  # fmt: skip
             assert (verified.returncode, "run the backup again" in verified.stderr) == (1, True)
@@ -520,7 +531,7 @@ def test_h4_the_command_is_interrupted_says_so_and_is_run_again(source, tmp_path
             process.kill()
     refused_in_every_way(target)
     nothing_but_the_marker(target)
-    subprocess.run([*command, "backup", source.path, target], check=True, timeout=60)
+    subprocess.run([*command, "backup", source.path, target], check=True, timeout=PATIENCE)
     complete(target)
 
 
@@ -545,6 +556,7 @@ MAKES = """
 """
 
 
+@pytest.mark.long
 def test_h4_a_backup_that_another_process_makes_is_left_alone(source, tmp_path) -> None:
     target = tmp_path / "copy"
     with child(HOLDS + MAKES, source.path, target) as process:
@@ -560,6 +572,7 @@ def test_h4_a_backup_that_another_process_makes_is_left_alone(source, tmp_path) 
         source.backup(target)
 
 
+@pytest.mark.long
 def test_h4_what_a_killed_process_has_left_is_cleared(source, tmp_path) -> None:
     target = tmp_path / "copy"
     with child(HOLDS + MAKES, source.path, target) as process:
@@ -582,6 +595,7 @@ FORKS = """
 """
 
 
+@pytest.mark.long
 def test_h4_a_forked_child_does_not_keep_a_dead_backup_alive(source, tmp_path) -> None:
     """It would inherit the lock."""
     target = tmp_path / "copy"
@@ -612,6 +626,7 @@ RACES = """
 """
 
 
+@pytest.mark.long
 def test_h4_backups_into_one_directory_at_the_same_moment(source, tmp_path) -> None:
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(child(RACES, source.path)) for _ in range(3)]
@@ -655,6 +670,7 @@ def test_h4_a_backup_that_has_just_been_finished_is_kept(source, tmp_path, monke
     complete(target)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("when", ["before it is opened", "before it is locked"])
 def test_h4_a_marker_that_goes_away_meanwhile(source, tmp_path, monkeypatch, when) -> None:
     """Another backup has ended between two steps of the claim."""
@@ -807,6 +823,7 @@ UNWRITABLE = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_h4_a_target_that_may_not_be_written_is_named(tmp_path) -> None:
     with tempfile.TemporaryDirectory() as shared:  # tmp_path is root's alone
@@ -824,7 +841,7 @@ def test_h4_a_target_that_may_not_be_written_is_named(tmp_path) -> None:
 
 def test_h4_a_target_that_is_mounted_read_only_is_named(source, tmp_path) -> None:
     with disk(tmp_path / "disk", 8) as where:
-        subprocess.run(["mount", "-o", "remount,ro", where], check=True, timeout=30)
+        subprocess.run(["mount", "-o", "remount,ro", where], check=True, timeout=PATIENCE)
         for target in (where, where / "copy"):
             with pytest.raises(xl.LedgerError, match=r"may not be written .*Read-only"):
                 source.backup(target)
@@ -861,6 +878,7 @@ READ_ONLY = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_h4_a_ledger_whose_directories_are_read_only_can_be_backed_up(source) -> None:
     """By a user who is not root, and to whom the copy then belongs."""
@@ -912,6 +930,7 @@ def test_h4_what_is_printed_to_closed_descriptors_is_not_in_a_backup(source, tmp
 # ---- H4: the source ----------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.usual_journal
 def test_h4_a_ledger_on_a_full_disk_can_be_backed_up(tmp_path) -> None:
     """By its own engine, and by one that only reads."""
@@ -962,7 +981,7 @@ def test_h2_a_copy_made_of_hard_links_is_refused(source, tmp_path, way) -> None:
     """`cp -al` shares tables and journal, but no segment that comes later."""
     path, copy, own = path_of(source), tmp_path / "linked", tmp_path / "own"
     source.close()
-    subprocess.run(["cp", "-al", path, copy], check=True, timeout=30)
+    subprocess.run(["cp", "-al", path, copy], check=True, timeout=PATIENCE)
     for where in (path, copy):
         with pytest.raises(xl.LedgerError, match=rf"{where}/data.mdb has 2 names .*cp -a"):
             xl.open(where, **way)
@@ -971,8 +990,8 @@ def test_h2_a_copy_made_of_hard_links_is_refused(source, tmp_path, way) -> None:
         xl.open(path, **way)
     shutil.rmtree(copy)
     complete(path)
-    subprocess.run(["cp", "-al", path, copy], check=True, timeout=30)
-    subprocess.run(["cp", "-a", copy, own], check=True, timeout=30)  # as the message says
+    subprocess.run(["cp", "-al", path, copy], check=True, timeout=PATIENCE)
+    subprocess.run(["cp", "-a", copy, own], check=True, timeout=PATIENCE)  # as the message says
     shutil.rmtree(copy)
     for where in (path, own):
         complete(where)

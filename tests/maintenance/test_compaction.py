@@ -74,6 +74,7 @@ def writer(topic: xl.Topic) -> Writer:
 # ---- what stays --------------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("seed", "size"), [(1, 10), (2, 3000), (3, LARGE)])
 def test_g7_the_last_message_of_every_key_stays_at_its_offset(
     engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker], seed: int, size: int
@@ -230,6 +231,7 @@ def write_on(state: State, count: int, gate: str) -> None:
                 time.sleep(0.01)  # unflushed, it would be over at once
 
 
+@pytest.mark.long
 def test_g7_another_process_writes_while_it_is_made(
     engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker], tmp_path: Path
 ) -> None:
@@ -305,6 +307,7 @@ def compact_for_ever(says: Connection, path: str, strike: int, behind: bool) -> 
             say(says, number)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
 def test_g7_death_leaves_the_old_view_or_the_new_one(path: str, behind: bool) -> None:
     """Killed at each of its commits in turn. The next open of the ledger removes what is

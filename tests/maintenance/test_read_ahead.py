@@ -157,6 +157,7 @@ TRIMS = """
 """
 
 
+@pytest.mark.long
 def test_g8_runs_that_open_the_ledger_one_after_the_other(path) -> None:
     """Each initialises the shared memory, so its versions are those of the run before."""
     with xl.open(path) as engine:

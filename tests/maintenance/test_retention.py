@@ -402,6 +402,7 @@ def test_g8_other_processes_read_while_a_topic_is_trimmed(engine, topic, worker,
     assert engine.verify().ok
 
 
+@pytest.mark.long
 def test_g8_everything_stays_sound_while_it_is_trimmed(engine, topic) -> None:
     """verify() is never told of damage that is none."""
     reports = []
@@ -478,6 +479,7 @@ def dies(function: Callable[..., None], *args: Any) -> bool:
         return not told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
 def test_g8_dying_at_any_step_of_a_trim(path, small_parts, beside) -> None:
     """A process is killed right before and right after each commit of a trim. The first commit
@@ -508,6 +510,7 @@ def test_g8_dying_at_any_step_of_a_trim(path, small_parts, beside) -> None:
     assert deaths > 10
 
 
+@pytest.mark.long
 def test_g8_dying_at_any_step_of_a_deletion(path, small_parts) -> None:
     deaths = 0
     for step, behind in steps():
@@ -543,6 +546,7 @@ def append_and_trim(says: Connection, path: str, seed: int) -> None:
             say(says, (-1, topic.trim(max(0, topic.next_offset - dice.randrange(40)))))
 
 
+@pytest.mark.long
 def test_g8_killed_while_it_trims(path) -> None:
     """Forty times, at a random moment: nothing that was acknowledged is missing, nothing that was
     trimmed comes back, and nothing stays behind."""
@@ -587,6 +591,7 @@ def test_g8_large_entries_give_their_space_back(engine, topic, monkeypatch) -> N
     assert left[-1] == 0
 
 
+@pytest.mark.long
 def test_g8_what_was_trimmed_makes_room_for_what_comes(engine, topic) -> None:
     """Ten times as much as ever is there at once goes through a ledger that does not grow."""
     used = []
@@ -611,6 +616,7 @@ def often(monkeypatch) -> None:
     monkeypatch.setattr(notifications, "LONGEST_SLEEP_SECONDS", 0.02)
 
 
+@pytest.mark.long
 def test_g8_old_messages_go_by_themselves(engine, topic, often) -> None:
     """Each once it is old enough, not earlier."""
     topic.retention(max_age=0.4)
@@ -864,7 +870,7 @@ def test_g8_a_terminated_topic_takes_no_message_ever_again(engine, topic, worker
     with pytest.raises(Failed, match="TopicTerminatedError"):
         other.call(send, b"y") if mode == "shared" else other.call(open_producer, "shared")
     for other_mode in ("shared", "exclusive", "exclusive_with_fencing", "wait_for_exclusive"):
-        sealed(lambda mode=other_mode: topic.producer(mode, timeout=5), end)
+        sealed(lambda mode=other_mode: topic.producer(mode, timeout=PATIENCE), end)
     mine.close()
     assert topic.terminate() == end
     expected = values(topic)
@@ -1096,6 +1102,7 @@ def test_g8_no_limits_stay_of_a_topic_that_is_deleted_meanwhile(engine, topic, m
     assert garbage(engine) == {}
 
 
+@pytest.mark.long
 def test_g8_nothing_stays_of_topics_that_come_and_go(engine) -> None:
     """Five threads use a topic in every way while a sixth deletes it, over and over."""
     stop = threading.Event()

@@ -18,6 +18,7 @@ from exclusivelog import _core
 from testing.children import finish
 from testing.entries import encode
 from testing.journals import never_pack, no_checkpoints
+from testing.patience import PATIENCE
 
 pa = pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.once
@@ -324,6 +325,7 @@ def test_g5_arrow_says_what_the_messages_say(mixed) -> None:
     assert as_messages(mixed.reader().read_arrow(max_bytes=1 << 30)) == expected
 
 
+@pytest.mark.long
 def test_g5_arrow_begins_in_the_middle_of_an_entry(mixed) -> None:
     """Every column is cut at the same message: validity bitmaps at a bit, offsets and times at
     a number."""
@@ -439,6 +441,7 @@ def test_g5_a_large_entry_is_wrapped_not_copied(topic) -> None:
     assert pa.total_allocated_bytes() - before < 100_000
 
 
+@pytest.mark.long
 def test_g5_a_batch_of_more_than_an_array_can_hold_loses_nothing() -> None:
     """An Arrow array of binary ends at 2 GiB; larger reads must not end there in silence. In a
     process of its own, with the same entry again and again: it takes memory."""
@@ -459,7 +462,7 @@ def test_g5_a_batch_of_more_than_an_array_can_hold_loses_nothing() -> None:
             except (pa.ArrowInvalid, OverflowError, ValueError):
                 print("refused")
         """,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert output.strip() in (str(17 * 2048), "refused", "too little memory")
 
@@ -493,7 +496,7 @@ def test_g5_arrow_from_an_entry_made_by_hand() -> None:
 
 def test_arrow_is_not_imported_until_it_is_needed() -> None:
     source = "import sys, exclusivelog; assert 'pyarrow' not in sys.modules"
-    subprocess.run([sys.executable, "-c", source], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", source], check=True, timeout=PATIENCE)
 
 
 def test_g1_arrow_has_bytes_whatever_the_deserializers(topic) -> None:

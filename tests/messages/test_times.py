@@ -10,6 +10,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.messages import to_ms
+from testing.patience import PATIENCE
 
 pytestmark = [pytest.mark.once, pytest.mark.rule("G1", "G5", "G8")]
 HOUR = 3_600_000
@@ -70,7 +71,7 @@ def test_every_call_takes_naive_datetimes_for_local_time(topic, zone) -> None:
     naive = dt.datetime(2026, 1, 2, 3, 4, 5)
     with topic.producer() as producer:
         producer.send(b"a", event_time=naive)
-        producer.send_async(b"b", event_time=naive).result(10)
+        producer.send_async(b"b", event_time=naive).result(PATIENCE)
         producer.send_many([b"c"], event_times=[naive])
     moment = naive.replace(tzinfo=dt.UTC) + dt.timedelta(milliseconds=zone)
     assert [message.event_at for message in topic.reader()] == [moment] * 3
@@ -96,4 +97,4 @@ def test_a_map_as_it_was_takes_local_time(topic, zone) -> None:
         assert shared.at(now) == {"a": 1}
         assert shared.at(now - dt.timedelta(hours=1)) == {}
         with shared.watch("a", start=now) as watch:
-            assert watch.read_next(timeout=10).value == 2
+            assert watch.read_next(timeout=PATIENCE).value == 2

@@ -18,7 +18,7 @@ import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local.shm import lockfile
 from exclusivelog.local.storage.figures import COUNTS, TIMES
-from testing.processes import State, Worker, open_producer, until
+from testing.processes import PATIENCE, State, Worker, open_producer, until
 
 pytestmark = pytest.mark.once
 
@@ -103,7 +103,7 @@ def test_a_new_life_counts_from_0(path: str) -> None:
             owner.send(b"x")
             waiting = topic.producer_async("wait_for_exclusive")
             owner.close()
-            waiting.result(10).close()
+            waiting.result(PATIENCE).close()
             until(lambda engine=engine: engine.stats().promotion_seconds.count == 1)
             assert engine.stats().appended_messages == 1
 
@@ -138,7 +138,7 @@ def test_a_commit_of_many_producers_is_counted(engine: xl.Engine) -> None:
     producers = [topic.producer(linger=0.01) for topic in topics]
     receipts = [p.send_async(b"x") for p in producers for _ in range(10)]
     for receipt in receipts:
-        receipt.result(10)
+        receipt.result(PATIENCE)
     assert engine.stats().appended_messages == 300
     assert [producer.stats().messages for producer in producers] == [10] * 30
 
@@ -150,7 +150,7 @@ def test_the_time_to_wake_a_reader_is_measured(topic: xl.Topic) -> None:
             found = pool.submit(reader.read_next, 10)
             time.sleep(0.05)  # long enough for it to sleep
             producer.send(b"x")
-            assert found.result(10).value == b"x"
+            assert found.result(PATIENCE).value == b"x"
     wakes = topic.engine.stats().wake_up_seconds
     assert 1 <= wakes.count <= 5
     assert 0 < wakes.sum < 10
@@ -231,7 +231,7 @@ def test_a_producer_knows_what_it_has_sent(topic: xl.Topic) -> None:
     with topic.producer(name="p") as producer:
         producer.send(b"a")
         producer.send_many([b"b"] * 3)
-        producer.send_async(b"c").result(10)
+        producer.send_async(b"c").result(PATIENCE)
         stats = producer.stats()
     assert (stats.topic, stats.name, stats.epoch) == ("orders", "p", 0)
     assert (stats.messages, stats.pending_messages, stats.last_sequence_id) == (5, 0, 4)
@@ -296,6 +296,6 @@ def test_many_processes_count_without_losing_any() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     counts, total = figures.read()["wake"]
     assert (sum(counts), total) == (80_000, 4 * sum(range(20_000)))

@@ -20,7 +20,7 @@ import exclusivelog as xl
 from exclusivelog import logs
 from exclusivelog.local.storage import checkpointer, usage
 from testing.operations import PAGE, ROOT, lines_of, table
-from testing.processes import Worker, open_producer, send, until
+from testing.processes import PATIENCE, Worker, open_producer, send, until
 
 pytestmark = pytest.mark.once
 
@@ -50,6 +50,7 @@ def test_the_page_lists_every_line_and_no_other() -> None:
     assert told == there, f"put this into docs/operations.md:\n{table()}"
 
 
+@pytest.mark.long
 def test_every_line_names_its_ledger() -> None:
     """A process may have several open. The reason of four lines is an error that names a file."""
     begins = {line.text.split(")")[0] for line in logs.LINES.values()}
@@ -144,7 +145,7 @@ def test_a_promotion_says_how_long_it_was_waited_for(topic: xl.Topic, heard: Hea
     waiting = topic.producer_async("wait_for_exclusive", name="heir")
     time.sleep(0.2)
     owner.close()
-    waiting.result(10)
+    waiting.result(PATIENCE)
     until(lambda: len(heard("granted")) == 2)
     record = heard("granted")[-1]
     assert (record.producer, record.reason, record.mode) == (
@@ -172,7 +173,7 @@ def test_each_step_of_a_hand_over_is_told(path: str, heard: Heard) -> None:
         producer = a.topic("orders").producer("exclusive", follow=False)
         waiting = b.topic("orders").producer_async("wait_for_exclusive")
         a.unload("orders", to=b.id)
-        waiting.result(10)
+        waiting.result(PATIENCE)
         until(lambda: len(heard("granted")) == 2 and len(heard("hand_over")) == 2)
         assert [record.step for record in heard("hand_over")] == ["releasing", "assigned"]
         assert heard("granted")[-1].reason == "hand-over"
@@ -198,7 +199,7 @@ def test_c2_a_dead_engine_is_named_with_its_topics(
     process.call(send, b"x")
     waiting = topic.producer_async("wait_for_exclusive")
     process.signal(signal.SIGKILL)
-    waiting.result(10)
+    waiting.result(PATIENCE)
     until(lambda: heard("engine_gone"))
     record = only(heard("engine_gone"))
     assert (record.levelname, record.engine, record.pid) == ("WARNING", "doomed", process.pid)
@@ -213,7 +214,7 @@ def test_c3_an_unresponsive_owner_is_named_with_how_long_it_was_silent(
     process.call(open_producer, "exclusive")
     process.signal(signal.SIGSTOP)
     try:
-        topic.producer("wait_for_exclusive", timeout=20).close()
+        topic.producer("wait_for_exclusive", timeout=PATIENCE).close()
     finally:
         process.signal(signal.SIGCONT)
     record = only(heard("engine_gone"))
@@ -228,7 +229,7 @@ def test_a_dead_engine_of_many_topics_is_one_line_for_a_transaction(
     process.call(own_many, 30)
     waiting = engine.topic("t00").producer_async("wait_for_exclusive")
     process.signal(signal.SIGKILL)
-    waiting.result(10)
+    waiting.result(PATIENCE)
     until(lambda: sum(record.count for record in heard("engine_gone")) == 30)
     assert len(heard("engine_gone")) <= 2
     assert "and 20 more" in "".join(r.getMessage() for r in heard("engine_gone"))
@@ -268,6 +269,7 @@ def test_a_snapshot_is_told(topic: xl.Topic, heard: Heard) -> None:
     assert (record.topic, record.count) == ("orders", 2)
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_note_is_told(
     topic: xl.Topic, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,6 +446,7 @@ with xl.open(path) as engine:
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("handlers", ["a handler", "no handler"])  # Python's own takes warnings
 @pytest.mark.parametrize(
     "how",
@@ -459,7 +462,7 @@ def test_no_stderr_hurts_a_call(path: str, full_pipe: int, how: str, handlers: s
     program = [sys.executable, "-c", LOGGING, handlers, path]
     done = subprocess.run(
         ["sh", "-c", f'exec "$@" {redirection}', "sh", *program], stdout=subprocess.PIPE,
-        stderr=stderr, timeout=60, check=False, cwd=ROOT,
+        stderr=stderr, timeout=PATIENCE, check=False, cwd=ROOT,
     )  # fmt: skip
     if stderr is not full_pipe:
         os.close(stderr)
@@ -471,12 +474,13 @@ def test_no_stderr_hurts_a_call(path: str, full_pipe: int, how: str, handlers: s
     assert (done.stdout, done.returncode) == (b"0 2\n", 0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("close", ["sys.stderr.close()", "os.close(2)"])
 def test_a_stderr_that_is_closed_later_hurts_no_call(path: str, close: str) -> None:
     program = LOGGING.replace("with xl.open", f"{close}\nwith xl.open")
     done = subprocess.run(
         [sys.executable, "-c", program, "a handler", path], stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, timeout=60, check=False, cwd=ROOT,
+        stderr=subprocess.DEVNULL, timeout=PATIENCE, check=False, cwd=ROOT,
     )  # fmt: skip
     assert (done.stdout, done.returncode) == (b"0 2\n", 0)
 

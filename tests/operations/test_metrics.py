@@ -15,6 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 import exclusivelog as xl
 from exclusivelog.metrics import HISTOGRAM, OF_LEDGER, Collector, names, render
 from testing.operations import PAGE, ROOT
+from testing.patience import PATIENCE
 
 pytestmark = pytest.mark.once
 
@@ -31,7 +32,7 @@ NAME = re.compile(r"\bexclusivelog_[a-z_]+")
 def command(*arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "exclusivelog.cli", *arguments], capture_output=True, text=True,
-        timeout=60, check=False,
+        timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -178,6 +179,7 @@ def test_a_query_uses_labels_that_its_metrics_have(
 # ---- the commands ------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_command_prints_the_metrics(path: str) -> None:
     with xl.open(path) as engine:
         with engine.topic("orders").producer() as producer:
@@ -188,6 +190,7 @@ def test_the_command_prints_the_metrics(path: str) -> None:
         assert "exclusivelog_topic_messages" not in samples(command("metrics", path, "--no-topics"))
 
 
+@pytest.mark.long
 def test_the_command_shows_the_figures(path: str) -> None:
     with xl.open(path) as engine:
         topic = engine.topic("orders")

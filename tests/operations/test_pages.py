@@ -23,6 +23,7 @@ import yaml
 import exclusivelog as xl
 from exclusivelog import cli, logs
 from exclusivelog.cli import checking
+from testing.patience import PATIENCE
 
 DOCS = Path(__file__).parents[2] / "docs"
 DEPLOYMENT, RUNBOOK, OPERATIONS = (
@@ -89,6 +90,7 @@ def test_the_runbook_has_every_warning_of_python() -> None:
             assert words in told, path
 
 
+@pytest.mark.long
 def test_what_the_pages_tell_to_look_for_exists() -> None:
     """`disk_low`, `max_readers`: a name with an underscore is a line, a metric, an attribute, a
     parameter or a field of the library, or a setting of the program that the page names beside."""
@@ -253,7 +255,7 @@ def test_systemd_has_nothing_against_the_units(tmp_path: Path) -> None:
     def against(unit: Path) -> str:
         return subprocess.run(
             ["systemd-analyze", "verify", unit.name], cwd=tmp_path, capture_output=True, text=True,
-            timeout=60, env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
+            timeout=PATIENCE, env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
         ).stderr  # fmt: skip
 
     told = {unit.name: against(unit) for unit in sorted(tmp_path.iterdir())}
@@ -297,7 +299,7 @@ def run_script(script: str, root: Path) -> subprocess.CompletedProcess[str]:
         script = script.replace(place, f"{root}{place}")
     environment = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     return subprocess.run(
-        ["sh"], input=script, text=True, capture_output=True, timeout=60, env=environment
+        ["sh"], input=script, text=True, capture_output=True, timeout=PATIENCE, env=environment
     )
 
 
@@ -309,6 +311,7 @@ def machine(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_the_drill_of_the_page_brings_a_ledger_back(machine: Path) -> None:
     """Back up twice, damage the ledger, restore, and go on: with the page's commands."""
     log, backups = machine / "var/lib/orders/log", machine / "backup/orders"

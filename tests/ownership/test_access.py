@@ -19,6 +19,7 @@ import exclusivelog as xl
 from testing.processes import (
     EXCLUSIVE,
     FENCING,
+    PATIENCE,
     SHARED,
     WAIT,
     Failed,
@@ -77,7 +78,7 @@ def test_a2_a_refused_request_changes_nothing(
     assert engine.ledger.usage.sizes()["transactions"] == transactions
     assert (threads_since(threads), open_files(engine)) == ([], files)
     owner.close()
-    assert waiter.result(timeout=10).topic_epoch == topic.epoch == 3
+    assert waiter.result(timeout=PATIENCE).topic_epoch == topic.epoch == 3
 
 
 def test_a2_a_request_that_times_out_changes_nothing(engine: xl.Engine, topic: xl.Topic) -> None:
@@ -133,7 +134,7 @@ def test_a2_a_grant_is_one_transaction(engine: xl.Engine, topic: xl.Topic) -> No
     assert transactions(lambda: topic.producer(FENCING)) == 1
     assert transactions(lambda: topic.producer_async(WAIT)) == 1
     assert transactions(lambda: kept[1].close()) == 1  # release, promotion, the new epoch
-    assert kept[2].result(timeout=10).topic_epoch == 2
+    assert kept[2].result(timeout=PATIENCE).topic_epoch == 2
     assert transactions(lambda: kept[2].result().close()) == 1
 
 

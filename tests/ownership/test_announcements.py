@@ -375,6 +375,7 @@ def test_e_asyncio(path: str) -> None:
     assert asyncio.run(play()) == (HERE, THERE, {})
 
 
+@pytest.mark.long
 def test_e_the_command_shows_it(path: str, topic: xl.Topic) -> None:
     def run(*arguments: str) -> str:
         command = [sys.executable, "-m", "exclusivelog.cli", *arguments]

@@ -202,7 +202,7 @@ def test_e3_requests_elsewhere_are_refused_at_once(
         with HeldUp(source) as release:
             moving = begin(bystander.unload, "orders", destination.id, PATIENCE)
             release.await_it()
-            error = begin(engine.topic("orders").producer, mode).exception(5)
+            error = begin(engine.topic("orders").producer, mode).exception(PATIENCE)
             assert isinstance(error, (FENCED, xl.ProducerBusyError))
             assert error.holder == owner
             release.go_on()
@@ -262,6 +262,7 @@ def test_e3_a_request_with_the_topic_s_epoch_waits_and_gets_the_next(
 ENDS = ["cancelled", "deadline", "coordinator"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("how", ENDS)
 @pytest.mark.parametrize("mode", [EXCLUSIVE, SHARED])
 def test_e4_a_request_that_waits_is_refused_when_the_hand_over_ends_without_release(
@@ -395,6 +396,7 @@ def test_d5_ctrl_c_ends_the_wait_for_a_release(
     assert [event.kind for event in engine.history("orders")].count("grant") == 1
 
 
+@pytest.mark.long
 def test_d5_a_cancel_that_races_with_the_release_leaves_no_orphan(path: str) -> None:
     """Sixty rounds: granted and returned, or not owner."""
     with xl.open(path, name="source") as source, xl.open(path, name="destination") as destination:
@@ -548,6 +550,7 @@ def play(path: str, asks: str, names: list[str], number: int) -> int:
         return stage.chronicle.check(stage.notes)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("role", ["coordinator", "source", "arrival"])
 def test_e4_killed_at_any_step_beside_a_request_that_waits(path: str, role: str) -> None:
     names = [name for name, point in POINTS.items() if point.role == role]
@@ -558,6 +561,7 @@ def test_e4_killed_at_any_step_beside_a_request_that_waits(path: str, role: str)
     assert min(at_once(*stages)) >= len(names)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("role", ["coordinator", "source", "arrival"])
 def test_e4_stopped_at_any_step_beside_a_request_that_waits(path: str, role: str) -> None:
     names = [name for name, p in POINTS.items() if p.role == role and not p.inside]

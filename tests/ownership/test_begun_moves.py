@@ -92,6 +92,7 @@ def test_e1_a_move_can_be_begun_without_waiting_for_its_end(
     assert concurrent.futures.wait([future], 1).done == {future}
 
 
+@pytest.mark.long
 def test_e1_hundreds_of_topics_are_begun_and_arrive(engine: xl.Engine, path: str) -> None:
     names = [f"t{number:03}" for number in range(600)]
     producers = [engine.topic(name).producer(EXCLUSIVE) for name in names]
@@ -152,6 +153,7 @@ def test_e4_a_begun_move_ends_at_its_deadline(
     assert source.call(send, b"mine") == 0
 
 
+@pytest.mark.long
 def test_e4_a_cancel_that_races_with_the_release_is_one_or_the_other(path: str) -> None:
     """Sixty rounds."""
     with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
@@ -249,6 +251,7 @@ def begin_and_await(state: State, to: str) -> list[tuple[str, str]]:
     return end_unload(state)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("role", ["coordinator", "source"])
 def test_e4_a_death_at_any_step_of_a_begun_move(path: str, role: str, number: int) -> None:
@@ -363,6 +366,7 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_e1_the_command_shows_transfers(
     path: str, engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick]
 ) -> None:

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.once  # durability changes appends, not who may append
 NAMES = [f"t{i:03}" for i in range(250)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [(1e-9, [64, 48, 48, 48, 42]), (1e9, [64, 128, 58])],

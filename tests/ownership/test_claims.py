@@ -13,7 +13,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.local.ownership.claims import Verdict, decide
-from testing.processes import State, hang, until
+from testing.processes import PATIENCE, State, hang, until
 
 pytestmark = pytest.mark.once
 
@@ -169,12 +169,12 @@ def test_own_waits_for_an_owner_to_go(engine, worker) -> None:
     held = engine.own("g", {"a": 50})
     threading.Timer(0.2, held.release).start()
     with pytest.raises(xl.OwnershipError, match="is out of date"):
-        engine.own("g", {"a": 49}, timeout=20)  # it went, and left its generation
+        engine.own("g", {"a": 49}, timeout=PATIENCE)  # it went, and left its generation
     other = worker()
     other.call(own, "g", {"a": 60})
     threading.Timer(0.2, other.signal, [signal.SIGKILL]).start()
     with pytest.raises(xl.OwnershipError, match="is out of date"):
-        engine.own("g", {"a": 59}, timeout=20)
+        engine.own("g", {"a": 59}, timeout=PATIENCE)
     held = engine.own("g", {"a": 70})
     with pytest.raises(xl.OwnershipError, match="is held"):
         engine.own("g", {"a": 59}, timeout=0.1)
@@ -193,6 +193,7 @@ def claim_over_and_over(state: State, seconds: float, seed: int) -> list[tuple[s
     return granted
 
 
+@pytest.mark.long
 def test_f2_no_generation_is_given_twice(worker) -> None:
     """Three processes claim overlapping resources as fast as they can."""
     others = [worker(name=f"w{n}") for n in range(3)]

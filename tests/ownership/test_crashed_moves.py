@@ -77,6 +77,7 @@ def play(path: str, asks: str, names: list[str], number: int) -> int:
         return stage.chronicle.check(stage.notes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("role", ["coordinator", "source", "destination", "heir"])
 def test_e4_killed_at_any_step_no_process_is_stuck_and_nothing_is_lost(
     path: str, role: str
@@ -92,6 +93,7 @@ def test_e4_killed_at_any_step_no_process_is_stuck_and_nothing_is_lost(
     assert min(at_once(*stages)) >= len(names)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("role", ["coordinator", "source", "destination", "heir"])
 def test_e4_stopped_at_any_step_no_process_is_stuck_and_nothing_is_lost(
     path: str, role: str
@@ -110,6 +112,7 @@ def test_e4_stopped_at_any_step_no_process_is_stuck_and_nothing_is_lost(
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("waiting", [True, False], ids=["awaited", "reserved"])
 def test_e4_interrupted_at_any_step_the_call_can_be_repeated(
     path: str, engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], waiting: bool
@@ -163,6 +166,7 @@ def test_e4_a_source_that_does_not_answer_keeps_the_topic(
     assert {message.epoch for message in topic.reader()} == {1}
 
 
+@pytest.mark.long
 def test_e4_a_source_that_answers_too_late_does_not_release(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick]
 ) -> None:
@@ -181,6 +185,7 @@ def test_e4_a_source_that_answers_too_late_does_not_release(
     assert (producer.state, waiter.done()) == ("open", False)
 
 
+@pytest.mark.long
 def test_e4_a_source_whose_ledger_is_full_keeps_the_topic(
     engine: xl.Engine,
     topic: xl.Topic,
@@ -203,6 +208,7 @@ def test_e4_a_source_whose_ledger_is_full_keeps_the_topic(
     assert (producer.state, topic.owner.engine_id) == ("open", engine.id)
 
 
+@pytest.mark.long
 def test_e4_one_late_topic_does_not_keep_the_others(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick]
 ) -> None:
@@ -374,6 +380,7 @@ def test_e4_repeating_the_call_puts_the_deadline_off(
     assert destination.call(open_producer, EXCLUSIVE) == 2
 
 
+@pytest.mark.long
 def test_e4_one_call_s_deadline_is_not_another_s(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick]
 ) -> None:
@@ -566,6 +573,7 @@ def test_e4_an_owner_that_does_not_know_yet_that_it_is_one_hands_over_all_the_sa
 # ---- races -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_e4_of_two_moves_to_different_places_the_first_wins(
     path: str, quick: Callable[..., Quick]
 ) -> None:
@@ -597,6 +605,7 @@ def test_e4_of_two_moves_to_different_places_the_first_wins(
         assert len(chronicle.reigns) >= 41
 
 
+@pytest.mark.long
 def test_e4_a_fencing_producer_that_races_with_a_move_has_it_or_had_it(
     path: str, quick: Callable[..., Quick]
 ) -> None:
@@ -645,6 +654,7 @@ def test_e4_a_producer_that_closes_while_it_is_moved_leaves_the_topic_to_the_des
             assert chronicle.offsets[b"%d-queued" % number] == receipt.result(timeout=0)
 
 
+@pytest.mark.long
 def test_e4_a_waiter_that_gives_up_while_the_topic_comes_leaves_a_reservation_or_is_owner(
     path: str,
 ) -> None:

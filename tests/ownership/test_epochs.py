@@ -14,6 +14,7 @@ from exclusivelog.local.log import appending
 from testing.processes import (
     EXCLUSIVE,
     FENCING,
+    PATIENCE,
     SHARED,
     WAIT,
     Failed,
@@ -161,7 +162,7 @@ def test_b3_closing_a_stale_session_affects_no_other(engine: xl.Engine, topic: x
         assert owner.state == "open"
         assert not any(waiter.done() for waiter in waiters)
         owner.close()
-        assert waiters[0].result(timeout=10).topic_epoch == 2
+        assert waiters[0].result(timeout=PATIENCE).topic_epoch == 2
 
 
 # ---- B5: claims --------------------------------------------------------------------------
@@ -180,10 +181,11 @@ def test_b5_a_lower_claim_is_fenced(
     with holding:
         before = rows(engine)
         with pytest.raises(FENCED):
-            topic.producer(mode, topic_epoch=claim, timeout=10)
+            topic.producer(mode, topic_epoch=claim, timeout=PATIENCE)
         assert rows(engine) == before
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", ALONE)
 @pytest.mark.parametrize("claim", [3, 4, 2**63, 2**64])
 @pytest.mark.parametrize("situation", ["free", "shared", "owned"])
@@ -197,7 +199,7 @@ def test_b5_a_higher_claim_is_invalid(
     with holding:
         before = rows(engine)
         with pytest.raises(xl.InvalidEpochError) as error:
-            topic.producer(mode, topic_epoch=claim, timeout=10)
+            topic.producer(mode, topic_epoch=claim, timeout=PATIENCE)
         assert isinstance(error.value, ValueError)
         assert rows(engine) == before
 
@@ -225,7 +227,7 @@ def test_b6_a_fencer_whose_claim_does_not_hold_is_refused_before_it_disturbs_any
     assert owner.state == "open"
     assert not waiter.done()
     owner.close()
-    assert waiter.result(timeout=10).topic_epoch == 3
+    assert waiter.result(timeout=PATIENCE).topic_epoch == 3
     assert told == []
 
 
@@ -237,7 +239,7 @@ def test_b7_a_late_release_does_not_touch_the_successor(
     process = worker(keepalive=0.5)
     process.call(open_producer, EXCLUSIVE, name="ann")
     hang(process)
-    successor = topic.producer(WAIT, timeout=20)
+    successor = topic.producer(WAIT, timeout=PATIENCE)
     third = topic.producer_async(WAIT)
     process.signal(signal.SIGCONT)
     process.call(close_producer)

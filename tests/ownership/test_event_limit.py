@@ -51,6 +51,7 @@ def test_old_events_go_with_the_transactions_that_add_new_ones(
         assert len(list(engine.history())) == 20
 
 
+@pytest.mark.long
 def test_a_ledger_of_many_changes_is_as_small_as_its_limit(tmp_path: Path) -> None:
     sizes = {}
     for count in 5_000, 15_000:

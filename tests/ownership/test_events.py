@@ -452,6 +452,7 @@ def test_e5_the_history_of_one_topic_or_of_all(engine: xl.Engine, topic: xl.Topi
     assert engine.verify().ok
 
 
+@pytest.mark.long
 def test_e5_the_command_shows_the_history(
     path: str, engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick]
 ) -> None:

@@ -211,6 +211,7 @@ def test_e2_a_handle_follows_its_topic_to_a_producer_that_was_opened_meanwhile(
     assert {message.epoch for message in a.topic("orders").reader()} == {2}
 
 
+@pytest.mark.long
 def test_e2_a_handle_cannot_follow_where_another_came_first(
     neighbours: Neighbours,
 ) -> None:
@@ -541,6 +542,7 @@ def test_e2_a_handle_whose_topic_goes_while_it_follows_ends(
     assert producer.state == "moved"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["another", "closed", "deleted", "chain"])
 def test_c6_a_handle_that_cannot_follow_any_more_knows_without_sending(
     path: str, neighbours: Neighbours, end: str
@@ -773,6 +775,7 @@ def test_e2_a_handle_does_not_follow_to_one_who_took_the_topic_by_force(
     assert rival.topic_epoch == 3
 
 
+@pytest.mark.long
 def test_e2_a_handle_does_not_follow_to_one_who_came_back(neighbours: Neighbours) -> None:
     """The move has failed, and then somebody reconnects under the very epoch that the handle
     had: no other session can have had the topic, but this one is no successor."""
@@ -792,6 +795,7 @@ def sessions() -> list[LocalSession]:
     return [each for each in gc.get_objects() if type(each) is LocalSession]
 
 
+@pytest.mark.long
 def test_e2_a_handle_may_follow_for_ever(neighbours: Neighbours) -> None:
     """Its topic goes back and forth more often than Python can nest calls, and what it went
     through is not kept."""

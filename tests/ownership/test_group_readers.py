@@ -266,6 +266,7 @@ def test_f6_it_has_options_as_any_reader(engine: xl.Engine) -> None:
 # ---- several topics: waiting -------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_g5_it_waits_for_all_of_its_topics_without_polling(
     engine: xl.Engine, worker: Callable[..., Worker]
 ) -> None:
@@ -479,6 +480,7 @@ def copy(state: State, seed: int) -> int:
             continue
 
 
+@pytest.mark.long
 def test_f6_exactly_once_over_several_topics_by_readers_that_die(
     filled: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -557,6 +559,7 @@ def test_f6_what_a_batch_has_taken_that_fails_is_read_again(
     assert [m.value for _, m in reader.read_batch(3)] == [b"a0", b"b0", b"c0"]
 
 
+@pytest.mark.long
 def test_f6_threads_that_take_topics_from_each_other_do_not_jam(filled: xl.Engine) -> None:
     """Overlapping sets of topics: no two of a group's readers commit against each other."""
     stop, fenced, dice = time.monotonic() + 1.5, [], random.Random(7)

@@ -138,12 +138,13 @@ def test_f5_no_producer_is_bound_to_a_claim_that_its_own_request_moves(
         fall_while_releasing(source, coordinator, destination.id, 20.0, groups=["g"])
         assert claim.is_valid
         with pytest.raises(xl.OwnershipLostError):
-            within(lambda: topic.producer("wait_for_exclusive", claim=claim, timeout=20))
+            within(lambda: topic.producer("wait_for_exclusive", claim=claim, timeout=PATIENCE))
         assert not claim.is_valid
         assert not topic.waiters
         assert destination.topic("orders").producer("exclusive").topic_epoch == 2
 
 
+@pytest.mark.long
 def test_d4_a_waiter_that_ends_with_its_claim_leaves_its_retry_time_to_the_next(
     engine: xl.Engine, path: str, quick: Callable[..., Quick]
 ) -> None:
@@ -237,6 +238,7 @@ def test_b3_a_fenced_producer_does_not_move_its_successor_of_the_same_name(
     assert old.state == "fenced"
 
 
+@pytest.mark.long
 def test_d4_a_seat_that_is_reserved_for_one_who_hangs_keeps_no_waiter_for_ever(
     engine: xl.Engine, path: str, quick: Callable[..., Quick]
 ) -> None:

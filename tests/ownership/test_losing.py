@@ -59,7 +59,7 @@ def test_c1_the_next_waiter_is_promoted_in_the_same_transaction(
         assert engine.ledger.usage.sizes()["transactions"] == before + 1
         assert topic.owner is not None
         assert (topic.owner.producer_name, topic.owner.epoch) == ("next", 2)
-        assert waiter.result(timeout=10).topic_epoch == 2
+        assert waiter.result(timeout=PATIENCE).topic_epoch == 2
 
 
 # ---- C2: the death of a process ----------------------------------------------------------
@@ -75,7 +75,7 @@ def test_c2_a_killed_owner_s_topic_goes_to_the_waiter(
         assert process.call(send, b"alive") == topic.next_offset - 1
         waiter = topic.producer_async(WAIT)
         process.kill()
-        successor = waiter.result(timeout=20)
+        successor = waiter.result(timeout=PATIENCE)
         assert successor.topic_epoch == epoch + 1
         successor.send(b"successor")
         successor.close()
@@ -99,6 +99,7 @@ LAST_WORDS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("words", "code"), LAST_WORDS.values(), ids=LAST_WORDS)
 def test_c2_however_a_process_ends_the_waiter_gets_its_topic(
     topic: xl.Topic, words: str, code: int
@@ -119,8 +120,8 @@ def test_c2_however_a_process_ends_the_waiter_gets_its_topic(
         assert line(process) == "ready"
         waiter = topic.producer_async(WAIT)
         tell(process)
-        assert waiter.result(timeout=20).topic_epoch == 2
-        assert process.wait(timeout=20) == code
+        assert waiter.result(timeout=PATIENCE).topic_epoch == 2
+        assert process.wait(timeout=PATIENCE) == code
     assert values(topic) == [b"alive"]
 
 
@@ -135,7 +136,7 @@ def test_c2_leaving_main_sends_what_still_waits(topic: xl.Topic) -> None:
     """
     with child(source, topic.engine.path) as process:
         assert line(process) == "ready"
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=PATIENCE) == 0
     assert values(topic) == [b"%d" % i for i in range(100)]
 
 
@@ -165,7 +166,7 @@ def test_c2_all_sessions_of_a_dead_engine_are_evicted(
     assert len(sessions()) == 5
     waiter = topic.producer_async(WAIT)
     process.kill()
-    assert waiter.result(timeout=20).topic_epoch == 2
+    assert waiter.result(timeout=PATIENCE).topic_epoch == 2
     until(lambda: sessions() == [])
     for name, epoch in (("owned", 1), ("shared", 0)):
         assert engine.topic(name).holders == []
@@ -183,7 +184,7 @@ def test_c2_a_dead_owner_is_in_no_ones_way(
     process.call(open_producer, EXCLUSIVE)
     process.kill()
     assert topic.owner is None
-    producer = topic.producer(mode, timeout=10)
+    producer = topic.producer(mode, timeout=PATIENCE)
     assert producer.topic_epoch == (1 if mode == SHARED else 2)
 
 
@@ -197,7 +198,7 @@ def test_c2_the_thread_that_opened_an_engine_may_end(
     thread.join()
     with opened[0] as other:
         with ThreadPoolExecutor(1) as pool:
-            owner = pool.submit(other.topic("orders").producer, EXCLUSIVE).result(10)
+            owner = pool.submit(other.topic("orders").producer, EXCLUSIVE).result(PATIENCE)
         with pytest.raises(xl.WaitTimeoutError):
             topic.producer(WAIT, timeout=0.5)
         assert owner.send(b"x") == 0
@@ -217,7 +218,7 @@ def test_c2_the_process_that_promotes_may_die_too(
         last = topic.producer_async(WAIT)
         for process in (owner, *waiters):
             process.signal(signal.SIGKILL)
-        with last.result(timeout=20) as producer:
+        with last.result(timeout=PATIENCE) as producer:
             assert producer.topic_epoch == topic.epoch
             assert topic.waiters == []
 
@@ -231,7 +232,7 @@ def await_silence(topic: xl.Topic) -> None:
 
 
 RIVALS: dict[str, Callable[[xl.Topic], xl.Producer]] = {
-    "a waiter": lambda topic: topic.producer(WAIT, timeout=20),
+    "a waiter": lambda topic: topic.producer(WAIT, timeout=PATIENCE),
     "an exclusive request": lambda topic: await_silence(topic) or topic.producer(EXCLUSIVE),
     "a fencing request": lambda topic: await_silence(topic) or topic.producer(FENCING),
     "a shared request": lambda topic: await_silence(topic) or topic.producer(SHARED),
@@ -239,6 +240,7 @@ RIVALS: dict[str, Callable[[xl.Topic], xl.Producer]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rival", RIVALS.values(), ids=RIVALS)
 def test_c3_a_hung_owner_is_evicted_and_nothing_of_it_reaches_the_log_any_more(
     topic: xl.Topic, worker: Callable[..., Worker], rival: Callable[[xl.Topic], xl.Producer]
@@ -265,6 +267,7 @@ def test_c3_a_hung_owner_is_evicted_and_nothing_of_it_reaches_the_log_any_more(
     assert process.call(open_producer, EXCLUSIVE) == topic.epoch
 
 
+@pytest.mark.long
 def test_c3_hung_shared_producers_are_evicted_by_a_waiter(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -274,7 +277,7 @@ def test_c3_hung_shared_producers_are_evicted_by_a_waiter(
     waiter = topic.producer_async(WAIT)
     hang(process)
     here.close()
-    producer = waiter.result(timeout=20)
+    producer = waiter.result(timeout=PATIENCE)
     process.signal(signal.SIGCONT)
     with pytest.raises(Failed, match="ProducerFencedError"):
         process.call(send, b"zombie")
@@ -290,9 +293,10 @@ def buffer(state: State, count: int) -> None:
 
 def outcomes(state: State) -> set[str]:
     """How they ended."""
-    return {type(receipt.exception(20)).__name__ for receipt in state.kept["receipts"]}
+    return {type(receipt.exception(PATIENCE)).__name__ for receipt in state.kept["receipts"]}
 
 
+@pytest.mark.long
 def test_c3_what_a_hung_process_has_in_its_buffers_is_not_written_later(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -303,7 +307,7 @@ def test_c3_what_a_hung_process_has_in_its_buffers_is_not_written_later(
     process.call(buffer, 50)
     due = time.monotonic() + 3.0
     hang(process)
-    with topic.producer(WAIT, timeout=20) as producer:
+    with topic.producer(WAIT, timeout=PATIENCE) as producer:
         time.sleep(max(0.0, due - time.monotonic()))
         producer.send(b"rival")
     process.signal(signal.SIGCONT)
@@ -323,6 +327,7 @@ def test_c3_a_short_stop_costs_nothing(topic: xl.Topic, worker: Callable[..., Wo
     assert process.call(send, b"x") == 0
 
 
+@pytest.mark.long
 def test_c3_keepalive_none_is_never_evicted_for_silence(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -334,7 +339,7 @@ def test_c3_keepalive_none_is_never_evicted_for_silence(
         waiter.result(timeout=1.0)
     assert topic.owner is not None
     process.kill()  # death is another matter
-    assert waiter.result(timeout=20).topic_epoch == 2
+    assert waiter.result(timeout=PATIENCE).topic_epoch == 2
 
 
 def test_c3_a_long_stop_that_was_not_noticed_costs_nothing(
@@ -350,6 +355,7 @@ def test_c3_a_long_stop_that_was_not_noticed_costs_nothing(
     until(lambda: topic.owner is not None)
 
 
+@pytest.mark.long
 def test_c3_a_process_that_goes_on_does_not_evict_itself(
     path: str, engine: xl.Engine, topic: xl.Topic
 ) -> None:
@@ -391,7 +397,7 @@ def test_c3_a_hung_waiter_is_passed_over_and_told(
     until(lambda: not topic.waiters)
     waiter = topic.producer_async(WAIT)
     owner.close()
-    assert waiter.result(timeout=10).topic_epoch == 2
+    assert waiter.result(timeout=PATIENCE).topic_epoch == 2
     process.signal(signal.SIGCONT)
     with pytest.raises(Failed, match="ProducerFencedError"):
         process.answer()
@@ -420,10 +426,11 @@ def test_c3_a_hung_waiter_whose_name_is_taken_is_told(
     until(take_its_name)
     process.signal(signal.SIGCONT)
     with pytest.raises(Failed, match="ProducerFencedError"):
-        process.answer(timeout=10)
+        process.answer(timeout=PATIENCE)
     assert not better.done()
 
 
+@pytest.mark.long
 def test_c3_a_waiter_promoted_while_it_hangs_keeps_the_topic_or_passes_it_on(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -436,7 +443,7 @@ def test_c3_a_waiter_promoted_while_it_hangs_keeps_the_topic_or_passes_it_on(
     waiter = topic.producer_async(WAIT)
     hang(process)
     owner.close()
-    producer = waiter.result(timeout=20)
+    producer = waiter.result(timeout=PATIENCE)
     assert producer.send(b"x") == 0
     process.signal(signal.SIGCONT)
     with contextlib.suppress(Failed):  # it has lost it before it knew that it had it
@@ -452,6 +459,7 @@ def stop_inside_a_transaction(state: State) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
+@pytest.mark.long
 def test_c3_who_waits_for_a_stalled_ledger_does_not_hang(
     path: str, worker: Callable[..., Worker]
 ) -> None:
@@ -473,6 +481,7 @@ def test_c3_who_waits_for_a_stalled_ledger_does_not_hang(
         assert kept.send(b"x") == 0
 
 
+@pytest.mark.long
 def test_c3_the_heart_beats_while_application_code_is_slow(path: str) -> None:
     """A callback of the future of a waiting producer takes long. It
     must not look from outside as if the process hung: it would lose its topics."""
@@ -483,11 +492,11 @@ def test_c3_the_heart_beats_while_application_code_is_slow(path: str) -> None:
 
         def be_slow(future: Any) -> None:
             begun.set()
-            over.wait(20)
+            over.wait(PATIENCE)
 
         engine.topic("orders").producer_async(WAIT).add_done_callback(be_slow)
         owner.close()
-        assert begun.wait(10)
+        assert begun.wait(PATIENCE)
         try:
             with pytest.raises(xl.WaitTimeoutError):
                 other.topic("kept").producer(WAIT, timeout=1.5)
@@ -527,10 +536,10 @@ USES: dict[str, Callable[[Inherited], Any]] = {
     "topic.holders": lambda it: it.topic.holders,
     "topic.waiters": lambda it: it.topic.waiters,
     "topic.producer": lambda it: it.topic.producer(FENCING),
-    "topic.producer_async": lambda it: it.topic.producer_async(WAIT).result(5),
+    "topic.producer_async": lambda it: it.topic.producer_async(WAIT).result(PATIENCE),
     "topic.reader": lambda it: it.topic.reader(),
     "producer.send": lambda it: it.producer.send(b"child"),
-    "producer.send_async": lambda it: it.producer.send_async(b"child").result(5),
+    "producer.send_async": lambda it: it.producer.send_async(b"child").result(PATIENCE),
     "producer.send_many": lambda it: it.producer.send_many([b"child"]),
     "producer.flush": lambda it: it.producer.flush(),
     "producer.state": lambda it: it.producer.state,
@@ -550,6 +559,7 @@ def _raise(error: BaseException | None) -> None:
         raise error
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_c5_a_forked_child_gets_engine_closed_error(
     engine: xl.Engine, use: Callable[[Inherited], Any]
@@ -575,7 +585,7 @@ def test_c5_a_child_s_closing_and_cancelling_harms_nothing_in_the_parent(
         )  # fmt: skip
         for action in actions:
             with contextlib.suppress(xl.EngineClosedError):
-                within(action, 5)
+                within(action, PATIENCE)
 
     waiters = inherited.topic.waiters
     forked(close_everything)
@@ -584,7 +594,7 @@ def test_c5_a_child_s_closing_and_cancelling_harms_nothing_in_the_parent(
     assert inherited.topic.waiters == waiters
     assert [message.value for message in inherited.reader] == [b"before", b"parent"]
     inherited.producer.close()
-    assert inherited.future.result(timeout=10).send(b"promoted") == 2
+    assert inherited.future.result(timeout=PATIENCE).send(b"promoted") == 2
 
 
 READERS = """
@@ -655,7 +665,7 @@ def test_c5_a_child_that_outlives_the_parent_does_not_keep_its_topics(topic: xl.
         try:
             waiter = topic.producer_async(WAIT)
             process.kill()
-            assert waiter.result(timeout=20).topic_epoch == 2
+            assert waiter.result(timeout=PATIENCE).topic_epoch == 2
         finally:
             os.kill(grandchild, signal.SIGKILL)
 
@@ -681,7 +691,7 @@ def test_c5_a_child_may_exit_in_the_ordinary_way(topic: xl.Topic) -> None:
     with child(source, topic.engine.path) as process:
         assert line(process) == "2 open"
         assert line(process) == "2"
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=PATIENCE) == 0
     assert values(topic) == [b"before", b"buffered", b"after"]
 
 
@@ -703,6 +713,7 @@ def test_b4_the_error_of_every_call_has_the_traceback_of_the_last_one(
     assert max(depths) < 15, depths
 
 
+@pytest.mark.long
 def test_c5_forking_while_threads_send_harms_no_other(
     engine: xl.Engine, topic: xl.Topic, sweep: Callable[[int, int], int]
 ) -> None:
@@ -720,7 +731,7 @@ def test_c5_forking_while_threads_send_harms_no_other(
                 if thread:
                     acknowledged[producer.send(value)] = value
                 else:
-                    acknowledged[producer.send_async(value).result(20)] = value
+                    acknowledged[producer.send_async(value).result(PATIENCE)] = value
 
     def child(number: int) -> int:
         with pytest.raises(xl.EngineClosedError):
@@ -737,7 +748,7 @@ def test_c5_forking_while_threads_send_harms_no_other(
         finally:
             stop.set()
         for sender in senders:
-            sender.result(timeout=20)
+            sender.result(timeout=PATIENCE)
     assert inherited.send(b"last") == len(acknowledged)
     log = {message.offset: message.value for message in topic.reader()}
     assert log == {**acknowledged, len(acknowledged): b"last"}
@@ -973,6 +984,7 @@ FORKS_WHILE_IT_WAITS = """
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "place", ["queue", "move", "notifications", "transaction", "commit", "write", "read"]
 )
@@ -1040,9 +1052,9 @@ def test_c6_the_state_of_a_producer_of_a_closed_engine_is_closed(path: str) -> N
         fenced = engine.topic("elsewhere").producer(EXCLUSIVE)
         engine.topic("elsewhere").producer(FENCING)
         assert fenced.state == "fenced"
-    assert within(lambda: open_one.state, 10) == "closed"
-    assert within(lambda: fenced.state, 10) in ("fenced", "closed")
-    within(open_one.close, 10)
+    assert within(lambda: open_one.state, PATIENCE) == "closed"
+    assert within(lambda: fenced.state, PATIENCE) in ("fenced", "closed")
+    within(open_one.close, PATIENCE)
 
 
 @pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE, WAIT])
@@ -1113,7 +1125,7 @@ def test_c6_a_callback_may_do_whatever_it_likes(topic: xl.Topic) -> None:
 
     def queue_up_again(producer: xl.Producer, error: Exception) -> None:
         producer.close()
-        regained.append(topic.producer(WAIT, timeout=20))
+        regained.append(topic.producer(WAIT, timeout=PATIENCE))
 
     losers = [topic.producer(SHARED, on_fenced=call) for call in (fail, queue_up_again)]
     rival = topic.producer(FENCING)
@@ -1153,7 +1165,7 @@ def test_c6_a_process_that_hung_is_told_without_sending(
     process = worker(keepalive=0.5)
     process.call(open_and_watch, EXCLUSIVE)
     hang(process)
-    with topic.producer(WAIT, timeout=20):
+    with topic.producer(WAIT, timeout=PATIENCE):
         process.signal(signal.SIGCONT)
         until(lambda: process.call(calls) == ["ProducerFencedError"])
 
@@ -1233,6 +1245,7 @@ def test_c2_no_notifications_outlive_their_engine(path: str, worker: Callable[..
             assert values(another.topic("orders")) == [b"x"]
 
 
+@pytest.mark.long
 def test_c3_an_unresponsive_process_keeps_topics_that_no_process_needs(
     path: str, worker: Callable[..., Worker], topic: xl.Topic
 ) -> None:

@@ -469,6 +469,7 @@ def play(path: str, asks: str, names: list[str], sign: int) -> None:
 ROLES = ["coordinator", "source", "destination"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("role", ROLES)
 def test_e4_killed_at_any_step_topic_and_claim_move_together_or_stay(path: str, role: str) -> None:
     names = [name for name, point in POINTS.items() if point.role == role]
@@ -480,6 +481,7 @@ def test_e4_killed_at_any_step_topic_and_claim_move_together_or_stay(path: str, 
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("role", ROLES)
 def test_e4_stopped_at_any_step_topic_and_claim_move_together_or_stay(path: str, role: str) -> None:
     names = [name for name, p in POINTS.items() if p.role == role and not p.inside]

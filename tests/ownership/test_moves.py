@@ -169,6 +169,7 @@ def test_e1_one_topic_a_list_or_a_prefix(
     assert {name for name, owner in owners.items() if owner is None} == set(expected)
 
 
+@pytest.mark.long
 def test_e1_a_thousand_topics_take_a_handful_of_transactions(
     engine: xl.Engine, quick: Callable[..., Quick]
 ) -> None:
@@ -177,9 +178,9 @@ def test_e1_a_thousand_topics_take_a_handful_of_transactions(
         engine.topic(name)
     source, destination = quick("source"), quick("destination")
     source.start(open_all, names)
-    source.answer(60)
+    source.answer(PATIENCE)
     destination.start(await_all, names)
-    destination.answer(60)
+    destination.answer(PATIENCE)
     before = engine.stats()["transactions"]
     moves = engine.unload("t*", to=destination.id, timeout=PATIENCE)
     assert engine.stats()["transactions"] - before < 50  # of 48 topics or more
@@ -873,7 +874,7 @@ def test_e3_the_destination_s_next_producer_has_it(
     waiter = topic.producer_async(WAIT, priority=9) if crowded else None
     engine.unload("orders", to=destination.id, timeout=PATIENCE)
     assert owner.state == "moved"
-    assert destination.call(open_producer, mode, timeout=5) == (1 if mode == SHARED else 2)
+    assert destination.call(open_producer, mode, timeout=PATIENCE) == (1 if mode == SHARED else 2)
     assert destination.call(send, b"mine") == 0
     assert [holder.engine_id for holder in topic.holders] == [destination.id]
     assert rows(engine)["transfers"] == []
@@ -931,6 +932,7 @@ def test_e3_a_reservation_is_for_one_producer(
     assert waiter.result(PATIENCE).topic_epoch == 2
 
 
+@pytest.mark.long
 def test_e3_after_the_deadline_the_ordinary_waiter_is_promoted_by_itself(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick]
 ) -> None:
@@ -949,6 +951,7 @@ def test_e3_after_the_deadline_the_ordinary_waiter_is_promoted_by_itself(
         destination.call(open_producer, EXCLUSIVE)
 
 
+@pytest.mark.long
 def test_e3_a_better_waiter_that_comes_during_the_reservation_is_promoted_at_its_end(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick]
 ) -> None:

@@ -55,7 +55,7 @@ def test_d1_highest_priority_first_then_earliest(topic: xl.Topic) -> None:
     assert [waiter.priority for waiter in topic.waiters] == sorted(priorities, reverse=True)
     owner.close()
     for epoch, number in enumerate(order, start=2):
-        with futures[number].result(timeout=10) as producer:
+        with futures[number].result(timeout=PATIENCE) as producer:
             assert producer.topic_epoch == epoch
             assert producer.priority == priorities[number]
             producer.send(producer.name.encode())
@@ -166,8 +166,8 @@ def test_d4_the_dead_cancelled_timed_out_and_stale_are_passed_over(
     if how == "fence and close":
         # The fencer fails all who wait, and they queue up again.
         fencer = topic.producer(FENCING)
-        assert isinstance(stale.exception(10), FENCED)
-        assert isinstance(live.exception(10), FENCED)
+        assert isinstance(stale.exception(PATIENCE), FENCED)
+        assert isinstance(live.exception(PATIENCE), FENCED)
         stale = topic.producer_async(WAIT, priority=4, topic_epoch=3)
         live = topic.producer_async(WAIT, priority=1)
         epoch = 4
@@ -182,11 +182,11 @@ def test_d4_the_dead_cancelled_timed_out_and_stale_are_passed_over(
         owner.close()
     else:
         fencer.close()
-    assert between.result(timeout=20).topic_epoch == epoch
+    assert between.result(timeout=PATIENCE).topic_epoch == epoch
     between.result().close()
     with pytest.raises(FENCED):
-        stale.result(timeout=10)
-    winner = live.result(timeout=10)
+        stale.result(timeout=PATIENCE)
+    winner = live.result(timeout=PATIENCE)
     assert winner.topic_epoch == topic.epoch == epoch + 1
     assert topic.waiters == []
     if how != "kill":
@@ -225,7 +225,7 @@ def test_d4_a_long_queue_of_which_every_second_is_dead(
         process.kill()
         owner.close()
         for epoch, future in enumerate(live, start=2):
-            with future.result(timeout=20) as producer:
+            with future.result(timeout=PATIENCE) as producer:
                 assert producer.topic_epoch == epoch
     assert (topic.owner, topic.waiters) == (None, [])
 
@@ -299,7 +299,7 @@ def test_d5_no_timeout_waits_for_ever(topic: xl.Topic) -> None:
         endless = topic.producer_async(WAIT, timeout=float("inf"))
         time.sleep(0.2)
         assert [each.done() for each in (future, far, endless)] == [False] * 3
-    assert future.result(timeout=10).topic_epoch == 2
+    assert future.result(timeout=PATIENCE).topic_epoch == 2
 
 
 def test_d5_what_a_signal_handler_raises_ends_the_wait(topic: xl.Topic) -> None:
@@ -331,7 +331,7 @@ def test_d5_a_wait_is_cancelled_from_another_thread(topic: xl.Topic) -> None:
             waiting = pool.submit(future.exception, 20)
             time.sleep(0.05)
             assert future.cancel() is True
-            assert isinstance(waiting.exception(timeout=20), CancelledError)
+            assert isinstance(waiting.exception(timeout=PATIENCE), CancelledError)
         assert future.cancelled()
         assert future.cancel() is True
         assert topic.waiters == []
@@ -375,7 +375,7 @@ def race(*actions: Callable[[], Any]) -> list[Any]:
     barrier = threading.Barrier(len(actions))
 
     def run(action: Callable[[], Any]) -> Any:
-        barrier.wait(10)
+        barrier.wait(PATIENCE)
         for _ in range(random.randrange(300)):
             pass
         return action()
@@ -384,6 +384,7 @@ def race(*actions: Callable[[], Any]) -> list[Any]:
         return list(pool.map(run, actions, timeout=PATIENCE))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("where", ["same engine", "another engine"])
 def test_d5_a_cancel_that_races_with_the_grant_leaves_no_orphan(
     engine: xl.Engine, topic: xl.Topic, where: str
@@ -464,6 +465,7 @@ def test_d5_two_cancels_at_once_both_leave_the_future_decided(topic: xl.Topic) -
             assert looks == [(True, True, True)] * 2
 
 
+@pytest.mark.long
 def test_d5_a_cancel_that_races_with_the_timeout_is_decided_at_once(topic: xl.Topic) -> None:
     with topic.producer(EXCLUSIVE):
         for number in range(200):
@@ -506,7 +508,7 @@ def test_d5_closing_the_engine_ends_every_wait(path: str, last: bool) -> None:
             time.sleep(0.005 + number % 5 * 0.001)
             within(engine.close)
             for thread in threads:
-                thread.join(10)
+                thread.join(PATIENCE)
             assert not any(thread.is_alive() for thread in threads)
         with xl.open(path) as engine:
             topic = engine.topic("orders")
@@ -542,7 +544,7 @@ def test_d6_only_the_promoted_waiter_is_woken(path: str, topic: xl.Topic) -> Non
         for turn, future in enumerate(futures):
             before = wake_ups(engines)
             owner.close()
-            owner = future.result(timeout=10)
+            owner = future.result(timeout=PATIENCE)
             woken = [after - count for after, count in zip(wake_ups(engines), before, strict=True)]
             assert woken == [int(number == turn) for number in range(6)]
         assert not any(engine.closed for engine in engines)
@@ -552,7 +554,7 @@ def test_d6_refusals_cancels_and_sends_wakes_no_engine(path: str, topic: xl.Topi
     with contextlib.ExitStack() as stack:
         engines = [stack.enter_context(xl.open(path)) for _ in range(3)]
         waiters = [engine.topic("orders").producer_async(WAIT) for engine in engines[1:]]
-        owner = waiters[0].result(timeout=10)
+        owner = waiters[0].result(timeout=PATIENCE)
         before = wake_ups(engines)
         for _ in range(5):
             owner.send(b"x")
@@ -565,6 +567,7 @@ def test_d6_refusals_cancels_and_sends_wakes_no_engine(path: str, topic: xl.Topi
         assert not waiters[1].done()
 
 
+@pytest.mark.long
 def test_d6_thousands_of_waiters_cost_one_wake_up_and_no_thread(path: str) -> None:
     """Two thousand waiters in one engine, and one in each of three others. The owner leaves:
     one engine is woken, once, for the one waiter whose turn it is."""
@@ -582,7 +585,7 @@ def test_d6_thousands_of_waiters_cost_one_wake_up_and_no_thread(path: str) -> No
         for winner, future in turns:
             before = wake_ups(engines)
             owner.close()
-            owner = future.result(timeout=10)
+            owner = future.result(timeout=PATIENCE)
             woken = [after - count for after, count in zip(wake_ups(engines), before, strict=True)]
             assert woken == [int(number == winner) for number in range(4)]
         assert owner.topic_epoch == 9

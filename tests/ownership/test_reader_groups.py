@@ -61,14 +61,14 @@ def cursor(topic: xl.Topic, group: str) -> int | None:
 
 def read(reader: xl.Reader, count: int) -> list[int]:
     """The next offsets."""
-    return [reader.read_next(timeout=10).offset for _ in range(count)]
+    return [reader.read_next(timeout=PATIENCE).offset for _ in range(count)]
 
 
 # ---- one reader at a time ----------------------------------------------------------------
 
 USES: dict[str, Callable[[xl.Reader], Any]] = {
     "read_next": lambda reader: reader.read_next(timeout=0),
-    "read_next, with time": lambda reader: reader.read_next(timeout=5),
+    "read_next, with time": lambda reader: reader.read_next(timeout=PATIENCE),
     "read_batch": lambda reader: reader.read_batch(10),
     "iteration": list,
     "follow": lambda reader: next(reader.follow()),
@@ -197,7 +197,7 @@ def test_f6_a_reader_that_waits_in_another_thread_is_woken(topic: xl.Topic) -> N
         time.sleep(0.1)
         topic.reader(group="g")
         with pytest.raises(FENCED):
-            waiting.result(10)
+            waiting.result(PATIENCE)
 
 
 def test_f6_a_reader_that_hung_is_fenced_when_it_goes_on(
@@ -382,7 +382,7 @@ def test_f6_own_wakes_who_waits_soon_enough(topic: xl.Topic) -> None:
         time.sleep(0.05)
         topic.engine.own("g", {"orders": None})
         with pytest.raises(FENCED):
-            waiting.result(10)
+            waiting.result(PATIENCE)
 
 
 def test_f6_a_high_generation_does_not_keep_a_reader_out(orders: xl.Topic) -> None:
@@ -424,7 +424,7 @@ def test_f6_closing_ends_a_wait(path: str, orders: xl.Topic) -> None:
             time.sleep(0.05)
             close(engine, reader)
             with pytest.raises(xl.EngineClosedError):
-                waiting.result(10)
+                waiting.result(PATIENCE)
         engine.close()
 
 
@@ -437,6 +437,7 @@ def test_f6_a_readonly_engine_has_no_groups(path: str, orders: xl.Topic) -> None
         assert len(list(topic.reader())) == 100
 
 
+@pytest.mark.long
 def test_f6_a_forked_child_can_neither_read_nor_commit_nor_close(orders: xl.Topic) -> None:
     """Its copy of the reader is the parent's (rule C5)."""
     reader = orders.reader(group="g")
@@ -550,6 +551,7 @@ def test_f6_a_wrong_start_is_an_error_also_where_it_does_not_count(orders: xl.To
 # ---- many at once ------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_f6_many_threads_take_a_group_from_each_other_without_jamming(
     engine: xl.Engine, orders: xl.Topic
 ) -> None:
@@ -618,6 +620,7 @@ def _consume_some(reader: xl.Reader, chance: random.Random, end: int, committed:
     return False
 
 
+@pytest.mark.long
 def test_f6_what_rivals_have_committed_fits_together(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -761,6 +764,7 @@ def traffic(topic: xl.Topic) -> Iterator[None]:
         sending.result(PATIENCE)
 
 
+@pytest.mark.long
 def test_f6_consumers_that_die_skip_nothing_and_repeat_only_what_was_not_committed(
     topic: xl.Topic, worker: Callable[..., Worker], tmp_path: Path
 ) -> None:

@@ -452,6 +452,7 @@ def test_c6_the_callback_of_a_bound_producer_is_told(engine: xl.Engine, topic: x
     assert (who, type(error)) == (producer, REVOKED)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("mode", ["shared", "exclusive"])
 def test_b2_a_bound_producer_that_is_stopped_sends_nothing_behind_its_successor(
     engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker], mode: str
@@ -749,6 +750,7 @@ def die_owning(state: State, behind: bool) -> None:
     state.engine.own("g", {"r": None})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("behind", [False, True])
 def test_e5_a_crash_revokes_a_claim_with_all_that_is_bound_to_it_or_nothing(
     engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker], behind: bool
@@ -834,6 +836,7 @@ def test_f1_claims_are_listed(
 # ---- many at once ------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_f3_threads_that_revoke_each_other_s_producers_do_not_jam(
     engine: xl.Engine, topic: xl.Topic
 ) -> None:

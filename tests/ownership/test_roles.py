@@ -695,6 +695,7 @@ def send_own(state: State) -> int:
     return state.producer.send(b"mine")
 
 
+@pytest.mark.long
 def test_d7_a_role_settles_before_it_is_granted_to_a_lower_priority(
     engine: xl.Engine, path: str
 ) -> None:
@@ -766,6 +767,7 @@ def test_c3_a_role_waits_for_a_claim_of_another_role_that_hangs_no_longer_than_i
     assert "done" not in stalled.call(act, "late").values()
 
 
+@pytest.mark.long
 def test_d6_only_the_engine_whose_turn_it_is_is_woken(engine: xl.Engine, path: str) -> None:
     with crowd(path, 4) as engines:
         holder = role(engine)
@@ -1019,6 +1021,7 @@ def test_e4_a_holder_that_closes_while_its_role_is_moved_leaves_it_to_the_destin
         assert best.result(PATIENCE).epoch == 3
 
 
+@pytest.mark.long
 def test_e4_a_destination_whose_request_binds_more_than_is_free_blocks_no_other_for_ever(
     engine: xl.Engine, path: str
 ) -> None:
@@ -1185,6 +1188,7 @@ def play(path: str, names: list[str], sign: int) -> None:
 FALLS = ["coordinator", "source", "destination", "heir"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("who", FALLS)
 def test_e4_killed_at_any_step_of_a_hand_over_one_has_the_whole_role(path: str, who: str) -> None:
     names = [name for name, point in POINTS.items() if point.role == who]
@@ -1196,6 +1200,7 @@ def test_e4_killed_at_any_step_of_a_hand_over_one_has_the_whole_role(path: str, 
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("who", FALLS)
 def test_e4_stopped_at_any_step_of_a_hand_over_one_has_the_whole_role(path: str, who: str) -> None:
     names = [name for name, p in POINTS.items() if p.role == who and not p.inside]
@@ -1334,6 +1339,7 @@ def reign(state: State, seed: int, stop_after: float) -> int:
     return done
 
 
+@pytest.mark.long
 def test_e4_whatever_happens_one_process_acts_in_a_role(
     engine: xl.Engine, path: str, quick: Callable[..., Quick]
 ) -> None:
@@ -1460,6 +1466,7 @@ def test_d4_one_that_goes_on_amid_a_selection_is_granted_no_part_of_a_role(
             waiting.result(PATIENCE)
 
 
+@pytest.mark.long
 def test_d4_roles_with_parts_in_common_are_held_whole_and_never_left_idle(
     engine: xl.Engine, quick: Callable[..., Quick]
 ) -> None:

@@ -291,6 +291,7 @@ def test_e3_a_request_at_the_destination_waits_for_the_seat(
     assert not waiter.done()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("how", ["deadline", "cancelled", "killed", "closed", "hung"])
 def test_e4_a_reserved_seat_ends_and_who_waits_is_promoted(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], how: str
@@ -455,7 +456,7 @@ class Round:
             worker.call(retire, f"{number}-{worker.pid}")
             if worker is self.cast.get("destination"):
                 with contextlib.suppress(Failed):
-                    worker.call(open_producer, SHARED, name="p", timeout=10)
+                    worker.call(open_producer, SHARED, name="p", timeout=PATIENCE)
                     worker.call(retire, f"{number}-seat")
         beside.close()
         with within(lambda: self.topic.producer(WAIT)) as producer:
@@ -494,6 +495,7 @@ def play(path: str, asks: str, names: list[str], sign: int) -> int:
 ROLES = ["coordinator", "source", "heir"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("role", ROLES)
 def test_e4_killed_at_any_step_of_a_seat_s_move(path: str, role: str) -> None:
     names = [name for name, point in POINTS.items() if point.role == role]
@@ -504,6 +506,7 @@ def test_e4_killed_at_any_step_of_a_seat_s_move(path: str, role: str) -> None:
     assert min(at_once(*stages)) > 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("role", ROLES)
 def test_e4_stopped_at_any_step_of_a_seat_s_move(path: str, role: str) -> None:
     names = [name for name, p in POINTS.items() if p.role == role and not p.inside]

@@ -47,6 +47,7 @@ def blocked_by(process: Worker, place: str = "in_a_commit") -> Iterator[str]:
     process.answer()
 
 
+@pytest.mark.sampled
 @pytest.mark.rule("D5")
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("mode", [WAIT, EXCLUSIVE, FENCING])
@@ -64,6 +65,7 @@ def test_d5_a_request_that_cannot_be_registered_ends_at_its_timeout(
         assert again.send(b"x") == 0
 
 
+@pytest.mark.long
 @pytest.mark.rule("D5", "A4")
 def test_d5_a_fencing_request_that_timed_out_fences_nobody(
     topic: xl.Topic, worker: Callable[..., Worker]
@@ -77,6 +79,7 @@ def test_d5_a_fencing_request_that_timed_out_fences_nobody(
         assert again.topic_epoch == 2
 
 
+@pytest.mark.long
 @pytest.mark.rule("D5")
 def test_d5_a_thread_beside_one_that_waits_without_a_timeout_is_bounded_too(
     topic: xl.Topic, worker: Callable[..., Worker]
@@ -104,6 +107,7 @@ def _is_free(lock: object) -> bool:
     return bool(free)
 
 
+@pytest.mark.long
 @pytest.mark.rule("D5")
 def test_d5_a_claim_that_cannot_be_recorded_ends_at_its_timeout(
     engine: xl.Engine, worker: Callable[..., Worker]
@@ -128,6 +132,7 @@ def waiting(topic: xl.Topic, **options: Any) -> ProducerFuture:
     return future
 
 
+@pytest.mark.long
 @pytest.mark.rule("D5")
 @pytest.mark.parametrize("place", PLACES)
 def test_d5_a_waiter_that_was_queued_before_ends_at_its_timeout(
@@ -151,6 +156,7 @@ def test_d5_a_waiter_that_was_queued_before_ends_at_its_timeout(
         assert again.topic_epoch == 2
 
 
+@pytest.mark.long
 @pytest.mark.rule("D5")
 def test_d5_a_waiter_ends_beside_a_request_without_a_timeout(
     topic: xl.Topic, worker: Callable[..., Worker]
@@ -173,6 +179,7 @@ def test_d5_a_waiter_ends_beside_a_request_without_a_timeout(
     until(lambda: topic.waiters == [])
 
 
+@pytest.mark.long
 @pytest.mark.rule("D5", "B2")
 def test_d5_a_grant_to_a_waiter_that_has_timed_out_is_released_at_once(
     topic: xl.Topic, worker: Callable[..., Worker]
@@ -209,6 +216,7 @@ def release_and_stop(state: State, _: str) -> None:
     within(run, 2 * PATIENCE)
 
 
+@pytest.mark.long
 @pytest.mark.rule("D4", "D5")
 def test_d4_waiters_that_have_timed_out_are_released_together(
     topic: xl.Topic, worker: Callable[..., Worker]
@@ -227,6 +235,7 @@ def test_d4_waiters_that_have_timed_out_are_released_together(
         assert producer.topic_epoch == 3
 
 
+@pytest.mark.long
 @pytest.mark.rule("A2", "D5")
 @pytest.mark.parametrize("mode", [WAIT, EXCLUSIVE])
 def test_a2_a_request_is_not_refused_for_one_that_has_timed_out(
@@ -250,6 +259,7 @@ def test_a2_a_request_is_not_refused_for_one_that_has_timed_out(
     assert (producer.topic_epoch, producer.send(b"x")) == (3, 0)
 
 
+@pytest.mark.long
 @pytest.mark.rule("D5")
 @pytest.mark.parametrize("refused", [0, 1])
 def test_d5_a_waiter_ends_although_no_thread_could_be_started(
@@ -274,6 +284,7 @@ def test_d5_a_waiter_ends_although_no_thread_could_be_started(
     assert next(count) > refused + 1
 
 
+@pytest.mark.long
 @pytest.mark.rule("A5", "D5")
 def test_a5_no_process_is_named_that_does_not_block(
     topic: xl.Topic, worker: Callable[..., Worker]
@@ -288,6 +299,7 @@ def test_a5_no_process_is_named_that_does_not_block(
     assert "writer lock" not in str(error)
 
 
+@pytest.mark.long
 @pytest.mark.rule("D5")
 def test_d5_a_waiter_ends_while_its_engine_is_being_closed(
     topic: xl.Topic, worker: Callable[..., Worker]
@@ -327,6 +339,7 @@ def test_d5_deadlines_of_requests_that_have_ended_are_forgotten(
     until(lambda: len(requests.queued._deadlines) <= 12)
 
 
+@pytest.mark.long
 @pytest.mark.rule("D5")
 def test_d5_a_call_in_the_background_that_fails_does_not_hold_up_the_next(
     engine: xl.Engine,
@@ -345,6 +358,7 @@ def test_d5_a_call_in_the_background_that_fails_does_not_hold_up_the_next(
     assert next(attempts, None) is not None
 
 
+@pytest.mark.long
 @pytest.mark.rule("D5")
 def test_d5_a_cancel_does_not_wait_for_a_stopped_process(
     topic: xl.Topic, worker: Callable[..., Worker]
@@ -359,6 +373,7 @@ def test_d5_a_cancel_does_not_wait_for_a_stopped_process(
     assert process.call(send, b"still the owner") == 0
 
 
+@pytest.mark.long
 @pytest.mark.rule("D5")
 def test_d5_a_role_that_was_queued_before_ends_at_its_timeout(
     engine: xl.Engine, worker: Callable[..., Worker]
@@ -386,6 +401,7 @@ def end_role(state: State) -> None:
     state.kept["role"].close()
 
 
+@pytest.mark.long
 @pytest.mark.rule("D5")
 def test_d5_a_request_that_waits_for_a_hand_over_ends_at_its_timeout(
     topic: xl.Topic, worker: Callable[..., Worker]
@@ -425,6 +441,7 @@ def end_pausing(state: State) -> None:
     state.kept["over"].set()
 
 
+@pytest.mark.long
 @pytest.mark.rule("D5")
 def test_d5_a_claim_that_waits_for_its_holder_ends_at_its_timeout(
     engine: xl.Engine, worker: Callable[..., Worker]
@@ -444,6 +461,7 @@ def own_shard(state: State) -> None:
     state.kept["claim"] = state.engine.own({"shard": 5})
 
 
+@pytest.mark.long
 @pytest.mark.rule("D5")
 def test_d5_tasks_that_wait_end_at_their_timeouts(
     topic: xl.Topic, worker: Callable[..., Worker]
@@ -475,6 +493,7 @@ def test_d5_tasks_that_wait_end_at_their_timeouts(
 # ---- hand-overs -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.rule("E4", "D5")
 @pytest.mark.parametrize("place", PLACES)
 def test_e4_a_move_that_cannot_begin_fails_at_its_deadline(
@@ -498,6 +517,7 @@ def test_e4_a_move_that_cannot_begin_fails_at_its_deadline(
     assert move.state == "assigned"
 
 
+@pytest.mark.long
 @pytest.mark.rule("E4", "D5")
 @pytest.mark.parametrize("keepalive", [0.5, None])
 def test_e4_a_move_whose_source_is_stopped_inside_fails_at_its_deadline(
@@ -517,6 +537,7 @@ def test_e4_a_move_whose_source_is_stopped_inside_fails_at_its_deadline(
         assert again.topic_epoch == 2
 
 
+@pytest.mark.long
 @pytest.mark.rule("E4", "D5")
 def test_e4_a_move_that_cannot_be_cancelled_says_so(
     topic: xl.Topic, worker: Callable[..., Worker]
@@ -534,6 +555,7 @@ def test_e4_a_move_that_cannot_be_cancelled_says_so(
     assert process.call(send, b"still the owner") == 0
 
 
+@pytest.mark.long
 @pytest.mark.rule("E4", "D5")
 def test_e4_a_cancel_of_a_move_ends_beside_an_unresponsive_source(
     topic: xl.Topic, worker: Callable[..., Worker]
@@ -551,6 +573,7 @@ def test_e4_a_cancel_of_a_move_ends_beside_an_unresponsive_source(
     process.call(end_pausing)
 
 
+@pytest.mark.long
 @pytest.mark.rule("E4", "D5")
 def test_e4_a_producer_that_cannot_move_stays(
     topic: xl.Topic, worker: Callable[..., Worker]
@@ -566,6 +589,7 @@ def test_e4_a_producer_that_cannot_move_stays(
 # ---- roles ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.rule("D5")
 @pytest.mark.parametrize("topics", [[], ["orders"], ["new"]])
 def test_d5_a_role_that_cannot_be_registered_ends_at_its_timeout(
@@ -580,6 +604,7 @@ def test_d5_a_role_that_cannot_be_registered_ends_at_its_timeout(
         assert role.epoch == 1
 
 
+@pytest.mark.long
 @pytest.mark.rule("E4", "D5")
 def test_e4_a_role_that_cannot_be_handed_over_stays(
     engine: xl.Engine, worker: Callable[..., Worker]
@@ -596,6 +621,7 @@ def test_e4_a_role_that_cannot_be_handed_over_stays(
 # ---- sends and reads ------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.rule("B9", "G5")
 @pytest.mark.parametrize("place", PLACES)
 def test_b9_sends_and_reads_end_at_their_timeouts(

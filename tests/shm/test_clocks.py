@@ -43,6 +43,7 @@ def wall_clock(state: State) -> float:
 JUMPS = {"a day ahead": DAY, "a day back": -DAY}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seconds", JUMPS.values(), ids=JUMPS)
 def test_c4_a_jump_of_the_wall_clock_evicts_no_engine(
     path: str, clock: WallClock, worker: Callable[..., Worker], seconds: int
@@ -121,6 +122,7 @@ def wait_in_every_way(state: State, seconds: float) -> list[float]:
         return list(pool.map(how_long, waits))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seconds", JUMPS.values(), ids=JUMPS)
 def test_c4_timeouts_hold_while_the_clock_jumps(
     topic: xl.Topic, clock: WallClock, worker: Callable[..., Worker], seconds: int
@@ -318,6 +320,7 @@ SENDS = """
 """
 
 
+@pytest.mark.long
 @needs_namespaces
 def test_c4_a_reused_process_id_has_nothing_to_do_with_the_dead_one_s_locks(path: str) -> None:
     """It was killed inside the critical section. The next process has the id of the thread that
@@ -360,6 +363,7 @@ LIVES_ON = """
 """
 
 
+@pytest.mark.long
 @needs_namespaces
 def test_c4_a_reused_process_id_does_not_keep_the_dead_one_s_snapshot(path: str) -> None:
     """It was killed while it read. The next process with that id opens the ledger and stays. LMDB,

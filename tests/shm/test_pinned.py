@@ -18,7 +18,7 @@ from exclusivelog.local.ownership import notifications
 from exclusivelog.local.storage import usage
 from exclusivelog.local.storage.environment import Reading, parse_readers
 from testing.children import child, line, tell
-from testing.processes import stop_outside, until
+from testing.processes import PATIENCE, stop_outside, until
 
 pytestmark = pytest.mark.once  # durability changes appends, not who may append
 
@@ -88,6 +88,7 @@ def engine(path: str) -> Iterator[xl.Engine]:
         yield engine
 
 
+@pytest.mark.long
 def test_c3_who_is_stopped_inside_a_read_is_named_once(
     engine: xl.Engine, path: str, told: Callable[[], list[str]]
 ) -> None:
@@ -114,6 +115,7 @@ def test_c3_who_is_stopped_inside_a_read_is_named_once(
         assert len(told()) == 1
 
 
+@pytest.mark.long
 def test_c3_kill_stalled_ends_who_is_stopped_inside_a_read(
     path: str, engine: xl.Engine, told: Callable[[], list[str]]
 ) -> None:
@@ -124,7 +126,7 @@ def test_c3_kill_stalled_ends_who_is_stopped_inside_a_read(
     ):
         read_on(process, path, "stops")
         turn_over(engine, 20)
-        assert process.wait(20) == -signal.SIGKILL
+        assert process.wait(PATIENCE) == -signal.SIGKILL
         assert len(told()) == 1
         turn_over(engine, 50)
         assert turn_over(engine) < HELD_UP
@@ -135,6 +137,7 @@ def test_c3_kill_stalled_ends_who_is_stopped_inside_a_read(
 LIVES = {"it sleeps": "sleeps", "it is read-only": "readonly"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", LIVES.values(), ids=LIVES)
 def test_c3_kill_stalled_spares_who_is_not_silent_or_has_no_keepalive(
     path: str, engine: xl.Engine, told: Callable[[], list[str]], how: str
@@ -154,6 +157,7 @@ def test_c3_kill_stalled_spares_who_is_not_silent_or_has_no_keepalive(
         assert f"process {process.pid}" in text if how == "readonly" else "'reads'" in text
 
 
+@pytest.mark.long
 def test_c3_a_long_read_of_this_process_is_named_with_its_thread(
     engine: xl.Engine, told: Callable[[], list[str]]
 ) -> None:
@@ -163,22 +167,24 @@ def test_c3_a_long_read_of_this_process_is_named_with_its_thread(
     def read() -> None:
         with engine.ledger.read():
             begun.set()
-            done.wait(60)
+            done.wait(PATIENCE)
 
     thread = threading.Thread(target=read, name="reads-on-and-on")
     thread.start()
     try:
-        assert begun.wait(20)
+        assert begun.wait(PATIENCE)
         turn_over(engine, 20)
         until(told)
         assert "'reads-on-and-on'" in told()[0]
         assert engine.stats()["oldest_reader"]["pid"] == os.getpid()
     finally:
         done.set()
-        thread.join(20)
+        thread.join(PATIENCE)
     assert engine.stats()["oldest_reader"] is None
 
 
+@pytest.mark.smoke
+@pytest.mark.long
 def test_c2_the_place_of_a_reader_that_was_killed_is_given_back(
     engine: xl.Engine, path: str, told: Callable[[], list[str]]
 ) -> None:
@@ -193,6 +199,7 @@ def test_c2_the_place_of_a_reader_that_was_killed_is_given_back(
         assert told() == []
 
 
+@pytest.mark.long
 def test_c2_control_without_a_look_a_killed_reader_pins_pages(
     engine: xl.Engine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +210,7 @@ def test_c2_control_without_a_look_a_killed_reader_pins_pages(
         assert turn_over(engine) > GROWN
 
 
+@pytest.mark.long
 def test_c3_many_short_reads_are_no_long_one(
     engine: xl.Engine, told: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,10 +231,11 @@ def test_c3_many_short_reads_are_no_long_one(
     finally:
         ended.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE)
     assert told() == []
 
 
+@pytest.mark.long
 def test_c3_lmdb_s_listing_is_understood(engine: xl.Engine) -> None:
     """Header, places without a read, and no table at all."""
     assert parse_readers("(no active readers)\n") == parse_readers("(no reader locks)\n") == []

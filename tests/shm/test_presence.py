@@ -118,7 +118,7 @@ def test_h3_a_child_keeps_none_of_its_dead_parents_locks(path, worker) -> None:
         orphan = int(line(process))
         try:
             process.kill()
-            process.wait(20)
+            process.wait(PATIENCE)
             directory = Directory(path)
             presence = Presence(directory)
             presence.enter()
@@ -167,7 +167,7 @@ def test_h3_a_backup_put_back_over_a_ledger_can_be_written(path, tmp_path, keep)
     if not keep:
         for name in ("owners.lock", "lock.mdb"):
             (Path(path) / name).unlink()
-    subprocess.run(["cp", "-a", f"{tmp_path}/backup/.", path], check=True, timeout=30)
+    subprocess.run(["cp", "-a", f"{tmp_path}/backup/.", path], check=True, timeout=PATIENCE)
     source = """
         import sys
         import exclusivelog as xl
@@ -199,7 +199,7 @@ def test_h3_another_boot_id_beside_an_owner_is_an_error_and_wipes_nothing(path, 
     bind = f'mount --bind {other} /proc/sys/kernel/random/boot_id && exec "$@"'
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", bind, "sh", *command(source, path)],
-        capture_output=True, text=True, timeout=60, cwd=ROOT, check=False,
+        capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT, check=False,
     )  # fmt: skip
     if done.returncode:
         pytest.skip(f"no boot id can be mounted here: {done.stderr.strip()}")
@@ -226,7 +226,7 @@ def test_h2_a_backup_put_back_under_a_read_only_engine_is_named(path, tmp_path) 
     """
     with child(source, path) as reader:
         assert line(reader) == "open"
-        subprocess.run(["cp", "-a", f"{tmp_path}/backup/.", path], check=True, timeout=30)
+        subprocess.run(["cp", "-a", f"{tmp_path}/backup/.", path], check=True, timeout=PATIENCE)
         for readonly in (False, True):
             with pytest.raises(xl.LedgerError, match="replaced by an older one"):
                 xl.open(path, readonly=readonly)
@@ -236,6 +236,7 @@ def test_h2_a_backup_put_back_under_a_read_only_engine_is_named(path, tmp_path) 
         assert producer.send(b"y") == 1
 
 
+@pytest.mark.long
 @needs_root
 def test_h2_an_engine_whose_process_gave_up_privileges_sends_on(path) -> None:
     """Opened by root, before the daemon becomes a user who may not look into the directory."""
@@ -268,7 +269,7 @@ def test_b3_an_overlay_and_its_upper_directory_have_one_owner(tmp_path) -> None:
     options = f"lowerdir={tmp_path}/lower,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
     mounted = subprocess.run(
         ["mount", "-t", "overlay", "overlay", "-o", options, tmp_path / "merged"],
-        capture_output=True, text=True, timeout=30, check=False,
+        capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     if mounted.returncode:
         pytest.skip(f"no overlay can be mounted here: {mounted.stderr.strip()}")
@@ -282,7 +283,7 @@ def test_b3_an_overlay_and_its_upper_directory_have_one_owner(tmp_path) -> None:
         with xl.open(tmp_path / "upper" / "log") as engine:  # the control: no live engine
             assert values(engine.topic("t")) == [b"x", b"y"]
     finally:
-        subprocess.run(["umount", "-l", tmp_path / "merged"], check=True, timeout=30)
+        subprocess.run(["umount", "-l", tmp_path / "merged"], check=True, timeout=PATIENCE)
 
 
 def test_h3_a_reader_believes_no_words_once_no_engine_lives(path, worker) -> None:
@@ -439,6 +440,7 @@ def test_h2_no_file_of_ours_has_a_standard_descriptor(path) -> None:
     assert finish(source, path) == "[]"
 
 
+@pytest.mark.long
 def test_h2_reading_ones_own_directory_gives_no_lock_away(path) -> None:
     """To close any descriptor of lock.mdb drops LMDB's POSIX locks: the next process to open reset
     its readers and its mutex under those that live."""
@@ -449,7 +451,7 @@ def test_h2_reading_ones_own_directory_gives_no_lock_away(path) -> None:
             shutil.copytree(path, f"{path}-copy-{number}")
             with xl_in_a_child(path) as process:
                 with pytest.raises(AssertionError):  # the topic is held: the child ends
-                    line(process, 20)
+                    line(process, PATIENCE)
             producer.close()
             with xl_in_a_child(path) as process:
                 tell(process, "child")
@@ -501,7 +503,7 @@ STORES = """
 def test_h2_a_store_that_cannot_reach_the_file_does_not_kill(tmp_path) -> None:
     assert finish(STORES, tmp_path / "file", "guarded") == "5 6 True\n"
     done = subprocess.run(  # the control
-        command(STORES, tmp_path / "file", "not"), capture_output=True, timeout=60, cwd=ROOT,
+        command(STORES, tmp_path / "file", "not"), capture_output=True, timeout=PATIENCE, cwd=ROOT,
         check=False,
     )  # fmt: skip
     assert done.returncode == -signal.SIGBUS
@@ -519,7 +521,11 @@ def test_h2_a_bus_error_that_is_not_ours_still_kills(tmp_path) -> None:
         other[0]
     """
     done = subprocess.run(
-        command(source, tmp_path / "file"), capture_output=True, timeout=60, cwd=ROOT, check=False
+        command(source, tmp_path / "file"),
+        capture_output=True,
+        timeout=PATIENCE,
+        cwd=ROOT,
+        check=False,
     )
     assert done.returncode == -signal.SIGBUS
 
@@ -541,6 +547,7 @@ def test_h2_a_file_guard_knows_mappings_of_others(tmp_path) -> None:
         assert namesake.lost
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["owners.lock", "journal", "lock.mdb", "data.mdb"])
 @pytest.mark.parametrize("durability", ["power", "process"])
 def test_h2_a_file_that_is_cut_off_under_an_engine_kills_no_process(path, name, durability) -> None:

@@ -106,6 +106,7 @@ def send_until_fenced(state: State, way: str) -> tuple[int, Acked]:
         return producer.topic_epoch, acked
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_c3_an_owner_stopped_at_any_moment_is_replaced_and_writes_nothing_more(
     topic: xl.Topic, worker: Callable[..., Worker], way: str
@@ -145,6 +146,7 @@ def send_until(state: State, over: str) -> Acked:
     return acked
 
 
+@pytest.mark.long
 def test_c3_short_stops_anywhere_lose_nothing(
     topic: xl.Topic, worker: Callable[..., Worker], tmp_path: Path
 ) -> None:
@@ -213,6 +215,7 @@ def test_c3_a_keepalive_that_cannot_be_is_refused(path: str, keepalive: float) -
         xl.open(path, keepalive=keepalive)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("step", ["find_dead", "_evict_some"])
 def test_c3_one_that_has_gone_on_is_not_evicted_any_more(
     path: str, worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, step: str
@@ -274,6 +277,7 @@ def test_c3_those_who_wait_name_the_holder(
         assert producer.send(b"x") == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("place", "ways"),
     [("in_an_append", ["send", "send_async", "topic"]), ("in_a_commit", ["topic"])],
@@ -317,7 +321,7 @@ def test_c3_appends_go_on_beside_a_stopped_commit(
     process = worker(name="hung")
     with stopped(process, "in_a_commit"):
         for number in range(100):
-            assert within(lambda: producer.send(b"meanwhile"), 10) == number + 1
+            assert within(lambda: producer.send(b"meanwhile"), PATIENCE) == number + 1
         assert len(values(topic)) == 101
     process.answer()
 
@@ -332,11 +336,11 @@ def test_c3_readers_do_not_mind_who_is_stopped(
         reader = topic.reader()
         reader.read_next(0)
         with stopped(process, place):
-            assert len(within(lambda r=reader: list(r), 10)) == 99
-            assert len(within(lambda: values(topic), 10)) == 100
-            assert within(lambda: topic.owner, 10) is None
+            assert len(within(lambda r=reader: list(r), PATIENCE)) == 99
+            assert len(within(lambda: values(topic), PATIENCE)) == 100
+            assert within(lambda: topic.owner, PATIENCE) is None
             with pytest.raises(xl.WaitTimeoutError):
-                within(lambda r=reader: r.read_next(0.05), 10)
+                within(lambda r=reader: r.read_next(0.05))
         process.answer()
 
 
@@ -388,11 +392,12 @@ def interrupt_every_wait(process: Any, errors: Path) -> list[str]:
     while waited[-1] != "no more":
         time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        assert line(process, timeout=10) == "interrupted"
+        assert line(process, timeout=PATIENCE) == "interrupted"
         waited.append(line(process))
     return waited
 
 
+@pytest.mark.long
 def test_c3_every_wait_for_a_stopped_process_can_be_interrupted(
     path: str, worker: Callable[..., Worker], tmp_path: Path
 ) -> None:
@@ -431,6 +436,7 @@ OPENS_UNTIL_INTERRUPTED = """
 """
 
 
+@pytest.mark.long
 def test_c3_opening_a_stalled_ledger_can_be_interrupted(
     path: str, worker: Callable[..., Worker], tmp_path: Path
 ) -> None:
@@ -444,7 +450,7 @@ def test_c3_opening_a_stalled_ledger_can_be_interrupted(
         assert line(opens) == "waits"
         until(lambda: f"pid {process.pid}), silent for" in errors.read_text())
         opens.send_signal(signal.SIGINT)
-        assert line(opens, timeout=10) == "interrupted"
+        assert line(opens, timeout=PATIENCE) == "interrupted"
         process.signal(signal.SIGCONT)
         process.answer()
         tell(opens)
@@ -461,6 +467,7 @@ def own_and_send(state: State, value: bytes) -> int:
     return epoch
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("place", PLACES)
 def test_c3_a_hung_process_is_killed_once_its_own_keepalive_is_over(
     path: str, worker: Callable[..., Worker], place: str, caplog: pytest.LogCaptureFixture
@@ -516,6 +523,7 @@ MERCIES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("place", "kill_stalled", "keepalive", "another"), MERCIES.values(), ids=MERCIES
 )
@@ -545,6 +553,7 @@ def be_slow(state: State, seconds: float) -> None:
         time.sleep(seconds)
 
 
+@pytest.mark.long
 def test_c3_a_process_that_beats_is_not_killed_however_long_it_stays(
     path: str, worker: Callable[..., Worker]
 ) -> None:
@@ -557,6 +566,7 @@ def test_c3_a_process_that_beats_is_not_killed_however_long_it_stays(
         assert process.call(own_and_send, b"alive") == 1
 
 
+@pytest.mark.long
 def test_c3_one_that_beats_again_before_it_is_killed_is_spared(
     path: str, worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -612,6 +622,7 @@ WAITS_FOR_ITSELF = """
 """
 
 
+@pytest.mark.long
 def test_c3_no_process_kills_itself(path: str) -> None:
     """One thread waits for another one of its own process, whose heart has stopped."""
     assert finish(WAITS_FOR_ITSELF, path) == "1\n"
@@ -680,6 +691,7 @@ def stop_your_main_thread(state: State, place: str) -> None:
     PLACES[place](state.engine)
 
 
+@pytest.mark.long
 def test_c3_who_is_stopped_a_second_time_is_reported_a_second_time(
     engine: xl.Engine, worker: Callable[..., Worker], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -764,6 +776,7 @@ def test_c3_one_can_look_while_a_producer_waits_in_open(
         assert f"pid {process.pid}), silent for" in owners(path)
 
 
+@pytest.mark.long
 def test_c3_the_leave_to_kill_ends_with_its_engine(
     engine: xl.Engine, worker: Callable[..., Worker]
 ) -> None:

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import exclusivelog as xl
+from testing.patience import PATIENCE
 
-PATIENCE = 150.0
 FORMAT = "exclusivelog"
 
 

@@ -19,6 +19,7 @@ from exclusivelog.spark.options import batch_options
 from exclusivelog.spark.scan import scan
 from exclusivelog.spark.source import ClusterPlace, Slice
 from testing.broker import Namespace
+from testing.patience import PATIENCE
 from tests.spark.sparks import FORMAT, read
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
@@ -90,7 +91,7 @@ def test_a_stream_reads_what_comes(
             .format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
             .trigger(availableNow=True).start(str(tmp_path / "out"))
         )  # fmt: skip
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(int(PATIENCE))
 
     run()
     with engine.topic("orders").producer("exclusive") as producer:
@@ -149,7 +150,7 @@ def test_no_plan_log_error_or_repr_has_the_token(
         streamed.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c"))
         .trigger(availableNow=True).start()
     )  # fmt: skip
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(int(PATIENCE))
     told += [str(query.lastProgress), *(p.read_text() for p in (tmp_path / "c").rglob("[0-9]*"))]
     for wrong in ({"startingOffsets": "never"}, {"admin": "http://127.0.0.1:1"}):
         with pytest.raises(Exception, match="EXCLUSIVELOG") as error:

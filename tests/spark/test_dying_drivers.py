@@ -24,6 +24,7 @@ FAULTS = Path(__file__).parent / "faults"
 LIMIT = 400  # seconds, for a program with a JVM of its own
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.once,
     pytest.mark.timeout(4 * LIMIT),
     pytest.mark.usefixtures("spark_home"),

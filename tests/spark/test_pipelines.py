@@ -53,6 +53,7 @@ def expected(*offsets: int) -> list[tuple[int, bytes]]:
 # ---- archive -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_an_archive_grows_by_what_is_new(spark, path, tmp_path) -> None:
     fill(path, count=10)
     to = str(tmp_path / "archive")
@@ -71,6 +72,7 @@ def test_an_archive_grows_by_what_is_new(spark, path, tmp_path) -> None:
     assert ".zstd.parquet" in str(next(Path(to).rglob("*.parquet")))
 
 
+@pytest.mark.long
 def test_an_archive_in_ranges_tells_its_progress(spark, path, tmp_path) -> None:
     fill(path, "eu/orders", 10)
     out = io.StringIO()
@@ -81,6 +83,7 @@ def test_an_archive_in_ranges_tells_its_progress(spark, path, tmp_path) -> None:
     assert rows(spark, tmp_path / "a" / "eu%2Forders") == expected(*range(9))
 
 
+@pytest.mark.long
 def test_an_archive_that_was_interrupted_goes_on(spark, path, tmp_path, monkeypatch) -> None:
     fill(path, count=10)
     to = tmp_path / "archive"
@@ -108,6 +111,7 @@ def test_an_archive_that_was_interrupted_goes_on(spark, path, tmp_path, monkeypa
     assert "_writing" not in names
 
 
+@pytest.mark.long
 def test_an_archive_that_was_damaged_is_not_recorded(spark, path, tmp_path, monkeypatch) -> None:
     fill(path, count=10)
     to = tmp_path / "archive"
@@ -127,6 +131,7 @@ def test_an_archive_that_was_damaged_is_not_recorded(spark, path, tmp_path, monk
     assert rows(spark, to / "orders") == expected(*range(10))
 
 
+@pytest.mark.long
 def test_what_was_trimmed_unarchived_is_missed(spark, path, tmp_path) -> None:
     fill(path, count=10)
     to = str(tmp_path / "archive")
@@ -138,6 +143,7 @@ def test_what_was_trimmed_unarchived_is_missed(spark, path, tmp_path) -> None:
     assert archive.run(spark, path, "orders", str(tmp_path / "new")).start == 6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("topic", ["\u65e5" * 85, "a/b *?[c]{d}%2F", "_.\\'\" =:#"])
 def test_a_topic_of_any_name_has_an_archive(spark, path, tmp_path, topic) -> None:
     """Quoted, 255 bytes are three times as many: too long for a file's name."""
@@ -148,6 +154,7 @@ def test_a_topic_of_any_name_has_an_archive(spark, path, tmp_path, topic) -> Non
     assert values(str(tmp_path / "copy"), topic) == values(path, topic)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["a[1]", "a{b,c}", "a*", "a\\b"])
 def test_a_directory_is_no_pattern(spark, path, tmp_path, name) -> None:
     """Spark finds nothing in "a[1]", and in "a*" what is in "abc", too."""
@@ -178,6 +185,7 @@ def make_anew(path: str) -> None:
     fill(path, count=20, start=100)
 
 
+@pytest.mark.long
 def test_a_topic_that_is_made_anew_while_it_is_archived_is_told_of(
     spark, path, tmp_path, monkeypatch
 ) -> None:
@@ -199,6 +207,7 @@ def test_a_topic_that_is_made_anew_while_it_is_archived_is_told_of(
         assert recorded(engine, "orders") == {}
 
 
+@pytest.mark.long
 def test_a_topic_that_is_made_anew_while_it_is_compacted_is_told_of(
     spark, path, tmp_path, monkeypatch
 ) -> None:
@@ -217,6 +226,7 @@ def test_a_topic_that_is_made_anew_while_it_is_compacted_is_told_of(
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.long
 def test_what_is_archived_can_be_trimmed(spark, path, tmp_path) -> None:
     fill(path, count=10)
     done = archive.run(spark, path, "orders", str(tmp_path / "a"), before=6, keep=dt.timedelta(0))
@@ -251,6 +261,7 @@ def keyed(path: str) -> None:
             producer.send(value, key=key, properties={"p": "q"})
 
 
+@pytest.mark.long
 def test_the_last_message_of_each_key_is_kept(spark, path, tmp_path) -> None:
     keyed(path)
     to = tmp_path / "compacted"
@@ -268,6 +279,7 @@ def test_the_last_message_of_each_key_is_kept(spark, path, tmp_path) -> None:
         compact.run(spark, path, "orders", to=str(tmp_path / "mine"))
 
 
+@pytest.mark.long
 def test_a_compacted_topic_is_written_once(spark, path) -> None:
     keyed(path)
     assert compact.run(spark, path, "orders", to_topic="last").keys == 3
@@ -278,6 +290,7 @@ def test_a_compacted_topic_is_written_once(spark, path) -> None:
     assert messages[0].properties == {"p": "q", "origin_offset": "3", "origin_epoch": "1"}
 
 
+@pytest.mark.long
 def test_a_key_that_is_gone_is_gone_from_the_compacted_topic(spark, path) -> None:
     """What it was compacted into has its last value from before: only a tombstone ends that."""
     keyed(path)
@@ -290,6 +303,7 @@ def test_a_key_that_is_gone_is_gone_from_the_compacted_topic(spark, path) -> Non
     assert {key for key, value in latest.items() if value is not None} == {b"c", b""}
 
 
+@pytest.mark.long
 def test_a_topic_that_was_made_anew_is_compacted_anew(spark, path) -> None:
     keyed(path)
     compact.run(spark, path, "orders", to_topic="last")
@@ -304,6 +318,7 @@ def test_a_topic_that_was_made_anew_is_compacted_anew(spark, path) -> None:
 # ---- replay ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_replay_of_a_range_goes_on_where_it_was(spark, path, tmp_path, monkeypatch) -> None:
     fill(path, count=10)
     to = str(tmp_path / "copy")
@@ -322,6 +337,7 @@ def test_a_replay_of_a_range_goes_on_where_it_was(spark, path, tmp_path, monkeyp
     assert values(path, "again") == as_bytes(range(7, 10))
 
 
+@pytest.mark.long
 def test_a_replay_may_go_on_from_the_archive(spark, path, tmp_path) -> None:
     fill(path, count=10)
     to, copy = str(tmp_path / "archive"), str(tmp_path / "copy")
@@ -341,6 +357,7 @@ def test_a_replay_of_what_is_not_there_is_refused(spark, path, tmp_path) -> None
         replay.run(spark, str(tmp_path), "orders", path, to_topic="x")
 
 
+@pytest.mark.long
 def test_a_replay_does_not_step_over_what_was_trimmed(spark, path, tmp_path) -> None:
     fill(path, count=10)
     copy = str(tmp_path / "copy")
@@ -403,6 +420,7 @@ def test_a_sound_log_passes(spark, path) -> None:
     assert facts["chat", "one producer in each exclusive epoch"] == "0 exclusive epochs"
 
 
+@pytest.mark.long
 def test_e5_claims_among_the_events_are_no_topic_s(spark, path, tmp_path) -> None:
     """Neither the audit nor the report takes a claim for a tenure; Spark reads the events, of which
     those about claims have no key."""
@@ -584,6 +602,7 @@ def test_names_cannot_break_the_page() -> None:
     assert "16 ms" in text
 
 
+@pytest.mark.long
 def test_the_demo_draws_its_leaders(spark_home, tmp_path) -> None:
     to = tmp_path / "demo.html"
     out = io.StringIO()
@@ -635,6 +654,7 @@ class _kept:  # noqa: N801
         pass
 
 
+@pytest.mark.long
 def test_the_commands(command, path, tmp_path) -> None:
     fill(path, count=10)
     status, said, told = command("archive", path, "orders", tmp_path / "a", "--before", 7)

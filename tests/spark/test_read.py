@@ -57,6 +57,7 @@ def offsets(frame) -> list[int]:
 # ---- values ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_column_comes_as_it_was_sent(spark, path) -> None:
     with xl.open(path) as engine:
         with engine.topic("orders").producer("exclusive", name="alice") as producer:
@@ -101,6 +102,7 @@ def test_any_columns_in_any_order(spark, path, columns) -> None:
     assert sorted(map(repr, frame.collect())) == sorted(map(repr, everything.collect()))
 
 
+@pytest.mark.long
 def test_columns_that_do_not_exist_or_have_another_type_are_refused(spark, path) -> None:
     fill(path)
     for columns in ("ofset bigint", "offset int", "value string"):
@@ -108,6 +110,7 @@ def test_columns_that_do_not_exist_or_have_another_type_are_refused(spark, path)
         assert columns.split()[0] in text
 
 
+@pytest.mark.long
 def test_messages_sent_one_by_one_and_in_large_entries_read_the_same(spark, path) -> None:
     with xl.open(path) as engine:
         with engine.topic("orders").producer("exclusive") as producer:
@@ -123,6 +126,7 @@ def test_messages_sent_one_by_one_and_in_large_entries_read_the_same(spark, path
 # ---- ranges and partitions ---------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_range_by_offset_by_time_and_by_topic(spark, path) -> None:
     fill(path, "a", 10)
     fill(path, "b", 5)
@@ -290,6 +294,7 @@ def test_a_range_is_fixed_when_it_is_first_run(spark, path) -> None:
 # ---- what is not there -------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_trimmed_offsets_are_an_error_or_passed_over(spark, path) -> None:
     fill(path, count=10)
     trim(path, "orders", 4)
@@ -323,6 +328,7 @@ def test_a_topic_that_ended_before_its_plan_is_data_loss(path) -> None:
         list(rows.of(Slice([plan.Span("orders", 5, 12)], Place.of(reading(path)))))
 
 
+@pytest.mark.long
 def test_errors_name_what_is_wrong(spark, path) -> None:
     fill(path)
     assert "no topic 'nothing'" in refused(
@@ -364,6 +370,7 @@ def test_options_are_checked_by_name(options, words) -> None:
 # ---- views -------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_views_show_what_the_ledger_knows(spark, path) -> None:
     fill(path, "orders", 4)
     fill(path, "orders", 3)
@@ -435,6 +442,7 @@ def test_e5_views_show_hand_overs_and_every_change_of_ownership(spark, path) -> 
 # ---- streams -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_stream_takes_no_more_than_the_limit_and_nothing_twice(spark, path, tmp_path) -> None:
     fill(path, count=25)
     query = stream(spark, path, tmp_path / "ckpt", maxOffsetsPerTrigger=10)
@@ -672,6 +680,7 @@ def test_a_ledger_that_was_made_anew_is_opened_anew(path, tmp_path) -> None:
 # ---- discovery ---------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_spark_finds_the_source_by_itself(spark: SparkSession, path) -> None:
     import pyspark_exclusivelog
 

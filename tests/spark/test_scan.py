@@ -44,6 +44,7 @@ def same(ours, theirs) -> None:
 # ---- what it reads -----------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_column_comes_as_the_data_source_reads_it(spark, path) -> None:
     with xl.open(path) as engine:
         with engine.topic("orders").producer("exclusive", name="alice") as producer:
@@ -58,6 +59,7 @@ def test_every_column_comes_as_the_data_source_reads_it(spark, path) -> None:
     assert [row.value for row in ours.select("value").collect()] == values(path, "orders")
 
 
+@pytest.mark.long
 def test_a_compressed_topic_is_read_both_ways_and_written(spark, path) -> None:
     pytest.importorskip("lz4")
     with xl.open(path) as engine:
@@ -86,6 +88,7 @@ def test_any_columns_in_any_order(spark, path, columns) -> None:
     same(ours, read(spark, path, columns=wanted))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("given", "theirs"),
     [
@@ -191,6 +194,7 @@ def test_what_is_not_there_when_it_is_planned(path) -> None:
 # ---- what is lost after the planning -----------------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strict", [True, False])
 def test_what_is_trimmed_before_it_is_read(spark, path, strict) -> None:
     fill(path, count=10)
@@ -202,6 +206,7 @@ def test_what_is_trimmed_before_it_is_read(spark, path, strict) -> None:
         assert offsets(frame) == [4, 5, 6, 7, 8, 9]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_topic_that_is_made_anew_before_it_is_read(spark, path, strict) -> None:
     fill(path, count=5)
@@ -223,6 +228,7 @@ def test_a_topic_that_ends_before_its_plan(path) -> None:
         list(tasks.read(iter([pa.record_batch({"id": [0]})])))
 
 
+@pytest.mark.long
 def test_a_damaged_entry_fails_the_query_and_names_the_offsets(spark, path) -> None:
     fill(path, count=10)
     frame = scan(spark, path, "orders", TWO)
@@ -250,6 +256,7 @@ def test_an_executor_that_cannot_open_the_ledger_says_so(path) -> None:
         assert '"access", "inline"' in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_ledger_that_is_gone_is_read_only_where_its_messages_came_along(spark, tmp_path) -> None:
     where = str(tmp_path / "other")
     fill(where, count=100)

@@ -314,6 +314,7 @@ def test_a_job_may_have_any_name(spark, path, tmp_path, limit) -> None:
     assert left_in(tmp_path / STAGING) == []
 
 
+@pytest.mark.long
 def test_a_column_says_which_topic(spark, path) -> None:
     frame = numbers(spark, 100).withColumn(
         "topic", F.when(F.col("value").cast("int") % 2 == 0, "even").otherwise("odd")
@@ -328,6 +329,7 @@ def test_a_column_says_which_topic(spark, path) -> None:
     assert len(values(path, "even")) == 50
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("limit", [0, 1 << 20], ids=["staged", "inline"])
 def test_a_task_may_write_to_many_topics(spark, path, tmp_path, limit) -> None:
     """They share one file, and what waits to be written has a limit: neither the files that a
@@ -360,6 +362,7 @@ def test_what_a_task_gathers_for_its_topics_has_a_limit(tmp_path, monkeypatch) -
             assert [message.value for message in engine.topic(topic).reader()] == found
 
 
+@pytest.mark.long
 def test_what_cannot_be_written_is_refused(spark, path) -> None:
     frame = numbers(spark, 1)
     text = refused("OVERWRITE", lambda: write(frame, path, mode="overwrite", topic="out"))
@@ -383,6 +386,7 @@ def test_what_cannot_be_written_is_refused(spark, path) -> None:
         batch_write_options({"path": "x", "producerAccessMode": "wait_for_exclusive"})
 
 
+@pytest.mark.long
 def test_what_was_read_can_be_written_elsewhere(spark, path, tmp_path) -> None:
     fill(path, count=20)
     copy = str(tmp_path / "copy")
@@ -391,6 +395,7 @@ def test_what_was_read_can_be_written_elsewhere(spark, path, tmp_path) -> None:
     assert values(copy, "orders") == as_bytes(range(20))
 
 
+@pytest.mark.long
 def test_an_owner_keeps_an_exclusive_job_out(spark, path) -> None:
     with xl.open(path) as engine, engine.topic("out").producer("exclusive", name="owner") as owner:
         exclusive = {"topic": "out", "producerAccessMode": "exclusive"}
@@ -403,6 +408,7 @@ def test_an_owner_keeps_an_exclusive_job_out(spark, path) -> None:
     assert values(path, "out") == [b"first", b"0", b"1"]
 
 
+@pytest.mark.long
 def test_a_task_that_is_tried_again_leaves_nothing_behind(spark, path, tmp_path) -> None:
     @F.udf("string", useArrow=False)
     def stumble(value: str) -> str:
@@ -417,6 +423,7 @@ def test_a_task_that_is_tried_again_leaves_nothing_behind(spark, path, tmp_path)
     assert left_in(tmp_path / STAGING) == []
 
 
+@pytest.mark.long
 def test_a_job_that_fails_leaves_nothing_behind(spark, path, tmp_path) -> None:
     """One of its two tasks fails when the other one has staged its rows."""
     staged = str(tmp_path / STAGING / "**" / "part-0-*.arrow")
@@ -493,6 +500,7 @@ def test_staged_files_that_do_not_arrive_are_named(tmp_path) -> None:
 # ---- streams -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_micro_batch_after_a_lost_commit_file_is_not_written_again(spark, path, tmp_path) -> None:
     fill(path, count=30)
     checkpoint = tmp_path / "ckpt"
@@ -507,6 +515,7 @@ def test_a_micro_batch_after_a_lost_commit_file_is_not_written_again(spark, path
     assert left_in(tmp_path / STAGING) == []
 
 
+@pytest.mark.long
 def test_a_query_goes_on_after_another_had_the_topic(spark, path, tmp_path) -> None:
     fill(path, count=10)
     finish(stream(spark, path, tmp_path / "ckpt"))
@@ -518,6 +527,7 @@ def test_a_query_goes_on_after_another_had_the_topic(spark, path, tmp_path) -> N
     assert sorted(set(epochs(path, "out"))) == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_a_running_query_stops_when_it_is_fenced(spark, path, tmp_path) -> None:
     fill(path, count=10)
     query = stream(spark, path, tmp_path / "ckpt", now=False)
@@ -537,6 +547,7 @@ def test_a_running_query_stops_when_it_is_fenced(spark, path, tmp_path) -> None:
     assert left_in(tmp_path / STAGING) == []
 
 
+@pytest.mark.long
 def test_foreach_batch_with_the_batch_s_number(spark, path, tmp_path) -> None:
     fill(path, count=20)
 
@@ -554,6 +565,7 @@ def test_foreach_batch_with_the_batch_s_number(spark, path, tmp_path) -> None:
     assert values(path, "out") == as_bytes(range(20))
 
 
+@pytest.mark.long
 def test_a_stream_with_nothing_to_write_writes_nothing(spark, path, tmp_path) -> None:
     fill(path, count=10)
     finish(stream(spark, path, tmp_path / "ckpt", change=lambda frame: frame.where("false")))

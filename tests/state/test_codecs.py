@@ -81,6 +81,7 @@ VALUES = some.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
 def test_i4_writer_and_reopened_process_are_equal_under_every_codec(codec: Codec) -> None:
     """Operations that the codec does not take are refused, and so are snapshots."""
@@ -104,6 +105,7 @@ def test_i4_writer_and_reopened_process_are_equal_under_every_codec(codec: Codec
     play()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("key", ["bytes", "str", "json", "msgpack", "exact"])
 @pytest.mark.parametrize("value", ["json", "msgpack", "exact"])
 def test_i4_so_it_is_for_maps(path: str, engine: xl.Engine, key: str, value: str) -> None:

@@ -428,6 +428,7 @@ def test_i2_a_call_inside_a_call_of_the_same_thread_is_refused(
         assert shared.list_keys() == ["a"]
 
 
+@pytest.mark.long
 def test_i2_increments_of_a_signal_handler_are_counted_or_refused(path: str) -> None:
     source = """
         import signal, sys
@@ -465,6 +466,7 @@ def test_i2_increments_of_a_signal_handler_are_counted_or_refused(path: str) -> 
     assert finish(source, path).strip() == "True True"
 
 
+@pytest.mark.long
 def test_i1_what_a_write_reads_is_what_it_has_written(path: str, topic: xl.Topic) -> None:
     """Several threads of two engines fetch and add. No other write may come between the write and
     its `read_fn`."""
@@ -484,14 +486,14 @@ def test_i1_what_a_write_reads_is_what_it_has_written(path: str, topic: xl.Topic
         theirs = stack.enter_context(xl.SharedState(other.topic("orders"), dict, plus))
         pool = stack.enter_context(ThreadPoolExecutor(4))
         for work in [pool.submit(fetch_and_add, each) for each in (mine, mine, theirs, theirs)]:
-            work.result(60)
+            work.result(PATIENCE)
     assert sorted(results) == list(range(1, 241))
 
 
 def test_i1_no_call_is_submitted_to_a_state_that_closes(topic: xl.Topic) -> None:
     threads = set(threading.enumerate())
     shared = xl.SharedMap(topic)
-    shared.put_async("a", 1).result(10)
+    shared.put_async("a", 1).result(PATIENCE)
     shared._closing = True
     with pytest.raises(xl.EngineClosedError):
         shared.put_async("a", 2)

@@ -357,7 +357,7 @@ def test_i6_one_that_falls_behind_is_told(shared: Map, topic: xl.Topic) -> None:
                 slow.read_next(timeout=1)
     with shared.watch() as again:
         shared.put("n", 10)
-        assert facts(again.read_next(timeout=5)) == (10, "n", 9, 10)
+        assert facts(again.read_next(timeout=PATIENCE)) == (10, "n", 9, 10)
 
 
 def put_later(state: State, seconds: float) -> None:

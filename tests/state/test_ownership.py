@@ -109,7 +109,7 @@ def test_i1_ownership_is_kept_while_no_other_asks(
 def test_i1_an_idle_owner_gives_the_topic_up_when_another_process_asks(
     shared: Map, topic: xl.Topic, mapper: Callable[..., Worker]
 ) -> None:
-    process = mapper(timeout=10)
+    process = mapper(timeout=PATIENCE)
     for turn in range(10):
         shared.put("n", 2 * turn)
         time.sleep(0.05)  # both do nothing
@@ -120,7 +120,7 @@ def test_i1_an_idle_owner_gives_the_topic_up_when_another_process_asks(
 
 
 def test_i1_two_maps_of_one_engine_take_turns_as_well(shared: Map, topic: xl.Topic) -> None:
-    with xl.SharedMap(topic, timeout=10) as second:
+    with xl.SharedMap(topic, timeout=PATIENCE) as second:
         for number in range(10):
             assert (second if number % 2 else shared).update("n", one_more).value == number + 1
     assert topic.epoch == 10
@@ -142,6 +142,7 @@ def test_i1_a_write_that_runs_is_finished_before_the_next_owner_s(
     assert later.result(PATIENCE).value == 2
 
 
+@pytest.mark.long
 def test_i1_all_have_their_turns(
     shared: Map, topic: xl.Topic, mapper: Callable[..., Worker]
 ) -> None:
@@ -163,6 +164,7 @@ def test_i1_all_have_their_turns(
     assert topic.epoch < sum(counts)
 
 
+@pytest.mark.long
 def test_i1_one_busy_with_many_threads_lets_others_have_their_turns(
     shared: Map, mapper: Callable[..., Worker]
 ) -> None:
@@ -277,6 +279,7 @@ def count_and_look(state: State, seconds: float) -> list[tuple[int, int]]:
     return seen
 
 
+@pytest.mark.long
 def test_c3_stops_at_random_lose_nothing(shared: Map, mapper: Callable[..., Worker]) -> None:
     """Two processes count, and are stopped for shorter and longer than their keepalive. Each
     finds its own counter as it left it, and the other's never goes back."""
@@ -370,6 +373,7 @@ def test_d5_ctrl_c_ends_a_wait_and_leaves_nothing(
     assert opened_afresh(topic) == {"a": 2}
 
 
+@pytest.mark.long
 def test_b9_ctrl_c_anywhere_in_a_write_leaves_the_map_whole(
     shared: Map, topic: xl.Topic, other: xl.Topic
 ) -> None:
@@ -381,7 +385,7 @@ def test_b9_ctrl_c_anywhere_in_a_write_leaves_the_map_whole(
         shared.put("mine", number)
         shared.get("theirs", latest=True)
 
-    with xl.SharedMap(other, timeout=10) as rival:
+    with xl.SharedMap(other, timeout=PATIENCE) as rival:
         for number in range(300):
             if number % 2:
                 rival.put("theirs", number)
@@ -466,6 +470,7 @@ FORKED_INSIDE = """
 """
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("call", "said"),
     [

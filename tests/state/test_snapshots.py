@@ -356,6 +356,7 @@ SNAPSHOTS_FOR_EVER = """
 """
 
 
+@pytest.mark.long
 def test_i4_death_at_any_moment_leaves_one_that_is_whole(
     path: str, engine: xl.Engine, shared: Map, topic: xl.Topic, sweep: Callable[[int, int], int]
 ) -> None:
@@ -386,6 +387,7 @@ def take_snapshots(state: State, count: int) -> int:
     return max(state.kept["map"].snapshot() for _ in range(count))
 
 
+@pytest.mark.long
 def test_i4_two_processes_take_them_at_once(
     engine: xl.Engine, shared: Map, topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -514,6 +516,7 @@ def test_i4_ctrl_c_behind_the_commit_does_not_take_the_state_away(
     assert opened_afresh(topic) == everything(shared)
 
 
+@pytest.mark.long
 def test_i4_nor_does_it_at_any_other_moment(shared: Map, topic: xl.Topic) -> None:
     chance = random.Random(3)
     fill(shared, 10)

@@ -231,6 +231,7 @@ def test_i2_reads_without_latest_come_along_and_never_go_back(
     until(lambda: shared.get("n") == 29)
 
 
+@pytest.mark.long
 def test_i2_what_was_not_flushed_is_seen_by_latest_reads_of_the_careful(path: str) -> None:
     """One engine acknowledges before the flush, another one shows only what is flushed. Reads
     that ask for the latest have it flushed; the others see it a moment later."""
@@ -448,7 +449,7 @@ def test_i3_functions_must_not_call_back(shared: Map, topic: xl.Topic) -> None:
             lambda: shared.update_multiple(None, once_more),
         ):
             with pytest.raises(RuntimeError, match="a function that this state runs"):
-                within(call, 10)
+                within(call, PATIENCE)
     assert topic.next_offset == 1
     assert shared.update("a", one_more).value == 2
 
@@ -467,7 +468,7 @@ def test_i3_functions_of_a_state_must_not_call_back(topic: xl.Topic) -> None:
                 lambda back=back: counts.write(lambda state: [["a", 1]], back),
             ):
                 with pytest.raises(RuntimeError, match="a function that this state runs"):
-                    within(call, 10)
+                    within(call, PATIENCE)
         assert counts.write(lambda state: [["b", 1]], dict) == {"a": 4, "b": 1}
 
 

@@ -21,7 +21,7 @@ from exclusivelog.local.shm import lockfile, slots
 from exclusivelog.local.storage import environment
 from testing.children import ROOT, child, command, line, tell
 from testing.disks import needs_strace
-from testing.processes import open_producer, send, values
+from testing.processes import PATIENCE, open_producer, send, values
 
 pytestmark = pytest.mark.once
 
@@ -49,7 +49,7 @@ def works_after(path: Path, acknowledged: int) -> None:
         assert acknowledged < len(found) <= 6
         assert len(found) in (0, 1, 2, 3, 6)
         assert engine.verify().ok
-        with topic.producer("exclusive", timeout=10) as producer:
+        with topic.producer("exclusive", timeout=PATIENCE) as producer:
             assert producer.send(b"next") == len(found)
 
 
@@ -71,6 +71,7 @@ def test_a_new_journal_is_written_in_small_pieces(path, monkeypatch) -> None:
     assert max(n for _, n in written) <= 16 << 10
 
 
+@pytest.mark.long
 def test_h2_dying_at_random_moments_of_creation(tmp_path, sweep) -> None:
     """A process is killed while it makes a new ledger; afterwards it can be opened all the
     same. One process makes them one after another, so that the moment is well spread."""
@@ -84,7 +85,7 @@ def test_h2_dying_at_random_moments_of_creation(tmp_path, sweep) -> None:
             tell(process, str(path))
             time.sleep(dice.random() * 0.012)
             process.kill()
-            process.wait(20)
+            process.wait(PATIENCE)
             said = process.stdout.read().split()
         acknowledged = max((int(n) for n in said if n.isdigit()), default=-1)
         made = (path / "data.mdb").exists()
@@ -100,6 +101,7 @@ SWEPT = (
 )  # fmt: skip
 
 
+@pytest.mark.long
 @needs_strace
 def test_h2_dying_at_every_system_call_of_creation(tmp_path, sweep) -> None:
     """Death strikes at the first, the second, the third ... call of each kind that changes a
@@ -109,7 +111,7 @@ def test_h2_dying_at_every_system_call_of_creation(tmp_path, sweep) -> None:
     def traced(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["strace", "-f", "--seccomp-bpf", *options, *command(MAKES)], input=f"{path}\n",
-            capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+            capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=ROOT,
         )  # fmt: skip
 
     trace = tmp_path / "trace"
@@ -132,6 +134,7 @@ def test_h2_dying_at_every_system_call_of_creation(tmp_path, sweep) -> None:
             works_after(path, acknowledged)
 
 
+@pytest.mark.long
 def test_h2_several_processes_make_the_same_ledger(tmp_path) -> None:
     """Four processes open a ledger that is not there yet, at the same moment, ten times. They
     get the same one, and nothing that any of them sends is lost."""
@@ -174,7 +177,7 @@ def test_h2_a_copy_of_a_directory_in_use_has_no_owner(tmp_path, path, worker) ->
     other.call(open_producer, "exclusive")
     other.call(send, b"x")
     copy = tmp_path / "copy"
-    subprocess.run(["cp", "-r", path, copy], check=True, timeout=30)
+    subprocess.run(["cp", "-r", path, copy], check=True, timeout=PATIENCE)
     with xl.open(copy, name="mine") as engine:
         topic = engine.topic("orders")
         assert topic.owner is None

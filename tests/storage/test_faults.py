@@ -67,6 +67,7 @@ ACKNOWLEDGES = """
 """
 
 
+@pytest.mark.long
 def test_h1_what_was_acknowledged_survives_a_kill(path) -> None:
     """A process is killed in the middle of its sends, again and again; every message that it
     knew to be in the log is in the log."""
@@ -76,7 +77,7 @@ def test_h1_what_was_acknowledged_survives_a_kill(path) -> None:
             acknowledged |= {line(process) for _ in range(4)}
             time.sleep(dice.random() * 0.05)
             process.kill()
-            process.wait(30)
+            process.wait(PATIENCE)
             acknowledged |= set(process.stdout.read().split("\n")[:-1])
     with xl.open(path) as engine:
         log = {value.decode() for value in values(engine.topic("t"))}
@@ -97,6 +98,7 @@ SENDS_AND_SAYS = """
 """
 
 
+@pytest.mark.long
 @needs_strace
 def test_h1_every_acknowledgement_stands_behind_a_flush(path, tmp_path) -> None:
     """In the order of the system calls: everything that a commit writes is flushed, or written with
@@ -105,7 +107,7 @@ def test_h1_every_acknowledgement_stands_behind_a_flush(path, tmp_path) -> None:
     calls = "trace=openat,pwrite64,pwritev,write,writev,fdatasync,fsync,msync"
     subprocess.run(
         ["strace", "-f", "-o", trace, "-e", calls, *command(SENDS_AND_SAYS, path)],
-        check=True, timeout=60, cwd=ROOT, stdout=subprocess.DEVNULL,
+        check=True, timeout=PATIENCE, cwd=ROOT, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     synced: set[str] = set()
     flushes, dirty, acknowledged = 0, False, 0
@@ -158,6 +160,7 @@ def numbers(topic: xl.Topic) -> list[int]:
     return [int(value[:6]) for value in values(topic)]
 
 
+@pytest.mark.long
 def test_h2_a_disk_that_fills_up_while_writing(small_disk) -> None:
     """The disk is full in the middle of a stream of messages. The sender is told; what was
     acknowledged can be read, by this engine and by the next; and once there is room, the same
@@ -172,7 +175,7 @@ def test_h2_a_disk_that_fills_up_while_writing(small_disk) -> None:
         assert count > 10
         for _ in range(3):
             check_full(fill(producer)[1])
-        check_full(producer.send_async(bytes(1 << 20)).exception(10))
+        check_full(producer.send_async(bytes(1 << 20)).exception(PATIENCE))
         with pytest.raises(xl.LedgerFullError):
             producer.send_many([bytes(100_000)] * 20)
         acknowledged = topic.next_offset
@@ -196,7 +199,7 @@ def test_h2_closing_on_a_full_disk_ends_and_loses_nothing(small_disk) -> None:
     producer = engine.topic("t").producer("exclusive")
     count, _ = fill(producer)
     receipts = [producer.send_async(bytes(50_000)) for _ in range(20)]
-    within(engine.close, 20)
+    within(engine.close, PATIENCE)
     assert all(receipt.done() for receipt in receipts)
     sent = [r.result(0) for r in receipts if r.exception(0) is None]
     ballast.unlink()
@@ -216,17 +219,18 @@ def test_h2_a_topic_is_given_back_once_there_is_room(small_disk) -> None:
     with xl.open(path) as engine:
         topic = engine.topic("t")
         owner = topic.producer("exclusive")
-        waiter = topic.producer_async("wait_for_exclusive", timeout=30)
+        waiter = topic.producer_async("wait_for_exclusive", timeout=PATIENCE)
         fill(owner)
         fill(owner, 10)
         with contextlib.suppress(xl.LedgerFullError):
             owner.close()
         assert owner.state == "closed"
         ballast.unlink()
-        with waiter.result(20) as producer:
+        with waiter.result(PATIENCE) as producer:
             producer.send(b"000777")
 
 
+@pytest.mark.long
 def test_h2_opening_a_new_ledger_on_a_full_disk(tmp_path) -> None:
     """With every amount of room from none to enough. Files that are made with holes, and
     mapped, would end the process with SIGBUS here."""
@@ -405,6 +409,7 @@ def test_h2_a_write_that_a_full_disk_cuts_short_is_no_io_error(small_disk) -> No
     assert type(faults.translation(str(path), error)) is xl.LedgerFullError
 
 
+@pytest.mark.long
 def test_h2_opening_an_old_ledger_whose_lock_files_are_gone_on_a_full_disk(small_disk) -> None:
     path = small_disk / "log"
     assert finish(OPENS, path) == "opened\n"
@@ -438,6 +443,7 @@ LIMITED = """
 """
 
 
+@pytest.mark.long
 def test_h2_a_file_that_may_not_grow(path) -> None:
     """RLIMIT_FSIZE, which a service manager may set."""
     finish(LIMITED, path)
@@ -633,6 +639,7 @@ thread.join()
 """
 
 
+@pytest.mark.sampled
 @needs_strace
 @pytest.mark.parametrize(
     ("call", "error", "expected"),
@@ -665,7 +672,7 @@ def test_h2_a_write_or_flush_that_fails(path, call, error, expected, when) -> No
             failed = eval(line(process))
         finally:
             strace.terminate()
-            strace.communicate(timeout=20)
+            strace.communicate(timeout=PATIENCE)
         tell(process)
         assert line(process) == f"{[str(n) for n in range(9)]} True"
     assert failed
@@ -712,7 +719,7 @@ def test_h1_a_queue_whose_flush_failed_is_not_acknowledged(path) -> None:
             outcomes = eval(line(process))
         finally:
             strace.terminate()
-            strace.communicate(timeout=20)
+            strace.communicate(timeout=PATIENCE)
         process.kill()
     assert outcomes == {("LedgerIOError", True)}
 
@@ -751,6 +758,7 @@ READS_AND_STAYS = """
 """
 
 
+@pytest.mark.long
 def test_h2_readers_that_were_killed_make_room(path) -> None:
     """A reader that is killed leaves its row in LMDB's table. A process that finds the table full
     clears it of the dead."""
@@ -763,7 +771,7 @@ def test_h2_readers_that_were_killed_make_room(path) -> None:
                 assert line(process) == "reading"
                 assert values(topic) == [b"x"]
                 process.kill()
-                process.wait(20)
+                process.wait(PATIENCE)
         with contextlib.ExitStack() as reading:
             for _ in range(4):
                 reading.enter_context(engine.ledger.read())
@@ -808,18 +816,19 @@ def test_h2_a_failed_engine_says_so_until_it_is_opened_again(path) -> None:
     engine.ledger.integrity.fail(xl.LedgerIOError("the flush failed"))
     for call in (
         lambda: producer.send(b"y"), lambda: topic.next_offset, lambda: topic.producer(),
-        lambda: producer.send_async(b"y").result(5), lambda: list(topic.reader(0)),
+        lambda: producer.send_async(b"y").result(PATIENCE), lambda: list(topic.reader(0)),
     ):  # fmt: skip
         with pytest.raises(xl.LedgerIOError):
             call()
-    within(engine.close, 20)
-    thread.join(20)
+    within(engine.close, PATIENCE)
+    thread.join(PATIENCE)
     assert [type(error) for error in seen] in ([xl.LedgerIOError], [xl.EngineClosedError])
     with xl.open(path) as engine:
         assert values(engine.topic("t")) == [b"x"]
         assert engine.topic("t").producer("exclusive").send(b"y") == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("large", [False, True])
 def test_h2_a_long_read_while_another_process_makes_the_map_larger(
     path, worker, monkeypatch, large

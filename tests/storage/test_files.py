@@ -11,7 +11,6 @@ import re
 import sqlite3
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from exclusivelog.local.storage import environment
 from exclusivelog.local.storage.environment import file_system
 from testing.children import command, finish
 from testing.disks import OPENS, TELLS_ALL, digest, disk
-from testing.processes import values
+from testing.processes import PATIENCE, values, within
 from tests.log.test_readers import rest
 
 pytestmark = pytest.mark.once
@@ -45,7 +44,7 @@ def small_disk(tmp_path) -> Iterator[Path]:
 @contextlib.contextmanager
 def read_only(where: Path) -> Iterator[None]:
     def remount(how: str) -> None:
-        subprocess.run(["mount", "-o", f"remount,{how}", where], check=True, timeout=30)
+        subprocess.run(["mount", "-o", f"remount,{how}", where], check=True, timeout=PATIENCE)
 
     remount("ro")
     try:
@@ -318,6 +317,7 @@ def test_h2_another_lmdb_format_is_refused(path, version) -> None:
         assert values(engine.topic("t")) == [b"x"]
 
 
+@pytest.mark.long
 def test_h2_a_file_that_is_cut_off(path) -> None:
     """Wherever data.mdb is cut off, its reader raises an error, and is not killed by SIGBUS for
     reading a page behind the end of the file."""
@@ -335,7 +335,7 @@ def test_h2_a_file_that_is_cut_off(path) -> None:
         for name in ("owners.lock", "lock.mdb"):
             (Path(path) / name).unlink(missing_ok=True)
         done = subprocess.run(
-            command(TELLS_ALL, path), capture_output=True, text=True, timeout=30, check=False
+            command(TELLS_ALL, path), capture_output=True, text=True, timeout=PATIENCE, check=False
         )
         if done.returncode:
             crashed.append((size, done.returncode, done.stderr[-300:]))
@@ -356,6 +356,7 @@ def test_h2_a_file_that_is_cut_off(path) -> None:
 # ---- H2: the lock files ------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "content",
     [b"", b"x", bytes(lockfile.SIZE - 1), bytes(lockfile.SIZE + 1), bytes(lockfile.SIZE),
@@ -384,6 +385,7 @@ def test_h2_a_directory_in_the_place_of_a_file(path) -> None:
         pass
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("content", [None, b"", b"x", bytes(8192), b"noise" * 1000])
 def test_h2_a_strange_lock_mdb_is_made_anew_or_refused(path, content) -> None:
     """It holds nothing worth keeping."""
@@ -409,10 +411,8 @@ def test_h2_a_process_is_stopped_while_opening(path, monkeypatch) -> None:
     fd = os.open(Path(path) / "owners.lock", os.O_RDWR)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        before = time.monotonic()
         with pytest.raises(xl.LedgerError, match="locked"):
-            xl.open(path)
-        assert time.monotonic() - before < 9  # the usual time is ten seconds
+            within(lambda: xl.open(path))
     finally:
         os.close(fd)
     with xl.open(path):

@@ -229,6 +229,7 @@ def test_h2_a_task_upgrades(made, tmp_path) -> None:
         check_messages(engine, made.told)
 
 
+@pytest.mark.sampled
 @stored(3)
 def test_h2_the_command_upgrades_into_the_backup_that_it_is_given(made, tmp_path) -> None:
     refused = run("send", made.path, "orders", "x")
@@ -301,6 +302,7 @@ def old(tmp_path) -> Made:
     return unpack(archive, tmp_path)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("copied", [1, 2, 3])
 def test_h2_an_upgrade_killed_in_its_backup_changes_nothing_and_is_made_again(old, copied) -> None:
     before, copy = content(old.path), f"{old.path}.format-3"
@@ -314,6 +316,7 @@ def test_h2_an_upgrade_killed_in_its_backup_changes_nothing_and_is_made_again(ol
             check_messages(engine, old.told)
 
 
+@pytest.mark.long
 def test_h2_an_upgrade_killed_behind_its_backup_is_made_again_with_another(old) -> None:
     before, copy = content(old.path), f"{old.path}.format-3"
     killed(DIES_BEFORE_RAISING, old.path)
@@ -433,6 +436,7 @@ def test_h2_this_version_is_refused_by_a_newer_one_that_lives(tmp_path) -> None:
         assert "Open it with exclusivelog 9.8 or newer" in said
 
 
+@pytest.mark.long
 def test_h2_the_lock_file_of_another_version_is_replaced_once_no_engine_uses_it(tmp_path) -> None:
     path = str(tmp_path / "log")
     source = f"""
@@ -505,6 +509,7 @@ NEWER_UPGRADES = f"""
 """
 
 
+@pytest.mark.long
 def test_h2_an_upgrade_needs_the_ledger_alone_also_from_readers(tmp_path) -> None:
     path = str(tmp_path / "log")
     with xl.open(path) as engine, engine.topic("t").producer() as producer:

@@ -64,6 +64,7 @@ def numbers(engine: xl.Engine) -> list[int]:
     return [int(value[:6]) for value in values(engine.topic("t"))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("free", [0, 4096, 100_000, 1 << 20])
 def test_h2_a_ledger_on_a_full_disk_opens_again_and_again(small_disk, free) -> None:
     """The journal is full of messages that the tables have no room for. They stay there."""
@@ -118,6 +119,7 @@ GOES_ON = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.rule("H1", "H2")
 @pytest.mark.parametrize("rebooted", [False, True])
 def test_messages_sent_after_a_recovery_was_put_off_survive_their_process(
@@ -140,6 +142,7 @@ def test_messages_sent_after_a_recovery_was_put_off_survive_their_process(
             assert engine.verify().ok
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("free", [0, 4096, 100_000])
 @pytest.mark.parametrize("how", ["trims", "deletes"])
 def test_h2_room_is_made_on_a_full_disk(small_disk, free, how) -> None:
@@ -162,6 +165,7 @@ def test_h2_room_is_made_on_a_full_disk(small_disk, free, how) -> None:
         assert engine.verify().ok
 
 
+@pytest.mark.long
 def test_h2_a_live_engine_trims_on_a_full_disk(small_disk) -> None:
     """Its tables may have no page left for that, but the room that was kept for it."""
     with xl.open(small_disk / "log") as engine:

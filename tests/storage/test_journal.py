@@ -44,7 +44,7 @@ def test_d8_a_successor_sees_what_its_predecessor_died_over(path, worker) -> Non
         assert owner.call(append_unflushed) == 1
         assert values(topic) == [b"flushed"]
         owner.kill()
-        with waiting.result(20) as successor:
+        with waiting.result(PATIENCE) as successor:
             assert values(topic) == [b"flushed", b"unflushed"]
             assert successor.send(b"next") == 2
     with xl.open(path) as engine:
@@ -97,6 +97,7 @@ def test_h3_opening_what_needs_no_recovery_commits_nothing(path) -> None:
         assert engine.stats()["transactions"] > counts[0]
 
 
+@pytest.mark.long
 def test_h1_who_lives_flushes_what_the_dead_have_left(path, worker) -> None:
     """In `process` durability a message is flushed a moment later, by its sender. It dies at
     once; the others are idle. It is not for them to be lost in the next power cut."""
@@ -106,7 +107,7 @@ def test_h1_who_lives_flushes_what_the_dead_have_left(path, worker) -> None:
         sender.call(open_producer, "shared")
         sender.call(send_and_die_later, b"acknowledged")
         sender.kill()
-        message = reader.read_next(timeout=25)
+        message = reader.read_next(timeout=PATIENCE)
         assert message is not None
         assert message.value == b"acknowledged"
         assert engine.ledger.journal.synced == engine.ledger.journal.tail
@@ -134,6 +135,7 @@ def test_g6_a_reader_sees_no_message_before_its_flush(path) -> None:
             assert values(careful.topic("t")) == [b"x"]
 
 
+@pytest.mark.long
 def test_g6_what_is_not_flushed_is_there_after_a_checkpoint(path, worker) -> None:
     """A reader in another process, opened with `power`, waits for what is sent in `process`."""
     quick = worker(durability="process", topic="t")
@@ -168,7 +170,7 @@ def test_h1_no_thread_waits_for_a_flush_whose_leader_is_stopped(path, worker) ->
             assert not slow.answered()  # which takes 15 seconds
     finally:
         strace.kill()
-        strace.communicate(timeout=20)
+        strace.communicate(timeout=PATIENCE)
 
 
 class DiesCommitted:
@@ -203,11 +205,11 @@ def test_b2_a_take_over_counts_though_its_process_died_before_it_could_tell(path
         owner = topic.producer("exclusive")
         assert owner.send(b"old") == 0
         rival.start(die_when_owner)
-        rival.process.join(20)
+        rival.process.join(PATIENCE)
         assert rival.process.exitcode == -signal.SIGKILL
         assert topic.epoch == 2
         with pytest.raises(xl.ProducerFencedError):
-            within(lambda: owner.send(b"too late"), 10)
+            within(lambda: owner.send(b"too late"), PATIENCE)
         with topic.producer("exclusive") as successor:
             assert successor.topic_epoch == 3
             assert successor.send(b"new") == 1
@@ -256,22 +258,22 @@ def test_b9_facts_of_yesterday_are_not_learned(path, monkeypatch) -> None:
             check(*args)
             if threading.current_thread().name == "held" and gate:
                 reached.set()
-                assert gate.pop(0).wait(20)
+                assert gate.pop(0).wait(PATIENCE)
 
         monkeypatch.setattr(appending, "check_may_write", check_then_wait)
         first, second = gate
         thread = threading.Thread(target=lambda: held.send(b"held"), name="held")
         thread.start()
-        assert reached.wait(10)
+        assert reached.wait(PATIENCE)
         assert quick.send_many([bytes(60_000)] * 3) == range(1, 4)
         with pytest.raises(xl.DuplicateSequenceError):
             quick.send(b"again", sequence_id=0)  # learns where the topic ends
         reached.clear()
         first.set()
-        assert reached.wait(10)
+        assert reached.wait(PATIENCE)
         assert quick.send(b"after") == 4
         second.set()
-        thread.join(10)
+        thread.join(PATIENCE)
         assert engine.verify().messages == 6
         assert engine.verify().ok
 
@@ -337,10 +339,11 @@ def test_a_large_batch_is_not_kept_waiting_by_small_ones(path) -> None:
         finally:
             ended.set()
             for thread in threads:
-                thread.join(20)
+                thread.join(PATIENCE)
         assert engine.verify().ok
 
 
+@pytest.mark.long
 def test_h1_another_process_makes_the_checkpoint_of_a_dead_process(path, worker) -> None:
     """It found the journal empty, and so it was its turn. It dies; another one goes on sending,
     and what it sends is in the tables, safe from a power cut, a second or two later."""

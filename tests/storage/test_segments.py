@@ -29,7 +29,7 @@ from exclusivelog.local.storage import segments
 from exclusivelog.local.storage.segments import REFERENCE, REFERENCE_MAGIC, Segments
 from testing.children import child, finish, line, tell
 from testing.disks import disk, leave, needs_strace
-from testing.processes import State, open_producer, until, values
+from testing.processes import PATIENCE, State, open_producer, until, values
 from testing.strace import ForkServer, fork_server
 from tests.log.test_damage import Damage, caught, step_over
 from tests.storage.test_faults import FAILS, check_full, fill
@@ -121,6 +121,7 @@ def tail(state: State, count: int, arrow: bool) -> list[tuple[int, bytes]]:
 # ---- G5: read as all others --------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_g5_large_entries_are_read_as_all_others(topic, worker) -> None:
     """Large messages alone and in batches, with everything that a message can have, and small
     ones between them."""
@@ -157,6 +158,7 @@ def test_g5_large_entries_are_read_as_all_others(topic, worker) -> None:
     assert worker(readonly=True).call(everything) == expected
 
 
+@pytest.mark.long
 def test_g5_other_processes_follow_large_batches(engine, topic, worker, monkeypatch) -> None:
     """Each message once, in order, while segments grow, begin, and are removed beside them."""
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 1 << 20)
@@ -212,6 +214,7 @@ OUTLIVES = """
 """
 
 
+@pytest.mark.long
 def test_g5_what_was_read_outlives_topic_file_and_engine_also_in_a_fork(path) -> None:
     finish(OUTLIVES, path)
 
@@ -260,6 +263,7 @@ def held(engine: xl.Engine, pid: int | None) -> list[str]:
     return [name for name in names if ours in name and name.endswith("(deleted)")]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("readonly", [False, True])
 def test_g8_another_process_that_read_lets_go_of_what_was_removed(engine, worker, readonly) -> None:
     send(engine, "gone")
@@ -273,6 +277,7 @@ def test_g8_another_process_that_read_lets_go_of_what_was_removed(engine, worker
     until(lambda: not held(engine, other.pid))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("who", ["itself", "another"])
 def test_g8_who_wrote_lets_go_of_what_was_removed(engine, topic, worker, who) -> None:
     send(engine, "t")
@@ -281,6 +286,7 @@ def test_g8_who_wrote_lets_go_of_what_was_removed(engine, topic, worker, who) ->
     until(lambda: not held(engine, os.getpid()))
 
 
+@pytest.mark.long
 def test_g8_a_deletion_that_death_cut_short_is_ended_by_the_next_opening(path) -> None:
     """The topic is marked as deleted; the process dies before its entries are removed."""
     finish(
@@ -325,6 +331,7 @@ READS: dict[str, Callable[[xl.Reader], object]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("how", READS)
 def test_g8_a_reader_whose_topic_is_deleted_meets_no_damage(topic, vanishing, how) -> None:
     reader = topic.reader()
@@ -332,6 +339,7 @@ def test_g8_a_reader_whose_topic_is_deleted_meets_no_damage(topic, vanishing, ho
         READS[how](reader)
 
 
+@pytest.mark.long
 def test_g8_verify_takes_no_topic_that_is_deleted_meanwhile_for_damage(engine, vanishing) -> None:
     assert engine.verify().problems == ()
 
@@ -415,6 +423,7 @@ thread.join()
 """
 
 
+@pytest.mark.sampled
 @needs_strace
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
 @pytest.mark.parametrize(
@@ -442,7 +451,7 @@ def test_h2_a_call_on_a_segment_that_fails(path, call, when, error) -> None:
             failed = eval(line(process))
         finally:
             strace.terminate()
-            strace.communicate(timeout=20)
+            strace.communicate(timeout=PATIENCE)
         tell(process)
         assert line(process) == f"{[str(n) for n in range(9)]} True"
     assert set(failed) == {"LedgerFullError" if error == "ENOSPC" else "LedgerIOError"}
@@ -458,7 +467,7 @@ def test_h2_a_disk_full_of_large_entries(tmp_path) -> None:
         count, error = fill(producer, LARGE)
         check_full(error)
         assert count > 3
-        check_full(producer.send_async(some(1)).exception(10))
+        check_full(producer.send_async(some(1)).exception(PATIENCE))
         with pytest.raises(xl.LedgerFullError):
             producer.send_many([some(1)] * 20)
         at = engine.topic("t").next_offset
@@ -568,6 +577,7 @@ def victims() -> Iterator[ForkServer]:
 SWEPT = ("pwrite64", "pwritev", "fsync", "fdatasync", "mkdirat", "unlinkat", "ftruncate")
 
 
+@pytest.mark.long
 @pytest.mark.once
 @needs_strace
 def test_g3_dying_at_every_system_call_that_changes_a_segment(tmp_path, sweep, victims) -> None:
@@ -622,7 +632,7 @@ def whole_after(path: Path, said: list[str]) -> None:
             assert values(engine.topic("old")) == [some(0, 2 * LARGE)]
             engine.delete_topic("old")
         assert engine.verify().ok
-        with engine.topic("t").producer("exclusive", timeout=10) as producer:
+        with engine.topic("t").producer("exclusive", timeout=PATIENCE) as producer:
             assert producer.send_many(batch(9)) == range(4 * count, 4 * count + 4)
         assert values(engine.topic("t")) == found + batch(9)
         engine.delete_topic("t")
@@ -741,6 +751,7 @@ CUTS = """
 """
 
 
+@pytest.mark.long
 def test_g9_a_segment_that_is_cut_off_empty_or_missing_is_named(path) -> None:
     """Before it was mapped and after; in a process of its own, which a SIGBUS would end."""
     finish(CUTS, path)
@@ -797,7 +808,7 @@ def test_h2_backups_while_large_batches_come_and_topics_go(engine, topic, path) 
                     assert copy.verify().ok
         finally:
             stop.set()
-        writing.result(30)
+        writing.result(PATIENCE)
 
 
 @pytest.mark.parametrize("how", ["cut off", "missing"])

@@ -1,0 +1,24 @@
+"""How long tests, proof and benchmarks wait for what must happen.
+
+One limit for all waits. It is only reached when something is wrong, so it is generous, and longer
+on a machine that has other work to do.
+"""
+
+from __future__ import annotations
+
+import os
+
+QUIET = 120.0  # seconds, on a machine that does nothing else
+LONGEST = 400.0  # below the time that pytest gives a whole test
+
+
+def patience(load: float, cores: int) -> float:
+    """Seconds to wait on a machine with that load average.
+
+    >>> patience(0.1, cores=2), patience(4.0, cores=2), patience(50.0, cores=2)
+    (120.0, 240.0, 400.0)
+    """
+    return min(LONGEST, QUIET * max(1.0, load / cores))
+
+
+PATIENCE = patience(os.getloadavg()[0], os.cpu_count() or 1)

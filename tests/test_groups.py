@@ -1,0 +1,87 @@
+"""`make test` and `make test-all` run groups of checks in parallel: a failure hides no other group,
+and nothing that a group has started outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testing.children import ROOT
+from testing.patience import PATIENCE
+from testing.processes import until
+
+pytestmark = pytest.mark.once
+
+MAKEFILE = """
+good:
+\t@echo all is well
+bad:
+\t@echo what is wrong; exit 3
+forgetful:
+\t@sleep 1000 & echo $$! >left; setsid sleep 1000 & echo $$! >apart
+endless:
+\t@sleep 1000 & echo $$! >left; wait
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "Makefile").write_text(MAKEFILE)
+    return tmp_path
+
+
+def start(place: Path, *targets: str) -> subprocess.Popen[str]:
+    command = [sys.executable, ROOT / "tools" / "groups.py", *targets]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=place, stdout=pipe, stderr=pipe, text=True)
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_all_groups_run_and_each_result_is_listed(place: Path) -> None:
+    process = start(place, "bad", "good")
+    printed, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2  # what make ends with when a command fails
+    assert printed.index("what is wrong") < printed.index("all is well")
+    summary = printed.partition("result\n")[2].split("\n")
+    assert [line.split(maxsplit=2)[::2] for line in summary[:2]] == [
+        ["bad", "failed, status 2"],
+        ["good", "passed"],
+    ]
+
+
+def test_groups_that_pass_end_with_status_0(place: Path) -> None:
+    process = start(place, "good", "good")
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+
+
+@pytest.mark.long
+def test_a_process_that_a_group_leaves_behind_is_ended_and_reported(place: Path) -> None:
+    process = start(place, "forgetful", "good")
+    printed, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert "left behind: sleep 1000, sleep 1000" in printed
+    assert all(gone(int((place / name).read_text())) for name in ("left", "apart"))
+
+
+def test_an_interrupt_ends_all_that_was_started(place: Path) -> None:
+    process = start(place, "endless", "good")
+    left = place / "left"
+    until(lambda: left.exists() and left.read_text().strip())
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert "interrupted" in printed
+    assert gone(int(left.read_text()))
