@@ -19,7 +19,7 @@ DEMO_READY := $(VENV)/ready-for-demo
 DOCS_READY := $(VENV)/ready-for-docs
 SOURCES := setup.py pyproject.toml $(wildcard exclusivelog/*.pyx exclusivelog/*.pxd exclusivelog/_native/*)
 
-.PHONY: demo test test-all test-quick test-long test-process test-broker test-bench lint docs bench \
+.PHONY: demo test test-all test-short test-long test-process test-broker test-bench lint docs bench \
     torture proof wheels clean
 .DELETE_ON_ERROR:
 
@@ -40,14 +40,12 @@ endif
 # what was compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-# The short run: all but the tests marked `long` or `broker`; `smoke` marks those that it runs anyway.
-QUICK := smoke or not (long or broker)
 # More at a time than there are cores: most tests wait, for a deadline or a flush.
 WORKERS := 6
 PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable -n $(WORKERS)
 
 # `make test test-all` does not run twice what both contain.
-GROUPS := lint test-quick
+GROUPS := lint test-short
 REST := test-long test-process docs test-broker test-bench
 
 test: $(READY)
@@ -58,8 +56,8 @@ test-all: $(READY) $(DOCS_READY)
 	@$(BIN)/python tools/groups.py --beside 3 \
 	    $(if $(filter test,$(MAKECMDGOALS)),,$(GROUPS)) $(REST)
 
-test-quick: build/collected
-	$(PYTEST) -m "$(QUICK)"
+test-short: build/collected
+	$(PYTEST) --short
 
 # In a fresh clone, each of pytest's workers would rewrite the assertions of all test modules.
 build/collected: $(READY) $(shell find tests testing proof bench -name '*.py')
@@ -67,7 +65,7 @@ build/collected: $(READY) $(shell find tests testing proof bench -name '*.py')
 	@$(BIN)/python -m pytest -q --collect-only >$@ || { cat $@; exit 1; }
 
 test-long: $(READY)
-	$(PYTEST) -m "not broker and not ($(QUICK))" --durations=10
+	$(PYTEST) --rest -m "not broker" --durations=10
 
 test-process: $(READY)
 	$(PYTEST) -m "not broker and not once" --durability=process tests testing proof/tests

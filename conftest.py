@@ -101,8 +101,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """All but the first case of a test that is `sampled` are `long`; `--rule` leaves the tests that
-    back one of these rules."""
+    """`--short` and `--rest` leave these tests, `--rule` those that back one of these rules."""
     seen = set[str]()
     for item in items:
         if item.get_closest_marker("sampled"):
@@ -110,10 +109,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if test in seen:
                 item.add_marker(pytest.mark.long)
             seen.add(test)
+    if config.getoption("--short"):
+        leave(config, items, is_short)
+    if config.getoption("--rest"):
+        leave(config, items, lambda item: not is_short(item))
     if wanted := set(config.getoption("--rule")):
-        others = [item for item in items if wanted.isdisjoint(rules_behind(item))]
-        items[:] = [item for item in items if not wanted.isdisjoint(rules_behind(item))]
-        config.hook.pytest_deselected(items=others)
+        leave(config, items, lambda item: not wanted.isdisjoint(rules_behind(item)))
+
+
+def leave(
+    config: pytest.Config, items: list[pytest.Item], chosen: Callable[[pytest.Item], bool]
+) -> None:
+    """Run the chosen ones of these tests only."""
+    config.hook.pytest_deselected(items=[item for item in items if not chosen(item)])
+    items[:] = [item for item in items if chosen(item)]
+
+
+def is_short(item: pytest.Item) -> bool:
+    """Does `make test` run this test? (testing/rules.py asks the same of a source.)"""
+    marks = {mark.name for mark in item.iter_markers()}
+    return "smoke" in marks or marks.isdisjoint({"long", "broker"})
 
 
 @pytest.hookimpl(wrapper=True)
@@ -193,6 +208,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--rule", action="append", default=[], type=str.upper, metavar="B3",
         help="run the tests that back this rule of docs/semantics.md, and no others; repeatable",
     )  # fmt: skip
+    parser.addoption(
+        "--short", action="store_true", help="run the tests of `make test`: none that is long"
+    )
+    parser.addoption("--rest", action="store_true", help="run the tests that --short leaves out")
     parser.addoption(
         "--torture-seconds", type=float, default=12.0, help="how long test_torture.py goes on"
     )

@@ -564,6 +564,26 @@ def check_mutants(size: Size, where: Path, only: str = "") -> Figure:
 
 
 SOUND = "no check fails on the library as it is"
+SHORT_RUN_CATCHES = 0.9  # of the mutants
+
+
+def weigh_short_run(size: Size, where: Path) -> Figure:
+    """How many of the mutants are caught by the tests that `make test` runs."""
+    figure = Figure("short run")
+    if size.name == "small":
+        figure.skipped = "it takes hours: make proof SIZE=medium PARTS=short-run"
+        return figure
+    missed = []
+    for mutant in size.share(mutants.MUTANTS):
+        check, problem = mutants.catch_in_short_run(mutant)
+        figure.most(**{f"mutants/{mutant.name}": 1, f"caught/{mutant.name}": int(bool(check))})
+        figure.notes.append(f"{mutant.name}: {f'{check}: {problem}' if check else 'not caught'}")
+        missed += [] if check else [mutant.name]
+        print(figure.notes[-1], flush=True)
+    if len(missed) > (1 - SHORT_RUN_CATCHES) * len(size.share(mutants.MUTANTS)):
+        figure.broken.append(f"{len(missed)} mutants were not caught: {', '.join(missed)}")
+    figure.controls[SOUND] = mutants.catch_in_short_run(None) == ("", "")
+    return figure
 
 
 def take_mutant(figure: Figure, name: str, check: str, problem: str) -> None:
@@ -600,6 +620,7 @@ INSTRUMENTS: dict[str, Callable[[Size, Path], Figure]] = {
     "clocks": suite("clocks", "tests/shm/test_clocks.py", "heartbeats use the wall clock"),
     "environments": live_in_environments,
     "mutants": check_mutants,
+    "short-run": weigh_short_run,
 }
 
 

@@ -25,6 +25,8 @@ from testing.children import ROOT
 
 BUILD_SECONDS = 600.0
 CHECK_SECONDS = 170.0
+SHORT_RUN_SECONDS = 1800.0
+NO_TESTS = 5  # the exit status of pytest
 LEFT_OUT = (".git", ".venv", "build", "__pycache__", ".*_cache", ".hypothesis", "results")
 
 
@@ -428,12 +430,11 @@ def run_check(copy: Path, check: str) -> str:
     return _by_instrument(copy, check)
 
 
-def _by_tests(copy: Path, check: str) -> str:
-    words = ["-m", "pytest", "-q", "-x", "--timeout=60", check]
-    code, output = _run(copy, words)
+def _by_tests(copy: Path, *words: str, seconds: float = CHECK_SECONDS) -> str:
+    code, output = _run(copy, ["-m", "pytest", "-q", "-x", "--timeout=60", *words], seconds)
     if code is None:
         return "it hangs"
-    if code == 0:
+    if code in (0, NO_TESTS):
         return ""
     failed = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     return failed[0][:200] if failed else f"the tests ended with {code}"
@@ -451,7 +452,7 @@ def _by_instrument(copy: Path, check: str) -> str:
     return figure["broken"][0][:200] if figure["broken"] else ""
 
 
-def _run(copy: Path, words: list[str]) -> tuple[int | None, str]:
+def _run(copy: Path, words: list[str], seconds: float = CHECK_SECONDS) -> tuple[int | None, str]:
     # In a session of its own, so that all that it has started can be ended with it.
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(
@@ -459,7 +460,7 @@ def _run(copy: Path, words: list[str]) -> tuple[int | None, str]:
         stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
     try:
-        output, _ = process.communicate(timeout=CHECK_SECONDS)
+        output, _ = process.communicate(timeout=seconds)
         return process.returncode, output
     except subprocess.TimeoutExpired:
         return None, ""
@@ -476,6 +477,21 @@ def catch(mutant: Mutant) -> tuple[str, str]:
             if found := run_check(copy, check):
                 return check, found
     return "", ""
+
+
+def catch_in_short_run(mutant: Mutant | None) -> tuple[str, str]:
+    """(what has caught it, what it found), by the tests that `make test` runs; empty if none has.
+    Those in the files of its checks are run first; None is the library as it is."""
+    with tree(mutant) as copy:
+        files = dict.fromkeys(
+            check.partition("::")[0] for check in (mutant.checks if mutant else ()) if "/" in check
+        )
+        for file in files:
+            if found := _by_tests(copy, "--short", file):
+                return file, found
+        words = ("--short", "-n", str(os.cpu_count() or 1), "--benchmark-disable")
+        found = _by_tests(copy, *words, seconds=SHORT_RUN_SECONDS)
+        return ("the short run", found) if found else ("", "")
 
 
 @functools.cache

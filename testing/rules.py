@@ -42,12 +42,12 @@ def rules_of(name: str) -> list[str]:
     return named[1].upper().split("_")[1:] if named else []
 
 
-def rules_in(source: str, quick: bool = False) -> set[str]:
-    """The rules that the tests of a file back; with `quick`, those that `make test` runs. An
+def rules_in(source: str, short: bool = False) -> set[str]:
+    """The rules that the tests of a file back; with `short`, those that `make test` runs. An
     argument of a mark that is no string counts by its text, which is no rule of the page."""
     tree: ast.AST = ast.parse(source)
-    if quick:
-        tree = _Quick().visit(tree)
+    if short:
+        tree = _Short().visit(tree)
     found = set[str]()
     for node in _outside_functions(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -57,7 +57,7 @@ def rules_in(source: str, quick: bool = False) -> set[str]:
     return found
 
 
-class _Quick(ast.NodeTransformer):
+class _Short(ast.NodeTransformer):
     """Leaves out the tests that `make test` does not run: those that are `long`, or need a
     `broker`, and are not marked `smoke`. A file or class without others is left out as a whole."""
 
@@ -135,12 +135,12 @@ def sources() -> dict[str, str]:
     return {str(path.relative_to(ROOT)): path.read_text() for path in sorted(found)}
 
 
-def backing(files: Mapping[str, str], quick: bool = False) -> dict[str, list[str]]:
-    """The paths of the test files behind each rule; with `quick`, counting only the tests that
+def backing(files: Mapping[str, str], short: bool = False) -> dict[str, list[str]]:
+    """The paths of the test files behind each rule; with `short`, counting only the tests that
     `make test` runs."""
     found = dict[str, list[str]]()
     for name, source in files.items():
-        for rule in rules_in(source, quick):
+        for rule in rules_in(source, short):
             found.setdefault(rule, []).append(name)
     return found
 
@@ -186,10 +186,10 @@ def problems(page: str, files: Mapping[str, str]) -> Iterator[str]:
     rules, behind = stated(page), backing(files)
     yield from (f"{rule} stands twice on the page" for rule, n in Counter(rules).items() if n > 1)
     yield from (f"{rule} has no test" for rule in built(page) if rule not in behind)
-    quick = backing(files, quick=True)
+    short = backing(files, short=True)
     yield from (
         f"`make test` runs no test of {rule}" for rule in built(page)
-        if rule in behind and rule not in quick
+        if rule in behind and rule not in short
     )  # fmt: skip
     for rule, names in behind.items():
         if rule not in rules:

@@ -113,10 +113,10 @@ class TestLong:
     pytestmark = [pytest.mark.long, pytest.mark.rule("B2")]
     def test_a5(self): pass
 """
-    assert rules.rules_in(source, quick=True) == {"A3", "A4", "B1"}
+    assert rules.rules_in(source, short=True) == {"A3", "A4", "B1"}
     of_all = 'pytestmark = [pytest.mark.long, pytest.mark.rule("C1")]\n'
-    assert rules.rules_in(f"{of_all}def test_a1(): pass", quick=True) == set()
-    assert rules.rules_in(f"{of_all}@pytest.mark.smoke\ndef test_a1(): pass", quick=True) == {
+    assert rules.rules_in(f"{of_all}def test_a1(): pass", short=True) == set()
+    assert rules.rules_in(f"{of_all}@pytest.mark.smoke\ndef test_a1(): pass", short=True) == {
         "A1", "C1",
     }  # fmt: skip
     page = rules.render(SMALL, rules.backing({"tests/test_x.py": source}))
