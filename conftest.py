@@ -213,7 +213,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--rest", action="store_true", help="run the tests that --short leaves out")
     parser.addoption(
-        "--torture-seconds", type=float, default=12.0, help="how long test_torture.py goes on"
+        "--torture-seconds",
+        type=float,
+        help="how long test_torture.py goes on; 12 s by default, 4 with --short",
     )
     parser.addoption(
         "--every-crash", action="store_true",

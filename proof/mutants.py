@@ -47,6 +47,17 @@ class Mutant:
         return self.file.endswith((".pyx", ".pxi", ".h"))
 
 
+# The tests that run a part of an instrument.
+TESTS_OF = {
+    "model": "proof/tests/test_access_model.py",
+    "torture": "proof/tests/test_torture.py",
+    "cluster-model": "proof/tests/test_cluster_model.py",
+    "state": "tests/state/test_maps.py",
+    "crash-states": "proof/tests/test_crashes.py",
+    "kill-sweep": "proof/tests/test_crashes.py",
+    "bit-flips": "tests/log/test_damage.py",
+    "compaction": "tests/maintenance/test_compaction.py",
+}
 ADMIT, ROWS, JOURNAL = "admission.py", "_native/rows.pxi", "_native/journal.pxi"
 APPEND, FLUSH, FRAMES = "_native/append.pxi", "_native/flush.pxi", "_native/frames.pxi"
 QUEUE, LOCK = "_native/queue.pxi", "_native/journal_lock.h"
@@ -483,10 +494,9 @@ def catch_in_short_run(mutant: Mutant | None) -> tuple[str, str]:
     """(what has caught it, what it found), by the tests that `make test` runs; empty if none has.
     Those in the files of its checks are run first; None is the library as it is."""
     with tree(mutant) as copy:
-        files = dict.fromkeys(
-            check.partition("::")[0] for check in (mutant.checks if mutant else ()) if "/" in check
-        )
-        for file in files:
+        checks = mutant.checks if mutant else ()
+        files = [TESTS_OF.get(check, check.partition("::")[0]) for check in checks]
+        for file in dict.fromkeys(file for file in files if "/" in file):
             if found := _by_tests(copy, "--short", file):
                 return file, found
         words = ("--short", "-n", str(os.cpu_count() or 1), "--benchmark-disable")

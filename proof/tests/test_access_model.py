@@ -20,7 +20,7 @@ SAMPLE = {**ALL, **REDUCED_WORLDS}
 
 
 # What `proof.model` judges in each state.
-@pytest.mark.long
+@pytest.mark.sampled
 @pytest.mark.rule(
     "A1", "A2", "A3", "B1", "B2", "B3", "B5", "B6", "B7", "B8", "B10", "D1", "D4", "D5", "D7",
     "E3", "E4",

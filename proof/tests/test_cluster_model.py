@@ -12,7 +12,7 @@ pytestmark = pytest.mark.once
 
 
 # What `proof.cluster_judge` judges in each state.
-@pytest.mark.long
+@pytest.mark.sampled
 @pytest.mark.rule("J1", "J2")
 @pytest.mark.parametrize("size", SMALL_SIZES, ids=str)
 def test_every_interleaving_on_an_ordered_log_keeps_the_rules(

@@ -301,6 +301,7 @@ def test_h1_power_cuts_around_every_flush(tmp_path, request) -> None:
     assert verdicts.judged > 100
 
 
+@pytest.mark.smoke
 @pytest.mark.long
 @pytest.mark.once
 @needs_strace

@@ -21,10 +21,12 @@ from proof.instruments import torture
 from testing.judges import Call, Read, Row, judge
 
 
+@pytest.mark.smoke
 @pytest.mark.long
 @pytest.mark.rule("B1", "B3", "B8", "B9", "C2", "C3", "C5", "G2", "G3", "G5", "H1")  # as it judges
 def test_torture(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    seconds = request.config.getoption("--torture-seconds")
+    short = request.config.getoption("--short")
+    seconds = request.config.getoption("--torture-seconds") or (4.0 if short else 12.0)
     seed = int.from_bytes(os.urandom(4), "little")
     found = torture(tmp_path, seconds, seed)
     print(f"\n{seconds:.0f} s, seed {seed}: {found.counts}")

@@ -25,17 +25,12 @@ from exclusivelog import __version__
 from exclusivelog.cli import demo, demonstrating, load, messaging
 from exclusivelog.local.storage.tables import PAIR
 from exclusivelog.local.versions import FORMAT
+from testing.commands import run
 from testing.processes import PATIENCE, open_producer, until
 
 pytestmark = pytest.mark.once
 COMMANDS = load().commands
 PROGRAM = [sys.executable, "-m", "exclusivelog.cli"]
-
-
-def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [*PROGRAM, *arguments], input=stdin, capture_output=True, timeout=PATIENCE
-    )
 
 
 def lines(*arguments: str, stdin: bytes = b"") -> list[list[str]]:
@@ -74,7 +69,6 @@ def fill(topic: xl.Topic, values: Sequence[bytes]) -> None:
 # ---- looking -----------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_topics_and_owners_show_who_holds_and_who_waits(engine, path, worker) -> None:
     fill(engine.topic("orders"), [b"a", b"b"])
     engine.topic("empty")
@@ -112,7 +106,6 @@ def test_topics_and_owners_show_who_holds_and_who_waits(engine, path, worker) ->
     assert (facts["owner"], facts["waiters"]) == (f"p1 (pid {holder.pid})", "1")
 
 
-@pytest.mark.long
 def test_claims_are_listed_and_their_history_told(engine, path) -> None:
     first = engine.own("shards", {"s1": None, "s2": 7})
     engine.own({"lonely": None})
@@ -145,7 +138,6 @@ def test_claims_are_listed_and_their_history_told(engine, path) -> None:
     assert [row[1] for row in lines("owners", path, "--history")[1:]] == []
 
 
-@pytest.mark.long
 def test_roles_are_listed_and_their_history_told(engine, path) -> None:
     binds = {"topics": ["a", "b"], "groups": {"g": ["c"]}, "claims": {"s": {"s1": None}}}
     role = engine.role("billing", **binds)
@@ -177,7 +169,6 @@ def test_roles_are_listed_and_their_history_told(engine, path) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.long
 def test_groups_are_listed(engine, path) -> None:
     for name in ("orders", "other"):
         fill(engine.topic(name), [b"1", b"2", b"3"])
@@ -200,7 +191,6 @@ def test_groups_are_listed(engine, path) -> None:
     assert [len(lines(command, path)) for command in ("claims", "groups")] == [1, 3]
 
 
-@pytest.mark.long
 def test_info_tells_what_the_ledger_uses_and_who_has_it_open(engine, path) -> None:
     fill(engine.topic("orders"), [b"a", b"b"])
     rows = lines("info", path)
@@ -219,7 +209,6 @@ def objects(*arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for (line,) in lines(*arguments)]
 
 
-@pytest.mark.long
 def test_topics_and_info_tell_what_a_topic_holds(engine, path) -> None:
     fill(engine.topic("orders"), [b"a"])
     with xl.SharedMap(engine.topic("settings"), value=xl.serde.json) as settings:
@@ -245,7 +234,6 @@ def test_topics_and_info_tell_what_a_topic_holds(engine, path) -> None:
     assert facts["kind"] == "events"
 
 
-@pytest.mark.long
 def test_info_and_topics_give_their_facts_as_json(engine, path) -> None:
     fill(engine.topic("orders"), [b"a", b"b"])
     with engine.topic("orders").producer("exclusive", name="boss"):
@@ -263,13 +251,11 @@ def test_info_and_topics_give_their_facts_as_json(engine, path) -> None:
     assert objects("info", path, "empty", "--json")[0]["last_message"] is None
 
 
-@pytest.mark.long
 def test_upgrade_has_nothing_to_do_in_this_versions_format(engine, path) -> None:
     said = lines("upgrade", path)
     assert said == [[f"{path} has format {FORMAT} already: nothing to do"]]
 
 
-@pytest.mark.long
 def test_who_looks_takes_no_slot_and_changes_nothing(engine, path) -> None:
     fill(engine.topic("orders"), [b"a"])
     engine.ledger.checkpoint()
@@ -279,7 +265,6 @@ def test_who_looks_takes_no_slot_and_changes_nothing(engine, path) -> None:
     assert engine.stats()["transactions"] == before
 
 
-@pytest.mark.long
 def test_verify_names_the_damage_and_fails(engine, path) -> None:
     fill(engine.topic("orders"), [b"a", b"b"])
     assert lines("verify", path) == [["1 topics, 1 entries, 2 messages: sound"]]
@@ -293,7 +278,6 @@ def test_verify_names_the_damage_and_fails(engine, path) -> None:
     assert "offsets 0 to 1 is damaged" in refusal("tail", path, "orders")
 
 
-@pytest.mark.long
 def test_compression_is_set_and_shown(topic, path) -> None:
     pytest.importorskip("lz4")
     (first,) = lines("compression", path, "orders", "lz4")
@@ -312,7 +296,6 @@ def test_compression_is_set_and_shown(topic, path) -> None:
     assert "has no topic 'none'" in refusal("compression", path, "none", "lz4")
 
 
-@pytest.mark.long
 def test_compact_and_trim(topic, path) -> None:
     with topic.producer() as producer:
         producer.send_many([b"1", b"2", b"3"], keys=["a", "b", "a"])
@@ -326,7 +309,6 @@ def test_compact_and_trim(topic, path) -> None:
     assert "has no topic 'none'" in refusal("compact", path, "none")
 
 
-@pytest.mark.long
 def test_backup_is_a_ledger_of_its_own(engine, path, tmp_path) -> None:
     fill(engine.topic("orders"), [b"a", b"b"])
     copy = str(tmp_path / "copy")
@@ -342,7 +324,6 @@ def shown(*arguments: str) -> list[str]:
     return [row[5] for row in lines("tail", *arguments)]
 
 
-@pytest.mark.long
 def test_tail_begins_and_ends_where_it_is_told(engine, path) -> None:
     fill(engine.topic("orders"), [b"%d" % number for number in range(30)])
     numbers = [str(number) for number in range(30)]
@@ -353,7 +334,6 @@ def test_tail_begins_and_ends_where_it_is_told(engine, path) -> None:
     assert shown(path, "orders", "--from", "latest") == []
 
 
-@pytest.mark.long
 def test_tail_shows_all_parts_on_one_line(engine, path) -> None:
     with engine.topic("orders").producer("exclusive", name="p") as producer:
         producer.send(b"v\x1b[2J\n\xff", key="k", properties={"a": "b"}, event_time=5)
@@ -368,7 +348,6 @@ def test_tail_shows_all_parts_on_one_line(engine, path) -> None:
     assert (two["value"], two["key_base64"], two["event_time"]) == (None, "/w==", None)
 
 
-@pytest.mark.long
 def test_tail_follows_until_it_is_interrupted(engine, path) -> None:
     fill(engine.topic("orders"), [b"old"])
     with start("tail", path, "orders", "-f") as tail:
@@ -381,7 +360,6 @@ def test_tail_follows_until_it_is_interrupted(engine, path) -> None:
     assert (rest, errors, tail.returncode) == (b"", b"", 130)
 
 
-@pytest.mark.long
 def test_a_closed_pipe_ends_quietly(engine, path) -> None:
     fill(engine.topic("orders"), [b"x" * 100] * 5000)
     with start("tail", path, "orders", "--from", "earliest") as tail:
@@ -396,7 +374,6 @@ def test_a_closed_pipe_ends_quietly(engine, path) -> None:
 # ---- send --------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_send_prints_the_offsets_of_its_arguments_and_makes_what_is_missing(path) -> None:
     sent = lines(
         "send", path, "orders", "a", "b c", "--key", "k", "--name", "me", "--mode", "exclusive",
@@ -410,7 +387,6 @@ def test_send_prints_the_offsets_of_its_arguments_and_makes_what_is_missing(path
         assert first.properties == {"x": "1", "y": "2=3"}
 
 
-@pytest.mark.long
 def test_send_takes_lines_from_stdin(path) -> None:
     many = [b"line %d" % number for number in range(20_000)]
     sent = lines("send", path, "orders", stdin=b"\n".join(many))
@@ -419,7 +395,6 @@ def test_send_takes_lines_from_stdin(path) -> None:
         assert [message.value for message in engine.topic("orders").reader()] == many
 
 
-@pytest.mark.long
 def test_a_line_from_stdin_is_sent_at_once(path) -> None:
     with start("send", path, "orders", "--mode", "exclusive", stdin=subprocess.PIPE) as send:
         assert send.stdin is not None
@@ -434,7 +409,6 @@ def test_a_line_from_stdin_is_sent_at_once(path) -> None:
     assert lines("owners", path)[1:] == []
 
 
-@pytest.mark.long
 def test_send_says_who_is_in_the_way(engine, path) -> None:
     holder = engine.topic("orders").producer("exclusive", name="boss")
     text = refusal("send", path, "orders", "v", "--mode", "exclusive")
@@ -449,7 +423,6 @@ def test_send_says_who_is_in_the_way(engine, path) -> None:
 # ---- errors ------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_a_path_without_a_ledger_is_refused_and_left_as_it_is(tmp_path) -> None:
     assert str(tmp_path / "nowhere") in refusal("topics", str(tmp_path / "nowhere"))
     for command in ("info", "verify"):
@@ -457,7 +430,6 @@ def test_a_path_without_a_ledger_is_refused_and_left_as_it_is(tmp_path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.long
 def test_a_topic_that_is_not_there_is_named(engine, path) -> None:
     engine.topic("orders")
     for command in ("tail", "info", "owners"):
@@ -525,7 +497,6 @@ def test_without_its_extra_it_says_what_to_install(module, command) -> None:
     )
 
 
-@pytest.mark.long
 def test_only_tables_on_a_terminal_and_the_demo_need_rich(engine, path) -> None:
     fill(engine.topic("orders"), [b"a"])
     done = without("rich", "topics", path)
@@ -533,7 +504,6 @@ def test_only_tables_on_a_terminal_and_the_demo_need_rich(engine, path) -> None:
     assert done.stdout.splitlines()[1].startswith(b"orders\t1\t")
 
 
-@pytest.mark.long
 def test_a_table_is_drawn_on_a_terminal(engine, path) -> None:
     fill(engine.topic("orders"), [b"a"])
     ours, its = os.openpty()
@@ -629,7 +599,6 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     assert (done.stdout.split(), done.stderr) == (completed, "")
 
 
-@pytest.mark.long
 def test_options_stand_anywhere_before_two_dashes(path) -> None:
     assert lines("send", path, "--key", "k", "orders", "a", "--", "--key", "-") == [
         ["0"], ["1"], ["2"]
@@ -639,7 +608,6 @@ def test_options_stand_anywhere_before_two_dashes(path) -> None:
     assert sent == [(b"k", b"a"), (b"k", b"--key"), (b"k", b"-")]
 
 
-@pytest.mark.long
 def test_a_value_need_not_be_unicode(path) -> None:
     assert lines("send", path, "orders", os.fsdecode(b"\xff"), "") == [["0"], ["1"]]
     with xl.open(path) as engine:

@@ -48,7 +48,6 @@ def files(path: str) -> dict[str, tuple[int, int]]:
     return {file.name: (facts.st_size, facts.st_mtime_ns) for file, facts in found}
 
 
-@pytest.mark.long
 def test_a_log_that_nothing_is_wrong_with(path: str) -> None:
     with xl.open(path) as engine, engine.topic("orders").producer() as producer:
         producer.send(b"a")
@@ -62,7 +61,6 @@ def test_a_log_that_nothing_is_wrong_with(path: str) -> None:
     assert files(path)["journal"] == before["journal"]
 
 
-@pytest.mark.long
 def test_what_is_no_log_cannot_be_used_and_is_not_made(tmp_path: Path) -> None:
     missing, text = tmp_path / "missing", tmp_path / "text"
     text.mkdir()
@@ -74,7 +72,6 @@ def test_what_is_no_log_cannot_be_used_and_is_not_made(tmp_path: Path) -> None:
     assert (done.returncode, b"open\tblocked\t" in done.stdout) == (1, True)
 
 
-@pytest.mark.long
 def test_an_engine_that_does_not_respond_needs_attention(
     path: str, worker: Callable[..., Worker]
 ) -> None:
@@ -91,7 +88,6 @@ def test_an_engine_that_does_not_respond_needs_attention(
     until(lambda: checked(path) == (0, []))
 
 
-@pytest.mark.long
 def test_an_engine_that_is_stopped_with_the_writer_lock_blocks_all(
     path: str, worker: Callable[..., Worker]
 ) -> None:
@@ -104,7 +100,6 @@ def test_an_engine_that_is_stopped_with_the_writer_lock_blocks_all(
     until(lambda: checked(path) == (0, []))
 
 
-@pytest.mark.long
 def test_a_disk_that_is_full_blocks_and_one_that_is_nearly_full_does_not(tmp_path: Path) -> None:
     with disk(tmp_path / "disk", 400) as where:
         path = str(where / "log")
@@ -119,7 +114,6 @@ def test_a_disk_that_is_full_blocks_and_one_that_is_nearly_full_does_not(tmp_pat
         assert checked(path, "--strict") == (0, [])
 
 
-@pytest.mark.long
 def test_a_log_on_a_read_only_mount_is_healthy_and_read(tmp_path: Path) -> None:
     with disk(tmp_path / "disk", 400) as where:
         path = str(where / "log")

@@ -45,7 +45,6 @@ def contents(path: str, topic: str) -> list[tuple[object, ...]]:
 # ---- export, and send ----------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_what_is_exported_can_be_sent_again(orders, tmp_path) -> None:
     done = run("export", orders, "orders")
     assert done.returncode == 0
@@ -59,7 +58,6 @@ def test_what_is_exported_can_be_sent_again(orders, tmp_path) -> None:
     assert run("tail", orders, "orders", "--json").stdout == done.stdout
 
 
-@pytest.mark.long
 def test_send_names_a_line_that_is_no_message(path) -> None:
     for line in (b"{", b"[]", b"{}", b'{"value": 1}', b'{"value_base64": "x"}'):
         done = run("send", path, "orders", "--json", stdin=line)
@@ -67,7 +65,6 @@ def test_send_names_a_line_that_is_no_message(path) -> None:
         assert done.stderr.startswith(b"exclusivelog: --json: ")
 
 
-@pytest.mark.long
 def test_csv_has_a_row_for_each_message(orders, tmp_path) -> None:
     file = tmp_path / "orders.csv"
     assert lines("export", orders, "orders", str(file)) == [[f"{file}: 4 messages"]]
@@ -121,7 +118,6 @@ def test_two_exports_to_one_file_leave_a_whole_one(path, tmp_path) -> None:
     assert sorted(tmp_path.iterdir()) == [Path(path), file]
 
 
-@pytest.mark.long
 def test_an_export_that_fails_leaves_no_file(orders, tmp_path) -> None:
     file = tmp_path / "no.parquet"
     assert "no message" in refusal("export", orders, "orders", str(file), "--from", "latest")
@@ -130,7 +126,6 @@ def test_an_export_that_fails_leaves_no_file(orders, tmp_path) -> None:
     assert list(tmp_path.iterdir()) == [Path(orders)]
 
 
-@pytest.mark.long
 def test_times_are_taken_where_offsets_are(orders) -> None:
     later = (dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)).isoformat()
     assert lines("tail", orders, "orders", "--from", later) == []
@@ -231,7 +226,6 @@ def test_what_an_extra_is_missing_for_is_one_line(orders, tmp_path) -> None:
 # ---- delete, terminate, retention --------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_what_cannot_be_undone_asks_first(orders) -> None:
     for command in ("delete", "terminate"):
         done = run(command, orders, "orders")
@@ -242,14 +236,12 @@ def test_what_cannot_be_undone_asks_first(orders) -> None:
     assert refusal("delete", orders, "orders", "--yes").count("orders") == 1
 
 
-@pytest.mark.long
 def test_a_topic_that_is_held_is_not_deleted(orders) -> None:
     with xl.open(orders) as engine, engine.topic("orders").producer("exclusive", name="leader"):
         assert "orders" in refusal("delete", orders, "orders", "--yes")
     assert len(contents(orders, "orders")) == 4
 
 
-@pytest.mark.long
 def test_retention_takes_ages_as_people_write_them(orders) -> None:
     assert lines("retention", orders, "orders", "--max-age", "7d") == [
         ["orders keeps messages of the last 7d"]

@@ -109,7 +109,6 @@ def test_listings_and_results_are_objects(ledger: str, tmp_path: Path, command) 
         assert all(isinstance(each, dict) for each in found), shown
 
 
-@pytest.mark.long
 def test_verify_gives_its_problems_as_json(engine, topic, path) -> None:
     with topic.producer() as producer:
         producer.send_many([b"a", b"b"])
