@@ -12,6 +12,7 @@ from proof.world import (
     SMALL_MOVING_WORLDS,
     SMALL_WORLDS,
     WORLDS,
+    World,
 )
 
 pytestmark = pytest.mark.once
@@ -19,12 +20,21 @@ ALL = {**WORLDS, **MOVING_WORLDS}
 SAMPLE = {**ALL, **REDUCED_WORLDS}
 
 
-# What `proof.model` judges in each state.
-@pytest.mark.sampled
-@pytest.mark.rule(
+JUDGED = pytest.mark.rule(  # what `proof.model` judges in each state
     "A1", "A2", "A3", "B1", "B2", "B3", "B5", "B6", "B7", "B8", "B10", "D1", "D4", "D5", "D7",
     "E3", "E4",
 )  # fmt: skip
+
+
+@JUDGED
+@pytest.mark.parametrize("world", [*SMALL_WORLDS[:2], *SMALL_MOVING_WORLDS[:4]], ids=str)
+def test_every_interleaving_of_a_small_world_keeps_the_rules(world: World) -> None:
+    states, _ = walk(world, Rules())
+    assert states > 1000
+
+
+@JUDGED
+@pytest.mark.long
 @pytest.mark.parametrize("name", ALL)
 def test_every_interleaving_keeps_the_rules(
     name: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
