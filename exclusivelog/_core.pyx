@@ -16,6 +16,7 @@ The parts are in `_native/`, each with one subject:
 | `lock`, `section` | a lock of threads; transactions that are safe against interrupts |
 | `frames`, `tails` | reading frames of the journal; the last offset and time of each topic |
 | `journal`, `append`, `flush` | the shared header; the critical section; the shared flush |
+| `deaths` | locks that outlive their thread |
 | `checkpoint`, `merge`, `fresh` | the journal's frames, grouped by topic; the table rows that they change; journal frames packed for a reader |
 | `batch`, `receipt`, `appender`, `commit_queue` | messages that are being sent |
 | `group` | group commit: many producers, one write |
@@ -74,6 +75,7 @@ include "_native/pack.pxi"
 include "_native/frames.pxi"
 include "_native/tails.pxi"
 include "_native/journal.pxi"
+include "_native/deaths.pxi"
 include "_native/append.pxi"
 include "_native/flush.pxi"
 include "_native/checkpoint.pxi"

@@ -8,11 +8,11 @@
 
 #include "futex.h"
 #include "blocks.h"
+#include "threads.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 
 #define XA_LIBRARY "liblz4.so.1"
 #define XA_MOST ((size_t)16)    /* chunks that are decompressed ahead of the reader */
@@ -92,20 +92,9 @@ static inline void *xa_work(void *nothing) {
 
 static inline int xa_start(void) {
     pthread_t thread;
-    pthread_attr_t attr;
-    sigset_t all, old;
     cpu_set_t cpus;
-    int failed;
     if (sched_getaffinity(0, sizeof cpus, &cpus) != 0 || CPU_COUNT(&cpus) < 2) return 0;
-    pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, 256 * 1024);
-    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    failed = pthread_create(&thread, &attr, xa_work, NULL);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    pthread_attr_destroy(&attr);
-    return !failed;
+    return xt_start(&thread, xa_work, NULL, 1) == 0;
 }
 
 /* Let the thread decompress chunks first to end - 1. Callers hold the GIL. `job`, and all that it

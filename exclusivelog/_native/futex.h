@@ -19,6 +19,13 @@
 #include <time.h>
 #include <unistd.h>
 
+/* The word of a pthread_mutex_t that has the id of the thread that holds it. */
+#ifdef __GLIBC__
+#define XL_WORD 0
+#else
+#define XL_WORD 4       /* musl */
+#endif
+
 #ifndef SYS_futex_waitv
 #define SYS_futex_waitv 449
 #endif

@@ -25,6 +25,8 @@ cdef extern from "_native/journal_lock.h":
         uint64_t inode
         uint64_t begun
         uint64_t bytes
+    int XJ_LOCKS
+    void xj_words(xj_header*, uint32_t**) noexcept nogil
     int xj_start(xj_header*) noexcept nogil
     int xj_lock(xj_header*) noexcept nogil
     int xj_try_lock(xj_header*) noexcept nogil

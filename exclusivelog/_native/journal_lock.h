@@ -53,12 +53,14 @@ static inline int xj_start(xj_header *w) {
         || xj_start_mutex(&w->writer.mutex);
 }
 
-static inline uint32_t *xj_word(pthread_mutex_t *m) {
-#ifdef __GLIBC__
-    return (uint32_t *)m;
-#else
-    return (uint32_t *)m + 1;       /* musl */
-#endif
+static inline uint32_t *xj_word(pthread_mutex_t *m) { return (uint32_t *)((char *)m + XL_WORD); }
+
+/* The words of its mutexes: of appends, flushes and writers. */
+#define XJ_LOCKS 3
+static inline void xj_words(xj_header *w, uint32_t **words) {
+    words[0] = xj_word(&w->write.mutex);
+    words[1] = xj_word(&w->flush.mutex);
+    words[2] = xj_word(&w->writer.mutex);
 }
 
 /* The holder of the append mutex has died. Its append is complete (`tail` has moved) or will be

@@ -9,9 +9,8 @@
 #define EXCLUSIVELOG_LIVENESS_H
 
 #include "futex.h"
+#include "threads.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 
 typedef struct {
@@ -35,10 +34,8 @@ static inline void *xl_hold(void *arg) {
     h->head.list.next = &h->head.list;
     h->head.futex_offset = (char *)h->word - (char *)h->node;
     h->head.list_op_pending = NULL;
-    if (syscall(SYS_set_robust_list, &h->head, sizeof h->head) != 0) {
-        xl_phase(h, 2);
-        return NULL;
-    }
+    /* Where it is refused, deaths.h finds out that the thread has ended. */
+    syscall(SYS_set_robust_list, &h->head, sizeof h->head);
     /* Between taking the word and adding it to the list, list_op_pending refers to it. */
     h->head.list_op_pending = h->node;
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
@@ -67,21 +64,13 @@ static inline void *xl_hold(void *arg) {
 
 static inline xl_holder *xl_take_hold(uint32_t *word, void *node, uint32_t *presence) {
     xl_holder *h = calloc(1, sizeof *h);
-    pthread_attr_t attr;
-    sigset_t all, old;
     int failed;
     if (h == NULL) return NULL;
     h->word = word;
     h->node = node;
     h->presence = presence;
     h->pid = getpid();
-    pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, 256 * 1024);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    failed = pthread_create(&h->thread, &attr, xl_hold, h);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    pthread_attr_destroy(&attr);
+    failed = xt_start(&h->thread, xl_hold, h, 0);
     if (failed) { free(h); errno = failed; return NULL; }
     while (xl_load(&h->phase) == 0)
         syscall(SYS_futex, &h->phase, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);

@@ -20,7 +20,9 @@ cdef extern from "_native/futex.h":
     int xl_wait_any(xl_waiter*, unsigned, int64_t) noexcept nogil
     bint xl_watch(uint32_t*, uint32_t, int64_t) noexcept nogil
     int errno
+    int EAGAIN
     int EBUSY
+    int EINTR
     int INT_MAX
     uint32_t FUTEX_OWNER_DIED
     uint32_t FUTEX_TID_MASK
@@ -197,7 +199,7 @@ cdef class SharedWords:
 
     def wait_any(self, list offsets not None, list expected not None, int64_t ns):
         """Sleep while all words have these values (at most 128), at most `ns`. False, without
-        sleeping, if the kernel does not support it (before Linux 5.16)."""
+        sleeping, if the kernel refuses it: before Linux 5.16, or in some containers."""
         cdef xl_waiter[128] waiters
         cdef Py_ssize_t i
         cdef unsigned count = min(len(offsets), 128)
@@ -209,7 +211,13 @@ cdef class SharedWords:
             waiters[i].flags = 2    # FUTEX_32, shared
         with nogil:
             failed = xl_wait_any(waiters, count, ns)
-        return failed != 38         # ENOSYS
+        # Some lists of permitted system calls answer EPERM.
+        return failed == 0 or failed == EAGAIN or failed == ETIMEDOUT or failed == EINTR
+
+
+cdef _no_thread(int failed):
+    # As Python's own threads say it, whose callers know these words.
+    return RuntimeError(f"can't start new thread ({_os.strerror(failed)})")
 
 
 cdef class Hold:
@@ -235,7 +243,7 @@ cdef class Hold:
         if self.holder == NULL:
             if errno == EBUSY:
                 raise BlockingIOError(EBUSY, "the word is held")
-            raise RuntimeError("can't start new thread")
+            raise _no_thread(errno)
 
     def __dealloc__(self):
         # Release it before the mapping is freed: the kernel could not mark the word any more.

@@ -10,6 +10,7 @@ offset   size        what
 24       16          ... and the boot id: an engine that sees others has another view of the file
 40       4           counts engines that have joined; waiting engines watch it
 48       8           when the first engine opened it, ns of the machine's monotonic clock
+56       8           inode of the pid namespace in which the thread ids here are valid; 0: unknown
 1024     320         the journal's mutexes, positions and counts (see _native/journal_lock.h)
 2048     1880        figures of all processes: histograms (see _native/figures.h)
 4096     1024 x 64   one wake-up counter for each topic
@@ -52,7 +53,16 @@ from exclusivelog.local.files import (
     remove_temporary,
     temporary_name,
 )
-from exclusivelog.local.shm.slots import ARRIVALS, SLOT_COUNT, SLOT_SIZE, SLOTS, Slots
+from exclusivelog.local.shm.slots import (
+    ALIVE,
+    ARRIVALS,
+    NAMESPACE,
+    SLOT_COUNT,
+    SLOT_SIZE,
+    SLOTS,
+    Slots,
+    pid_namespace,
+)
 from exclusivelog.local.versions import LOCK_NAME, LOCK_VERSION, refuse_other_lock_file
 from exclusivelog.waits import READER_LOOK_UP_SECONDS
 
@@ -313,6 +323,24 @@ class LockFile:
         fill_holes(self._fd)  # before the first store to the mapping
         self.atomics.clear(FIGURES, SIZE)
         self._map[DEVICE : BOOT + 16] = self._identity()
+
+    def begin_here(self) -> None:
+        """Note that thread ids are those of this process's pid namespace from now on. The caller is
+        alone (rule H3), and has not taken a lock yet."""
+        self.atomics.store64(NAMESPACE, pid_namespace())
+
+    def watch_deaths(self, journal: _core.Journal | None, readonly: bool) -> _core.DeathWatch:
+        """What looks for locks that outlive their thread (rule C8). A reader changes only LMDB's
+        table of readers."""
+        number = os.fstat(self._fd).st_ino if self.shared else 0
+        watch = _core.DeathWatch(
+            self.atomics, NAMESPACE, pid_namespace(), f"/{NAME}".encode(), number, readonly
+        )
+        if journal is not None:
+            watch.add_journal(journal)
+        if not readonly:
+            watch.add_slots(SLOTS + ALIVE, SLOT_SIZE, SLOT_COUNT)
+        return watch
 
     def check_same_life(self) -> None:
         """LedgerError if there are live engines that do not share this file's memory."""

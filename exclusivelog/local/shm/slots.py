@@ -23,8 +23,9 @@ reads them.
 Liveness is a value in the kernel's robust list, not a file lock: when a process dies, the kernel
 walks the list before it frees the process's memory, so that a take-over does not wait for that (0.3
 ms for 1 GiB, where an OFD lock took 25 ms: `python -m bench.liveness`), and a forked child inherits
-nothing. A process that dumps core counts as dead only after the dump. Liveness does not give the
-right to write: the epoch in the ledger does (rule B2).
+nothing. A death of which that list does not tell (memory that was freed before, a core dump, a
+system without such lists) is found by looking: `_native/deaths.h` marks the value within half a
+second. Liveness does not give the right to write: the epoch in the ledger does (rule B2).
 
 **Presence**: the kernel's locks, and not shared memory, show which processes have a ledger open. A
 process holds shared open-file locks of `journal`, `data.mdb` and `owners.lock` while it has the
@@ -76,9 +77,9 @@ from exclusivelog.version import __version__
 # ---- slots -----------------------------------------------------------------------------
 
 
-ARRIVALS, OPENED = 40, 48  # in the file's header
+ARRIVALS, OPENED, NAMESPACE = 40, 48, 56  # in the file's header
 SLOTS, SLOT_COUNT, SLOT_SIZE = 69632, 512, 1024
-ALIVE, PID, NODE, ENGINE, HEARTBEAT, KEEPALIVE, WAKE_UPS, INFO_SIZE, NAMESPACE, PRESENCE, INFO = (
+ALIVE, PID, NODE, ENGINE, HEARTBEAT, KEEPALIVE, WAKE_UPS, INFO_SIZE, PIDS, PRESENCE, INFO = (
     0, 4, 8, 16, 24, 32, 40, 44, 48, 56, 64,
 )  # fmt: skip
 
@@ -98,7 +99,8 @@ def is_stopped(thread: int) -> bool:
     return False
 
 
-def _pid_namespace() -> int:
+def pid_namespace() -> int:
+    """The inode of the pid namespace of this process."""
     return os.stat("/proc/self/ns/pid").st_ino
 
 
@@ -224,10 +226,10 @@ class Slots:
     def in_process(self, pid: int) -> Iterator[tuple[int, EngineInfo]]:
         """(slot, facts) of the engines of a process, including unresponsive ones. `pid`: in this
         pid namespace."""
-        namespace = _pid_namespace()
+        namespace = pid_namespace()
         for index, engine in self._taken():
             at = SLOTS + index * SLOT_SIZE
-            process = self.atomics.load(at + PID), self.atomics.load64(at + NAMESPACE)
+            process = self.atomics.load(at + PID), self.atomics.load64(at + PIDS)
             if process == (pid, namespace) and self.exists(index, engine):
                 yield index, self._info(index, engine)
 
@@ -270,15 +272,19 @@ class Slots:
     def refuse_other_namespaces(self) -> None:
         """LedgerError while an engine of another pid namespace is open: locks and LMDB's table of
         readers have thread and process ids, which are ambiguous between containers."""
-        ours = _pid_namespace()
+        ours = pid_namespace()
+        if self.atomics.load64(NAMESPACE) not in (0, ours):
+            raise self._of_other_namespace("a process")
         for index, engine in self._taken():
-            theirs = self.atomics.load64(SLOTS + index * SLOT_SIZE + NAMESPACE)
+            theirs = self.atomics.load64(SLOTS + index * SLOT_SIZE + PIDS)
             if theirs != ours and self.exists(index, engine):
-                raise LedgerError(
-                    f"{self.path} is in use by {self._info(index, engine).name!r}, an engine of "
-                    "another pid namespace (such as a container); processes that share a ledger "
-                    "must share a pid namespace"
-                )
+                raise self._of_other_namespace(f"{self._info(index, engine).name!r}, an engine")
+
+    def _of_other_namespace(self, who: str) -> LedgerError:
+        return LedgerError(
+            f"{self.path} is in use by {who} of another pid namespace (such as a container); "
+            "processes that share a ledger must share a pid namespace"
+        )
 
     def refuse_engines_that_answer(self) -> None:
         """LedgerError if a thread waits on a slot in this memory although the locks show no engine:
@@ -308,7 +314,7 @@ class Slot:
         self.engine = f"{int.from_bytes(os.urandom(8)) >> 1 | 1:016x}"
         self._hold = _core.Hold(atomics, self._at + ALIVE, self._at + NODE, self._at + PRESENCE)
         atomics.store(self._at + PID, os.getpid())
-        atomics.store64(self._at + NAMESPACE, _pid_namespace())
+        atomics.store64(self._at + PIDS, pid_namespace())
         atomics.store64(self._at + KEEPALIVE, 0 if keepalive is None else int(keepalive * 1e9))
         atomics.store(self._at + INFO_SIZE, len(info))
         slots.memory[self._at + INFO : self._at + INFO + len(info)] = info

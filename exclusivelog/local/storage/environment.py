@@ -389,8 +389,9 @@ class Environment:
     """LMDB's environment in this directory, shared by all threads. A process opens it only once."""
 
     def __init__(
-        self, directory: Directory, mode: int, map_size: int, max_readers: int, readonly: bool
-    ) -> None:
+        self, directory: Directory, mode: int, map_size: int, max_readers: int, readonly: bool,
+        deaths: _core.DeathWatch,
+    ) -> None:  # fmt: skip
         self.path = directory.path
         self.gate = _core.Gate()
         self._resizing = threading.Lock()
@@ -398,6 +399,7 @@ class Environment:
         # The descriptor whose lock keeps LMDB from initialising its lock file; -1 if LMDB uses
         # none, on a read-only file system.
         self._lock = _keep_lock_file(directory, mode, max_readers, readonly)
+        self._watch_deaths(deaths)
         # LMDB stores into its lock file while it opens it.
         self._guards = [
             _core.FileGuard(facts.st_ino)
@@ -411,6 +413,7 @@ class Environment:
                 lock_open_file(self._lock, "read")
             elif not readonly or directory.facts(LOCK) is not None:
                 self._lock = _keep(directory)
+            self._watch_deaths(deaths)
             self.lmdb.reader_check()
             if any(reading.pid == os.getpid() for reading in parse_readers(self.lmdb.readers())):
                 # A dead process had our process id, and died inside a read: LMDB takes its snapshot
@@ -431,6 +434,12 @@ class Environment:
         # Pointers to C functions, for `_core.Section`.
         self.begin_read = functools.partial(self.lmdb.begin)
         self.begin_write = functools.partial(self.lmdb.begin, write=True)
+
+    def _watch_deaths(self, deaths: _core.DeathWatch) -> None:
+        """Have LMDB's own mutexes looked at, too, once its lock file has them."""
+        if self._lock >= 0 and os.fstat(self._lock).st_size:
+            with contextlib.suppress(PermissionError):  # a read-only mount: LMDB locks nothing
+                deaths.add_lmdb(self._lock)
 
     def close(self) -> None:
         """Close the environment and LMDB's lock file."""

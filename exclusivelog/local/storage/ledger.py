@@ -110,6 +110,7 @@ class Ledger:
             try:
                 self.directory, self.segments = files.directory, files.segments
                 self.lockfile, self.journal, self.watch = files.lockfile, files.journal, files.watch
+                self.deaths = files.deaths
                 self.format, self.uuid = files.format, files.uuid
                 self._environment = files.environment
                 self.integrity = integrity = Integrity(

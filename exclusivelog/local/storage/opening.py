@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from exclusivelog import _core
+from exclusivelog import _core, threads
 from exclusivelog.errors import LedgerCorruptedError, LedgerError
 from exclusivelog.local.files import DATA, JOURNAL, Directory, fill_holes
 from exclusivelog.local.shm.lockfile import JOURNAL_OFFSET, LockFile
@@ -93,9 +93,10 @@ class OpenFiles:
                 copy_up(directory, (DATA, JOURNAL))
             check_header(directory)
             presence = self._open_journal(undo)
+            self._watch_deaths(undo)
             self.environment = Environment(
                 directory, self.options.mode, self.options.map_size, self.options.max_readers,
-                self.readonly,
+                self.readonly, self.deaths,
             )  # fmt: skip
             undo.callback(self.environment.close)
             with self._writer_lock(presence):
@@ -179,12 +180,20 @@ class OpenFiles:
             presence.enter()
             if presence.alone:
                 fill_holes(fd)
+                self.lockfile.begin_here()
             else:
                 self._check_same_files(journal)
                 self.lockfile.slots.refuse_other_namespaces()
         finally:
             os.close(fd)
         return presence
+
+    def _watch_deaths(self, undo: contextlib.ExitStack) -> None:
+        """From now on, no lock outlives its thread for long: opening takes some, too."""
+        self.deaths = deaths = self.lockfile.watch_deaths(self.journal, self.readonly)
+        undo.callback(deaths.stop)
+        with threads.needed(self.path):
+            deaths.start()
 
     def _stop_watching(self) -> None:
         if self.journal is not None:
@@ -245,6 +254,7 @@ class OpenFiles:
 
     def close(self) -> None:
         """Close all files."""
+        self.deaths.stop()
         self._stop_watching()
         if self.journal is not None:
             self.journal.close()
@@ -264,6 +274,7 @@ class OpenFiles:
 
     def after_fork_in_child(self) -> None:
         """Close the inherited files without a change to the parent's."""
+        self.deaths.stop()
         if self.environment.after_fork_in_child():
             self.segments.forget()
             self._close_rest()

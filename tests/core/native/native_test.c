@@ -2,6 +2,7 @@
    UndefinedBehaviorSanitizer, under ThreadSanitizer, and without any. Usage: native_test NAME */
 #include "_native/futex.h"
 #include "_native/liveness.h"
+#include "_native/deaths.h"
 #include "_native/journal_lock.h"
 #include "_native/journal_file.h"
 #include "_native/fault_guard.h"
@@ -226,6 +227,123 @@ static void test_journal_deaths(void) {
     await_death(pid, SIGKILL);
     CHECK(xj_lock(w) == 0 && w->version == 3);
     xj_unlock(w);
+}
+
+/* ---- deaths.h ------------------------------------------------------------------------ */
+
+typedef struct { uint32_t dead, foreign, alive, slots[4]; uint64_t life, elsewhere; } obituary;
+
+static void hold_them(void *arg) {
+    obituary *o = arg;
+    uint32_t tid = (uint32_t)syscall(SYS_gettid);
+    xl_store(&o->dead, tid | FUTEX_WAITERS);
+    xl_store(&o->foreign, tid);
+    xl_store(&o->slots[2], tid);
+    raise(SIGKILL);
+}
+
+static xd_watch *watch_of(obituary *o, uint64_t *life, uint32_t *first, uint32_t *second) {
+    xd_watch *w = calloc(1, sizeof *w);
+    CHECK(w != NULL);
+    w->life = life;
+    w->namespace = 1;
+    w->locks[0] = (xd_lock){first, 0, 1};
+    w->locks[1] = (xd_lock){second, 0, 1};
+    w->count = 2;
+    w->slots = (char *)o->slots;
+    w->step = sizeof o->slots[0];
+    w->slot_count = 4;
+    return w;
+}
+
+static void *await_a_mark(void *arg) {
+    obituary *o = arg;
+    uint32_t seen;
+    while (!((seen = xl_load(&o->dead)) & FUTEX_OWNER_DIED)) xl_wait(&o->dead, seen, -1);
+    return NULL;
+}
+
+static void watch_nothing(void *arg) {
+    xd_watch *w = arg;
+    xd_stop(w); /* a forked child: its parent's watch goes on */
+    CHECK(xd_all.first == NULL && !xd_all.running);
+}
+
+static void test_deaths(void) {
+    obituary *o = shared_memory(sizeof *o);
+    pthread_t waiter;
+    o->life = 1;
+    o->elsewhere = 2;
+    xl_store(&o->alive, (uint32_t)syscall(SYS_gettid));
+    xl_store(&o->slots[1], (uint32_t)syscall(SYS_gettid));
+    CHECK(!xd_has_ended(xl_load(&o->alive), 1) && !xd_has_ended(xl_load(&o->alive), 0));
+    pid_t pid = in_a_child(hold_them, o);
+    while (!xl_load(&o->slots[2])) sleep_ms(1);
+    siginfo_t facts;
+    CHECK(waitid(P_PID, (id_t)pid, &facts, WEXITED | WNOWAIT) == 0);
+    CHECK(xd_has_ended((uint32_t)pid, 1));      /* a zombie: /proc says so */
+    CHECK(!xd_has_ended((uint32_t)pid, 0));
+    await_death(pid, SIGKILL);
+    CHECK(xd_has_ended((uint32_t)pid, 0));
+
+    xd_watch *here = watch_of(o, &o->life, &o->dead, &o->alive);
+    xd_watch *there = watch_of(o, &o->elsewhere, &o->foreign, &o->alive);
+    CHECK(pthread_create(&waiter, NULL, await_a_mark, o) == 0);
+    CHECK(xd_start(there) == 0 && xd_start(here) == 0);
+    CHECK(pthread_join(waiter, NULL) == 0);
+    while (!(xl_load(&o->slots[2]) & FUTEX_OWNER_DIED)) sleep_ms(1);
+    CHECK(xl_load(&o->dead) == (FUTEX_WAITERS | FUTEX_OWNER_DIED));
+    CHECK(xl_load(&o->foreign) == (uint32_t)pid);   /* an id of another pid namespace says nothing */
+    CHECK(xl_load(&o->alive) == (uint32_t)syscall(SYS_gettid));
+    CHECK(xl_load(&o->slots[1]) == xl_load(&o->alive));
+    await_death(in_a_child(watch_nothing, here), 0);
+    xd_stop(here);
+    xd_stop(there);
+    for (int running = 1; running; sleep_ms(1)) {
+        pthread_mutex_lock(&xd_all.lock);
+        running = xd_all.running;
+        pthread_mutex_unlock(&xd_all.lock);
+    }
+    free(here);
+    free(there);
+}
+
+/* The lists of robust mutexes are empty for the kernel, as if the memory was freed before. */
+static void die_unreported(void *arg) {
+    static struct robust_list_head nothing;
+    journal *j = arg;
+    nothing.list.next = &nothing.list;
+    CHECK(syscall(SYS_set_robust_list, &nothing, sizeof nothing) == 0);
+    CHECK(xj_try_flush_lock(&j->words) == 0);
+    die_in_a_transaction(arg);
+}
+
+static void test_unreported_deaths(void) {
+    journal *j = shared_memory(sizeof *j);
+    uint64_t life = 1;
+    uint32_t *words[XJ_LOCKS];
+    xd_watch *w = calloc(1, sizeof *w);
+    CHECK(xj_start(&j->words) == 0 && w != NULL);
+    await_death(in_a_child(die_unreported, j), SIGKILL);
+    CHECK(xj_lock(&j->words) == ETIMEDOUT);         /* for ever, if nobody looks */
+    xj_words(&j->words, words);
+    for (w->count = 0; w->count < XJ_LOCKS; w->count++)
+        w->locks[w->count] = (xd_lock){words[w->count], 0, 1};
+    w->life = &life;
+    w->namespace = 1;
+    CHECK(xd_start(w) == 0);
+    int got;
+    while ((got = xj_lock(&j->words)) != 0) CHECK(got == ETIMEDOUT);
+    CHECK(j->words.unsettled && j->words.version == 1);
+    while ((got = xj_take_writer_lock(&j->words, 1)) != 0) CHECK(got == ETIMEDOUT);
+    while ((got = xj_try_flush_lock(&j->words)) != 0) CHECK(got == EBUSY);
+    xj_flush_unlock(&j->words);
+    xj_leave_writer_lock(&j->words);
+    xj_unlock(&j->words);
+    CHECK(xj_try_lock(&j->words) == 0);             /* it is a mutex like any other again */
+    xj_unlock(&j->words);
+    xd_stop(w);
+    free(w);
 }
 
 /* ---- journal_file.h ------------------------------------------------------------------ */
@@ -592,6 +710,8 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"liveness", test_liveness},
     {"journal_lock", test_journal_lock},
     {"journal_deaths", test_journal_deaths},
+    {"deaths", test_deaths},
+    {"unreported_deaths", test_unreported_deaths},
     {"journal_file", test_journal_file},
     {"fault_guard", test_fault_guard},
     {"crc32c", test_crc32c},

@@ -1,0 +1,264 @@
+/* Deaths that the kernel's robust list does not report.
+
+   The kernel reads a thread's robust list when the thread ends, in the memory of its process. The list
+   is lost if that memory was freed before: by process_mrelease(2), as earlyoom does it, or by the
+   kernel's own OOM reaper. It is read late if the process dumps core first, and never by systems
+   without robust lists. Then the words that the thread holds are never marked, and all wait for ever.
+
+   So one thread of each process looks at the words of its ledgers, every XD_LOOK_NS. A word that a
+   thread holds that has ended gets FUTEX_OWNER_DIED in place of its id, as the kernel would have done,
+   and whoever takes it next repairs what it protects. If the kernel comes later, it finds another id,
+   and does nothing. */
+#ifndef EXCLUSIVELOG_DEATHS_H
+#define EXCLUSIVELOG_DEATHS_H
+
+#include "futex.h"
+#include "threads.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define XD_LOOK_NS 400000000
+#define XD_TOO_LATE_NS 100000000
+#define XD_LOCKS 8
+#define XD_SLOTS_PER_LOOK 8
+
+/* ---- has a thread ended? -------------------------------------------------------------- */
+
+/* Flags of a task (field 9 of its stat): it exits; it waits for, or writes, a core dump; a signal has
+   ended it. It runs no user code any more, and no system call that it made before is under way. */
+#define XD_ENDING (0x4 | 0x8 | 0x200 | 0x400)
+
+/* Does /proc show this pid namespace? It may be of another one, or not be mounted. */
+static inline int xd_proc_is_ours(void) {
+    char wanted[64], found[64];
+    ssize_t n = readlink("/proc/thread-self", found, sizeof found - 1);
+    if (n <= 0) return 0;
+    found[n] = 0;
+    snprintf(wanted, sizeof wanted, "%d/task/%d", (int)getpid(), (int)syscall(SYS_gettid));
+    return strcmp(wanted, found) == 0;
+}
+
+static inline ssize_t xd_read(const char *path, char *text, size_t room) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n;
+    if (fd < 0) return -1;
+    n = read(fd, text, room - 1);
+    close(fd);
+    if (n >= 0) text[n] = 0;
+    return n;
+}
+
+/* What /proc says: 1 it has ended, 0 it lives, or is hidden. */
+static inline int xd_is_ending(uint32_t tid) {
+    char path[64], text[512], state;
+    const char *after;
+    unsigned flags;
+    snprintf(path, sizeof path, "/proc/%u/task/%u/stat", tid, tid);
+    if (xd_read(path, text, sizeof text) <= 0) return 0;
+    after = strrchr(text, ')');
+    if (after == NULL || sscanf(after + 1, " %c %*d %*d %*d %*d %*d %u", &state, &flags) != 2)
+        return 0;
+    return state == 'Z' || state == 'X' || state == 'x' || (flags & XD_ENDING) != 0;
+}
+
+/* 1: this thread will never run again; 0: it lives, or that is unknown. `proc`: may /proc be asked?
+   A thread that a fatal signal has reached, but that is still in a system call (the disk is stalled,
+   say) lives: its write may still reach the file. */
+static inline int xd_has_ended(uint32_t tid, int proc) {
+    if (kill((pid_t)tid, 0) != 0 && errno == ESRCH) return 1;
+    return proc && xd_is_ending(tid);
+}
+
+/* 1: the process of this thread has mapped no file with this name or inode number, which all holders
+   map: the id of the holder was given anew. 0: it has, or that is unknown. */
+static inline int xd_is_stranger(uint32_t tid, const char *name, uint64_t inode) {
+    char path[64], text[8192 + 256], number[32];
+    size_t kept = 0;
+    ssize_t n;
+    int fd, ours = 0, any = 0;
+    snprintf(path, sizeof path, "/proc/%u/maps", tid);
+    snprintf(number, sizeof number, " %llu ", (unsigned long long)inode);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    while (!ours && (n = read(fd, text + kept, 8192)) > 0) {
+        size_t size = kept + (size_t)n;
+        any = 1;
+        ours = memmem(text, size, name, strlen(name)) || memmem(text, size, number, strlen(number));
+        kept = size < 256 ? size : 256;     /* a name may be cut in two */
+        memmove(text, text + size - kept, kept);
+    }
+    close(fd);
+    return any && !ours && n == 0;
+}
+
+/* ---- words ---------------------------------------------------------------------------- */
+
+static inline int xd_mark_dead(uint32_t *word, uint32_t seen) {
+    if (!xl_swap(word, seen, (seen & FUTEX_WAITERS) | FUTEX_OWNER_DIED)) return 0;
+    xl_wake(word, INT_MAX);
+    return 1;
+}
+
+/* A lock that is looked at. `repair`: whether to mark it, or only to tell of it. */
+typedef struct {
+    uint32_t *word;
+    uint32_t last;      /* the thread that held it at the last look */
+    int repair;
+} xd_lock;
+
+typedef struct xd_watch {
+    struct xd_watch *next;
+    uint64_t *life;         /* the pid namespace in which the ids in the words are valid */
+    uint64_t namespace;     /* of this process */
+    char name[32];          /* of the file that each holder has mapped; */
+    uint64_t inode;         /* its inode number */
+    xd_lock locks[XD_LOCKS];
+    unsigned count;
+    char *slots;            /* the first of the words of the engines */
+    size_t step, slot_count;
+    uint32_t *lmdb;         /* the first page of LMDB's lock file */
+    xd_lock lmdb_locks[2];  /* readers, writers */
+    uint32_t marked;        /* how many words were marked */
+} xd_watch;
+
+/* The namespace is compared after the word was read: an engine that begins the next life of the ledger
+   stores its own there before it takes a lock. */
+static inline int xd_knows(xd_watch *w) {
+    return w->namespace != 0 && xl_load64(w->life) == w->namespace;
+}
+
+static inline void xd_look(xd_watch *w, xd_lock *lock, int proc) {
+    int64_t began = xl_now();
+    uint32_t seen = xl_load(lock->word), tid = seen & FUTEX_TID_MASK, last = lock->last;
+    lock->last = tid;
+    if (tid == 0 || !lock->repair || !xd_knows(w)) return;
+    if (!xd_has_ended(tid, proc) && !(tid == last && proc && xd_is_stranger(tid, w->name, w->inode))) return;
+    /* This process may have been stopped meanwhile, and the id have been given anew. */
+    if (xl_now() - began < XD_TOO_LATE_NS) w->marked += (uint32_t)xd_mark_dead(lock->word, seen);
+}
+
+static inline void xd_look_at_slots(xd_watch *w, int proc) {
+    uint32_t start = (uint32_t)xl_now() * 2654435761u >> 16, found = 0;
+    for (size_t i = 0; i < w->slot_count && found < XD_SLOTS_PER_LOOK; i++) {
+        xd_lock slot = {NULL, 0, 1};
+        slot.word = (uint32_t *)(w->slots + (start + i) % w->slot_count * w->step);
+        if (xl_load(slot.word) & FUTEX_TID_MASK) {
+            found++;
+            xd_look(w, &slot, proc);
+        }
+    }
+}
+
+/* ---- LMDB's own mutexes --------------------------------------------------------------- */
+
+/* lock.mdb of LMDB 0.9: magic, format, mutex of the table of readers, transaction, readers; then, at
+   the next cache line, the mutex of writers. */
+#define XD_LMDB_PAGE 4096
+#define XD_LMDB_MAGIC 0xBEEFC0DEu
+#define XD_LMDB_FORMAT 0x10001u
+#define XD_LMDB_READERS 8
+#define XD_LMDB_WRITER ((XD_LMDB_READERS + sizeof(pthread_mutex_t) + 16 + 63) / 64 * 64)
+
+static inline int xd_is_lmdb(xd_watch *w) {
+    return w->lmdb != NULL && xl_load(w->lmdb) == XD_LMDB_MAGIC
+        && xl_load(w->lmdb + 1) == XD_LMDB_FORMAT;
+}
+
+static inline void xd_look_at_lmdb(xd_watch *w, int proc) {
+    if (!xd_is_lmdb(w)) return;
+    for (int i = 0; i < 2; i++) {
+        xd_lock *lock = &w->lmdb_locks[i];
+        xd_look(w, lock, proc);
+        /* Whoever was woken when it was released may have died before it took it. LMDB's waiters sleep
+           without a time limit. */
+        if (lock->repair && !(xl_load(lock->word) & FUTEX_TID_MASK)) xl_wake(lock->word, 1);
+    }
+}
+
+/* ---- the thread ----------------------------------------------------------------------- */
+
+static struct {
+    pthread_mutex_t lock;
+    xd_watch *first;
+    int running, prepared;
+} xd_all = {PTHREAD_MUTEX_INITIALIZER, NULL, 0, 0};
+
+/* A forked child has no thread, and its watches are its parent's. */
+static inline void xd_after_fork(void) {
+    pthread_mutex_init(&xd_all.lock, NULL);
+    xd_all.first = NULL;
+    xd_all.running = 0;
+}
+
+static inline void *xd_run(void *arg) {
+    uint32_t never = 0;
+    (void)arg;
+    for (;;) {
+        struct timespec t = {0, XD_LOOK_NS};
+        int proc;
+        syscall(SYS_futex, &never, FUTEX_WAIT_PRIVATE, 0, &t, NULL, 0);
+        proc = xd_proc_is_ours();
+        pthread_mutex_lock(&xd_all.lock);
+        if (xd_all.first == NULL) {
+            xd_all.running = 0;
+            pthread_mutex_unlock(&xd_all.lock);
+            return NULL;
+        }
+        for (xd_watch *w = xd_all.first; w != NULL; w = w->next) {
+            for (unsigned i = 0; i < w->count; i++) xd_look(w, &w->locks[i], proc);
+            xd_look_at_lmdb(w, proc);
+            xd_look_at_slots(w, proc);
+        }
+        pthread_mutex_unlock(&xd_all.lock);
+    }
+}
+
+/* Look at these words from now on; 0 or an errno. */
+static inline int xd_start(xd_watch *w) {
+    pthread_t thread;
+    int failed = 0;
+    pthread_mutex_lock(&xd_all.lock);
+    if (!xd_all.prepared) {
+        pthread_atfork(NULL, NULL, xd_after_fork);
+        xd_all.prepared = 1;
+    }
+    if (!xd_all.running) failed = xt_start(&thread, xd_run, NULL, 1);
+    if (!failed) {
+        xd_all.running = 1;
+        w->next = xd_all.first;
+        xd_all.first = w;
+    }
+    pthread_mutex_unlock(&xd_all.lock);
+    return failed;
+}
+
+/* Once this returns, the words may be unmapped. No effect in a forked child. */
+static inline void xd_stop(xd_watch *w) {
+    pthread_mutex_lock(&xd_all.lock);
+    for (xd_watch **at = &xd_all.first; *at != NULL; at = &(*at)->next)
+        if (*at == w) {
+            *at = w->next;
+            break;
+        }
+    pthread_mutex_unlock(&xd_all.lock);
+}
+
+/* Look at LMDB's mutexes, too; 0 or an errno. `fd` is lock.mdb's. */
+static inline int xd_add_lmdb(xd_watch *w, int fd, int repair_writer) {
+    char *page = mmap(NULL, XD_LMDB_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED) return errno;
+    pthread_mutex_lock(&xd_all.lock);
+    w->lmdb_locks[0].word = (uint32_t *)(page + XD_LMDB_READERS + XL_WORD);
+    w->lmdb_locks[0].repair = 1;
+    w->lmdb_locks[1].word = (uint32_t *)(page + XD_LMDB_WRITER + XL_WORD);
+    w->lmdb_locks[1].repair = repair_writer;
+    w->lmdb = (uint32_t *)page;
+    pthread_mutex_unlock(&xd_all.lock);
+    return 0;
+}
+
+#endif

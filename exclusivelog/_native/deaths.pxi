@@ -1,0 +1,120 @@
+# Locks that outlive their thread, because the kernel did not tell of its death (_native/deaths.h).
+
+cdef extern from "_native/deaths.h":
+    ctypedef struct xd_lock:
+        uint32_t* word
+        bint repair
+    ctypedef struct xd_watch:
+        uint64_t* life
+        uint64_t namespace
+        char[32] name
+        uint64_t inode
+        xd_lock* locks
+        unsigned count
+        char* slots
+        size_t step
+        size_t slot_count
+        uint32_t* lmdb
+        xd_lock* lmdb_locks
+        uint32_t marked
+    int XD_LMDB_PAGE
+    bint xd_is_lmdb(xd_watch*) noexcept nogil
+    bint xd_has_ended(uint32_t, bint) noexcept nogil
+    bint xd_proc_is_ours() noexcept nogil
+    int xd_start(xd_watch*) noexcept nogil
+    void xd_stop(xd_watch*) noexcept nogil
+    int xd_add_lmdb(xd_watch*, int, bint) noexcept nogil
+
+
+def has_ended(uint32_t thread):
+    """Has this thread ended, so that it will never run again? False if that is unknown. The id is
+    one of this pid namespace."""
+    cdef bint ended
+    with nogil:
+        ended = xd_has_ended(thread, xd_proc_is_ours())
+    return ended
+
+
+cdef class DeathWatch:
+    """Looks, from a thread, for locks of a ledger whose threads have ended, and marks them as the
+    kernel would have done: within half a second, until `stop`.
+
+    `life`: the offset in `words` of the pid namespace in which the thread ids are valid;
+    `namespace`: this process's. Without equality nothing is marked. `name` and `inode` are those of
+    the file that all holders have mapped. `readonly`: mark only the mutex that readers take.
+    """
+
+    cdef SharedWords words
+    cdef xd_watch watch
+    cdef bint readonly
+    cdef bint started
+
+    def __cinit__(self, SharedWords words not None, Py_ssize_t life, uint64_t namespace,
+                  bytes name not None, uint64_t inode, bint readonly=False):
+        self.words = words
+        self.readonly = readonly
+        self.watch.life = words.wide(life)
+        self.watch.namespace = namespace
+        memcpy(self.watch.name, <const char*>name, min(len(name), 31))
+        self.watch.inode = inode
+
+    def __dealloc__(self):
+        self._stop()
+
+    def add_journal(self, Journal journal not None):
+        """Look at the journal's mutexes. Before `start`."""
+        cdef (uint32_t*)[3] found
+        xj_words(journal.shared, found)
+        for i in range(XJ_LOCKS):
+            self.watch.locks[i].word = found[i]
+            self.watch.locks[i].repair = not self.readonly
+        self.watch.count = XJ_LOCKS
+
+    def add_slots(self, Py_ssize_t first, Py_ssize_t step, Py_ssize_t count):
+        """Look at the liveness words of engines. Before `start`."""
+        self.words.word(first + step * (count - 1))
+        self.watch.slots = <char*>self.words.word(first)
+        self.watch.step = step
+        self.watch.slot_count = count
+
+    def add_lmdb(self, int fd):
+        """Look at the mutexes in LMDB's lock file, too."""
+        if self.watch.lmdb == NULL and (failed := xd_add_lmdb(&self.watch, fd, not self.readonly)):
+            raise OSError(failed, _os.strerror(failed))
+
+    def start(self):
+        """Begin to look. RuntimeError if no thread could be started."""
+        cdef int failed = xd_start(&self.watch)
+        if failed:
+            raise _no_thread(failed)
+        self.started = True
+
+    def stop(self):
+        """Look no more, and unmap LMDB's lock file: a mapping keeps the locks of its descriptor.
+        Also in a forked child. A second call has no effect."""
+        self._stop()
+
+    cdef void _stop(self) noexcept:
+        if self.started:
+            self.started = False
+            with nogil:
+                xd_stop(&self.watch)
+        if self.watch.lmdb != NULL:
+            munmap(self.watch.lmdb, XD_LMDB_PAGE)
+            self.watch.lmdb = NULL
+
+    @property
+    def marked(self):
+        """How many locks this process has marked."""
+        return self.watch.marked
+
+    def held(self):
+        """The ids of the threads that hold the locks now, 0 for none: those of appends, of flushes,
+        of writers, and LMDB's of readers and of writers."""
+        cdef list found = [xl_load(self.watch.locks[i].word) & FUTEX_TID_MASK
+                           for i in range(self.watch.count)]
+        found += [0] * (XJ_LOCKS - len(found))
+        for i in range(2):
+            found.append(xl_load(self.watch.lmdb_locks[i].word) & FUTEX_TID_MASK
+                         if xd_is_lmdb(&self.watch) else 0)
+        return found

@@ -1,0 +1,173 @@
+"""Rule C8: deaths of which the kernel's robust lists do not tell.
+
+A process whose memory is freed before it has ended, one that dumps core, or one on a system without
+such lists leaves its locks as they are. They must not stay so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog import _core
+from exclusivelog.local.shm.slots import NAMESPACE, pid_namespace
+from testing.children import child, finish
+from testing.deaths import LOCKS, TABLES, WRITER, address_of, die_unreported, hold, reap_early
+from testing.processes import PATIENCE, State, Worker, open_producer, send, until, within
+from testing.stops import stopped
+
+pytestmark = [pytest.mark.once, pytest.mark.rule("C8")]
+
+A_WHILE = 5.0  # seconds: much longer than what the rule allows
+
+
+NOBODY = 0x3FFFFFFE  # an id that no thread has: they end at 2**22
+
+
+def hold_and_wait(state: State, lock: str) -> None:
+    hold(state.engine, lock)
+    signal.pause()
+
+
+def gone(process: Worker) -> None:
+    process.process.join(PATIENCE)
+    assert process.process.exitcode == -9
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_c8_a_lock_does_not_outlive_a_thread_whose_death_is_not_reported(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker], lock: str
+) -> None:
+    """Others append, flush, change the tables and read; a new process opens the ledger."""
+    process, witness = worker(name="killed"), worker(name="witness")
+    witness.call(open_producer, "shared")
+    process.start(die_unreported, lock)
+    gone(process)
+    began = time.monotonic()
+    witness.start(send, b"x")
+    assert within(lambda: xl.open(engine.path), A_WHILE) is not None
+    with within(lambda: engine.topic("another").producer(), A_WHILE) as producer:
+        assert producer.send(b"y") == 0
+    assert witness.answer(A_WHILE) == 0
+    assert [message.value for message in topic.reader()] == [b"x"]
+    assert time.monotonic() - began < A_WHILE
+
+
+ZOMBIE = """
+    import sys, exclusivelog as xl
+    from testing.deaths import die_unreported
+    from testing.processes import State
+    engine = xl.open(sys.argv[1])
+    die_unreported(State(engine, engine.topic("orders")), sys.argv[2])
+"""
+
+
+def test_c8_a_process_that_is_not_reaped_is_dead(engine: xl.Engine, topic: xl.Topic) -> None:
+    """The thread that holds the lock is the first of its process, which stays a zombie."""
+    with child(ZOMBIE, engine.path, WRITER) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with within(topic.producer, A_WHILE) as producer:
+            assert producer.send(b"x") == 0
+
+
+def test_c8_an_engine_whose_death_is_not_reported_gives_up_its_topics(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """A waiter is promoted, and a request without a wait is granted; its slot is used again."""
+    process = worker(name="killed", keepalive=None)
+    process.call(open_producer, "exclusive")
+    assert topic.owner is not None
+    process.start(die_unreported, None)
+    gone(process)
+    with topic.producer("wait_for_exclusive", timeout=A_WHILE) as producer:
+        assert producer.topic_epoch == 2
+    assert "killed" not in {each.name for each in engine.engines()}
+
+    process = worker(name="killed", keepalive=None)
+    process.call(open_producer, "exclusive")
+    process.start(die_unreported, None)
+    gone(process)
+    with until(lambda: granted(topic), A_WHILE) as producer:
+        assert producer.topic_epoch == 4
+
+
+def granted(topic: xl.Topic) -> xl.Producer | None:
+    with contextlib.suppress(xl.ProducerFencedError):
+        return topic.producer("exclusive")
+    return None
+
+
+def test_c8_memory_that_is_freed_before_the_end(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """As earlyoom and the kernel do it. Whether the kernel is quick enough is up to it."""
+    try:
+        for _ in range(5):
+            process = worker(name="killed")
+            process.start(hold_and_wait, TABLES)
+            until(lambda: engine.ledger.deaths.held()[LOCKS.index(TABLES)])
+            reap_early(process.pid)
+            gone(process)
+            with within(topic.producer, A_WHILE) as producer:
+                producer.send(b"x")
+    except OSError as error:
+        if error.errno == errno.ENOSYS:
+            pytest.skip("this kernel has no process_mrelease")
+        raise
+
+
+def test_c8_a_living_holder_keeps_its_lock(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """It may be stopped for long: a lock is taken only from who cannot come back."""
+    process = worker(name="stopped")
+    with ThreadPoolExecutor(1) as pool:
+        with stopped(process, "in_a_transaction"):
+            waiting = pool.submit(topic.producer)
+            with pytest.raises(TimeoutError):
+                waiting.result(1.5)
+            assert engine.ledger.deaths.marked == 0
+        waiting.result(PATIENCE).close()
+
+
+def test_c8_an_id_that_was_given_anew_is_not_the_holder(engine: xl.Engine, topic: xl.Topic) -> None:
+    """A program that has nothing of the ledger has the id of the thread that held the lock."""
+    with subprocess.Popen(["sleep", "60"]) as stranger:
+        try:
+            word = ctypes.c_uint32.from_address(address_of(engine, WRITER))
+            word.value = stranger.pid
+            with within(topic.producer, A_WHILE) as producer:
+                assert producer.send(b"x") == 0
+        finally:
+            stranger.kill()
+
+
+def test_c8_ids_of_another_pid_namespace_say_nothing(
+    engine: xl.Engine, topic: xl.Topic, path: str
+) -> None:
+    """No thread has this id here. It may have it there, where the engines are that began."""
+    atomics = engine.ledger.lockfile.atomics
+    word = ctypes.c_uint32.from_address(address_of(engine, WRITER))
+    with ThreadPoolExecutor(1) as pool:
+        atomics.store64(NAMESPACE, pid_namespace() + 1)
+        word.value = NOBODY
+        try:
+            waiting = pool.submit(topic.producer)
+            with pytest.raises(TimeoutError):
+                waiting.result(1.5)
+            assert word.value & _core.HELD_BY == NOBODY
+            with pytest.raises(AssertionError, match="another pid namespace"):
+                finish("import sys, exclusivelog as xl; xl.open(sys.argv[1])", path)
+        finally:
+            atomics.store64(NAMESPACE, pid_namespace())
+        waiting.result(PATIENCE).close()
