@@ -58,15 +58,24 @@ def standard_descriptors_taken() -> Iterator[None]:
             os.close(fd)
 
 
-def lock_open_file(fd: int, kind: str) -> bool:
-    """Lock the first byte for this open file ("read", "write") or unlock it ("none"); False if
+def lock_open_file(fd: int, kind: str, at: int = 0) -> bool:
+    """Lock the byte at `at` for this open file ("read", "write") or unlock it ("none"); False if
     another open file's lock prevents it. The change from one kind to another is atomic."""
-    wanted = FLOCK.pack(LOCK_TYPES[kind], os.SEEK_SET, 0, 1, 0)
+    wanted = FLOCK.pack(LOCK_TYPES[kind], os.SEEK_SET, at, 1, 0)
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, wanted)
     except (BlockingIOError, PermissionError):
         return False
     return True
+
+
+def share_process_lock(fd: int, at: int) -> None:
+    """Keep others from locking the byte at `at` for as long as this file is open. This process has
+    a POSIX lock on it, which it loses when it closes any descriptor of the file (it has copied the
+    file, say). A lock of the open file is not lost; the two are compatible once both are shared."""
+    shared = FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, at, 1, 0)
+    fcntl.fcntl(fd, fcntl.F_SETLK, shared)
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, shared)
 
 
 def is_locked(fd: int) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import itertools
+import os
 import shutil
 import subprocess
 import tarfile
@@ -13,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+from exclusivelog.local.storage.environment import parse_readers
 from proof.environments.actors import Actor, Hands
 from proof.environments.cases import Scene, case
 from proof.shutdowns import do
@@ -249,8 +251,13 @@ def send_and_read(hands: Hands, how: str, target: str, notes: str) -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
+    assert hands.engine is not None
     for number in range(10):
-        hands.stream(f"owner/{number}", notes, 0.1)
+        # Another process that opens meanwhile must not free this read's place.
+        with hands.engine.ledger.environment() as env, hands.engine.ledger.read():
+            hands.stream(f"owner/{number}", notes, 0.1)
+            if os.getpid() not in {reading.pid for reading in parse_readers(env.readers())}:
+                raise AssertionError("the place of this process in the table of readers was freed")
         use_another_topic(hands, f"mine/{number}")
     over.set()
     reader.join()

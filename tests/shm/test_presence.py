@@ -31,6 +31,7 @@ from exclusivelog.local.files import (
     standard_descriptors_taken,
 )
 from exclusivelog.local.shm.slots import FILES, Presence
+from exclusivelog.local.storage.environment import parse_readers
 from testing.children import ROOT, child, command, finish, line, tell
 from testing.journals import no_checkpoints
 from testing.processes import PATIENCE, open_producer, send, until, values
@@ -458,6 +459,41 @@ def test_h2_reading_ones_own_directory_gives_no_lock_away(path) -> None:
                 assert line(process) == str(2 * number + 1)
             producer = engine.topic("orders").producer("exclusive")
         assert engine.verify().ok
+
+
+def test_h2_a_reader_that_copies_its_own_directory_is_not_taken_for_dead(path) -> None:
+    """The copy drops LMDB's POSIX lock, which says that a reader's process lives: the next process
+    to open freed the reader's place, and then overwrote the pages that it was reading."""
+    with xl.open(path) as engine, engine.topic("orders").producer() as producer:
+        producer.send(b"0")
+        with engine.ledger.environment() as env, engine.ledger.read():
+            shutil.copytree(path, f"{path}-copy")
+            before = parse_readers(env.readers())
+            with xl_in_a_child(path) as process:
+                tell(process, "child")
+                assert line(process) == "1"
+            assert parse_readers(env.readers()) == before != []
+
+
+def test_h2_the_place_of_a_reader_that_has_died_is_freed(path) -> None:
+    """The control: a lock that keeps a place must end with the reader's process."""
+    source = """
+        import shutil, sys
+        import exclusivelog as xl
+        with xl.open(sys.argv[1]) as engine, engine.ledger.read():
+            shutil.copytree(sys.argv[1], sys.argv[1] + "-copy")
+            print("reading", flush=True)
+            input()
+    """
+    with xl.open(path) as engine, engine.ledger.environment() as env:
+        with child(source, path) as process:
+            assert line(process) == "reading"
+            assert [reading.pid for reading in parse_readers(env.readers())] == [process.pid]
+            process.kill()
+            process.wait(20)
+        with child("import sys, exclusivelog as xl; xl.open(sys.argv[1]).close()", path) as other:
+            assert other.wait(20) == 0
+        assert parse_readers(env.readers()) == []
 
 
 def test_h2_descriptors_and_open_file_locks(tmp_path) -> None:

@@ -41,6 +41,7 @@ from exclusivelog.local.files import (
     is_locked,
     lock_open_file,
     read_whole,
+    share_process_lock,
     sync_directory,
     why_shared,
 )
@@ -422,6 +423,7 @@ class Environment:
                     pass
                 self.lmdb.close()
                 self.lmdb = open_it()
+            self._keep_readers()
             if self.lost:
                 self.lmdb.close()
                 raise LedgerFullError(
@@ -440,6 +442,14 @@ class Environment:
         if self._lock >= 0 and os.fstat(self._lock).st_size:
             with contextlib.suppress(PermissionError):  # a read-only mount: LMDB locks nothing
                 deaths.add_lmdb(self._lock)
+
+    def _keep_readers(self) -> None:
+        """Keep other processes from freeing the places of this process in LMDB's table of readers.
+        They do so when nobody holds a lock on the byte of lock.mdb that this process's id names."""
+        with self.lmdb.begin():
+            pass  # LMDB takes its own lock on that byte, once
+        if self._lock >= 0:
+            share_process_lock(self._lock, os.getpid())
 
     def close(self) -> None:
         """Close the environment and LMDB's lock file."""
@@ -514,6 +524,7 @@ class Environment:
         """Close the inherited copy without a change to the parent's: a process may have LMDB open
         only once, and the child may want to open it. False if that was impossible."""
         if not self._detach_readers():
+            self._close_lock()  # else it would keep the places of a parent that has died
             return False
         if self._quiet:
             self.lmdb.close()
