@@ -19,7 +19,7 @@ from exclusivelog.errors import (
     LedgerIOError,
     LedgerVersionError,
 )
-from exclusivelog.local.files import SEGMENTS
+from exclusivelog.local.files import SEGMENTS, RefusedFile
 
 NO_SUCH_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR)
 HARDLY_ANY_ROOM = 1 << 18  # bytes; after a truncated write, less is free
@@ -122,6 +122,8 @@ def _takes(path: str, size: int) -> bool:
 
 
 def _translate(path: str, error: Exception, code: int, readonly: bool, way_out: str) -> LedgerError:
+    if isinstance(error, RefusedFile):
+        return LedgerError(str(error.strerror))
     if isinstance(error, lmdb.MapFullError):
         return LedgerFullError(
             f"{path}: the map is full; open the ledger with a larger map_size, or trim it"

@@ -19,11 +19,26 @@ from collections.abc import Iterator
 # The files of a ledger's directory, and the directory of its segments.
 DATA, LOCK, JOURNAL, SEGMENTS = "data.mdb", "lock.mdb", "journal", "segments"
 OWNERS = "owners.lock"
+# How each of them is opened: no symbolic link is followed, and no FIFO waited for.
+SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+KINDS = {
+    stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a directory",
+}  # fmt: skip
+GROUP_WRITES, OTHERS_WRITE = 0o060, 0o006  # and reads
 FIRST_OWN_DESCRIPTOR = 3
 FLOCK = struct.Struct("hhqqi4x")  # struct flock on 64-bit Linux
 # F_OFD_GETLK, F_OFD_SETLK: locks of an open file, which closing another descriptor of the same
 # file does not drop. Python names them from 3.9 on, where the C library has them.
 LOCK_TYPES = {"read": fcntl.F_RDLCK, "write": fcntl.F_WRLCK, "none": fcntl.F_UNLCK}
+
+
+class RefusedFile(OSError):
+    """A file that is not opened, or cannot be given to a ledger's users: `strerror` says why.
+    faults.py makes a LedgerError of it."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(errno.ELOOP, why)
 
 
 def above_standard(fd: int) -> int:
@@ -109,18 +124,95 @@ def fill_holes(fd: int) -> None:
         os.posix_fallocate(fd, 0, facts.st_size)
 
 
+# ---- owners ------------------------------------------------------------------------------
+
+
+def give_to(fd: int, model: os.stat_result) -> None:
+    """Give a file that this process has made the owner and group of `model`, as far as possible:
+    only root may change the owner, and nobody can name an id that his user namespace lacks."""
+    mine = os.fstat(fd)
+    uid = _named(model.st_uid, mine.st_uid, "uid")
+    gid = _named(model.st_gid, mine.st_gid, "gid")
+    for owner in (uid, -1) if (uid, gid) != (-1, -1) else ():
+        try:
+            os.fchown(fd, owner, gid)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EINVAL):
+                raise
+
+
+def _named(wanted: int, mine: int, kind: str) -> int:
+    """The argument of chown for an id: -1 for no change."""
+    return -1 if wanted == mine or wanted == _overflow_id(kind) else wanted
+
+
+def _overflow_id(kind: str) -> int:
+    """The id that stands for all that this user namespace does not have; -1 if it has all. A file
+    given to it would belong to some other user outside."""
+    ranges = [
+        list(map(int, line.split())) for line in read_whole(f"/proc/self/{kind}_map").split(b"\n")
+    ]
+    if ranges[:1] == [[0, 0, (1 << 32) - 1]]:
+        return -1
+    return int(read_whole(f"/proc/sys/kernel/overflow{kind}"))
+
+
 def inherit_owner(fd: int, model: os.stat_result) -> None:
     """Give a new file the mode and owner of `model`, so that the same users can use both: one
-    user's umask must not make messages unreadable to the others."""
-    mine = os.fstat(fd)
-    if (mine.st_uid, mine.st_gid) != (model.st_uid, model.st_gid):
-        for uid in (model.st_uid, -1):  # only root may change the owner
-            with contextlib.suppress(PermissionError):
-                os.fchown(fd, uid, model.st_gid)
-                break
+    user's umask must not make messages unreadable to the others.
+
+    Raises RefusedFile if they could not: this process may not give the file to them."""
+    give_to(fd, model)
     wanted = stat.S_IMODE(model.st_mode)
     if stat.S_IMODE(os.fstat(fd).st_mode) != wanted:
         os.fchmod(fd, wanted)
+    if _shuts_out(fd, model):
+        raise RefusedFile(
+            f"{os.readlink(f'/proc/self/fd/{fd}')} could not be given to the users of the ledger: "
+            f"this process may not make files of user {model.st_uid} or group {model.st_gid}. Set "
+            "the group of the ledger's directory, and its set-group-ID bit (chmod g+s), so that "
+            "new files get that group, or open it as its owner"
+        )
+
+
+def _shuts_out(fd: int, model: os.stat_result) -> bool:
+    mine = os.fstat(fd)
+    alike = mine.st_gid == model.st_gid and model.st_mode & GROUP_WRITES == GROUP_WRITES
+    if mine.st_uid == model.st_uid or alike or model.st_mode & OTHERS_WRITE == OTHERS_WRITE:
+        return False
+    with contextlib.suppress(OSError):  # there is none, usually
+        return not os.getxattr(fd, "system.posix_acl_access")  # it names the users
+    return True
+
+
+def set_permissions(fd: int, mode: int) -> None:
+    """Give what this process has made these permissions, whatever the umask. A directory keeps the
+    set-group-ID bit that it has got from the one above."""
+    found = stat.S_IMODE(os.fstat(fd).st_mode)
+    wanted = mode | found & stat.S_ISGID
+    if found != wanted:
+        os.fchmod(fd, wanted)
+
+
+def why_foreign(facts: os.stat_result, place: os.stat_result, owner: int) -> str:
+    """Why a file in the directory `place` must not be opened as a ledger's: whoever may write to
+    the directory could have put another user's file there, or what is no file. Empty if it may.
+    `owner`: the user who has `data.mdb`."""
+    if not stat.S_ISREG(facts.st_mode):
+        return f"it is {KINDS.get(stat.S_IFMT(facts.st_mode), 'a device')}, no file of its own"
+    me, owners = os.geteuid(), (place.st_uid, owner)
+    shared = bool(place.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    if facts.st_nlink > 1:  # perhaps another user's file
+        if facts.st_uid in owners and not shared:
+            return ""
+        return f"it has {facts.st_nlink} names (hard links), and belongs to user {facts.st_uid}"
+    if shared or facts.st_uid in (*owners, me, 0):
+        return ""
+    return f"it belongs to user {facts.st_uid}, and the ledger to user {owner}"
+
+
+# ---- a directory -------------------------------------------------------------------------
 
 
 class Directory:
@@ -129,9 +221,11 @@ class Directory:
     def __init__(self, path: str, parent: Directory | None = None) -> None:
         self.path = path
         self._parent = parent
-        name, at = (path, None) if parent is None else (os.path.basename(path), parent.fd)
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        self.fd: int = above_standard(os.open(name, flags, dir_fd=at))
+        if parent is None:
+            self.fd: int = above_standard(os.open(path, flags))
+        else:
+            self.fd = parent._open(os.path.basename(path), flags | os.O_NOFOLLOW, stat.S_IFDIR)
         facts = os.fstat(self.fd)
         self.identity = facts.st_dev, facts.st_ino
 
@@ -160,39 +254,88 @@ class Directory:
     # ---- its files -----------------------------------------------------------------------
 
     def open(self, name: str, flags: int, mode: int = 0o600) -> int:
-        """A descriptor (3 or more) of the file `name`. An OSError names its whole path."""
+        """A descriptor (3 or more) of the file `name`. An OSError names its whole path.
+
+        Raises RefusedFile if that is no regular file of this ledger's users: it may be a link to
+        another user's file, or a FIFO, which would be waited for."""
+        fd = self._open(name, flags | SAFELY, stat.S_IFREG, mode)
+        facts = os.fstat(fd)
+        if facts.st_uid != os.geteuid() or facts.st_nlink != 1 or not stat.S_ISREG(facts.st_mode):
+            try:
+                self.refuse_foreign(name, facts)
+            except BaseException:
+                os.close(fd)
+                raise
+        return fd
+
+    def _open(self, name: str, flags: int, kind: int, mode: int = 0) -> int:
         try:
             return above_standard(os.open(name, flags | os.O_CLOEXEC, mode, dir_fd=self.fd))
         except OSError as error:
             error.filename = os.path.join(self.path, name)
-            raise
+            facts = None if isinstance(error, FileExistsError) else self.facts(name)
+            if facts is None or stat.S_IFMT(facts.st_mode) == kind:
+                raise
+        raise self._refusal(name, why_foreign(facts, facts, 0) or "it is no directory")
+
+    def refuse_foreign(self, name: str, facts: os.stat_result) -> None:
+        """RefusedFile if the file with these facts must not be opened (see `why_foreign`)."""
+        data = (self._parent or self).facts(DATA)
+        place = os.fstat(self.fd)
+        why = why_foreign(facts, place, place.st_uid if data is None else data.st_uid)
+        # The lock file has two names while it is made. Another file lacks its magic.
+        made = name == OWNERS and stat.S_ISREG(facts.st_mode) and facts.st_nlink > 1
+        if why and not made:
+            raise self._refusal(name, why)
+
+    def _refusal(self, name: str, why: str) -> RefusedFile:
+        return RefusedFile(
+            f"{os.path.join(self.path, name)} is not opened: {why}. Remove it or put the ledger's "
+            "own file back; a ledger on another disk is moved as a whole directory"
+        )
 
     def make(self, name: str, flags: int, mode: int) -> int:
         """As `open`, and create the file if it does not exist: with the mode and owner of
-        `data.mdb` if there is one, else with `mode` less the umask."""
-        fd = self.open(name, flags | os.O_CREAT, mode)
-        model = (self._parent or self).facts(DATA)
-        if model is not None and os.fstat(fd).st_size == 0:
-            inherit_owner(fd, model)
+        `data.mdb` if there is one, else with `mode`, whatever the umask. A file that exists is not
+        changed."""
+        try:
+            fd = self.open(name, flags | os.O_CREAT | os.O_EXCL, mode)
+        except FileExistsError:
+            if flags & os.O_EXCL:
+                raise
+            return self.open(name, flags)
+        try:
+            model = (self._parent or self).facts(DATA)
+            if model is None:
+                set_permissions(fd, mode)
+            else:
+                inherit_owner(fd, model)
+        except BaseException:
+            os.close(fd)
+            self.remove(name)
+            raise
         return fd
 
     def make_directory(self, name: str) -> Directory:
         """The directory `name` in this one, created with this one's mode and owner if it does not
         exist. Its name is durable after `sync`."""
         try:
-            os.mkdir(name, dir_fd=self.fd)
-            made = True
+            os.mkdir(name, 0o700, dir_fd=self.fd)
         except FileExistsError:
-            made = False
+            return Directory(os.path.join(self.path, name), self)
         found = Directory(os.path.join(self.path, name), self)
-        if made:
+        try:
             inherit_owner(found.fd, os.fstat(self.fd))
+        except BaseException:
+            found.close()
+            os.rmdir(name, dir_fd=self.fd)
+            raise
         return found
 
     def facts(self, name: str) -> os.stat_result | None:
-        """The result of `stat` for a file; None if it does not exist."""
+        """The result of `lstat` for a file; None if it does not exist."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return os.stat(name, dir_fd=self.fd)
+            return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         return None
 
     def names(self) -> list[str]:

@@ -210,13 +210,37 @@ LITTLE_SPACE = """
     descriptors = len(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
     try:
-        xl.open(sys.argv[1])
+        xl.open(sys.argv[1], map_size=1 << 39)
     except xl.LedgerError as error:
         print(error)
     assert len(os.listdir("/proc/self/fd")) == descriptors
     with xl.open(sys.argv[1], map_size=64 << 20) as engine:
         with engine.topic("t").producer("exclusive") as producer:
             producer.send(b"x")
+"""
+LITTLE_SPACE_BY_DEFAULT = """
+    import resource, sys
+    import exclusivelog as xl
+
+    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, -1))
+    with xl.open(sys.argv[1]) as engine, engine.topic("t").producer("exclusive") as producer:
+        producer.send(b"x")
+        before = engine.stats()["map_size"]
+        ledger = engine.ledger
+        with ledger.environment() as env:  # as if the tables had filled half of the map
+            info = env.info()
+        wide = info | {"last_pgno": before // 4096 // 2 + 1}
+        class Wide:
+            def __getattr__(self, name):
+                return (lambda: wide) if name == "info" else getattr(env, name)
+
+        environment = ledger._environment
+        resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+        environment.lmdb = Wide()
+        environment.grow()
+        environment.lmdb = env
+        producer.send(b"x" * 100_000)
+        print(before, engine.stats()["map_size"], len(list(engine.topic("t").reader())))
 """
 
 
@@ -227,9 +251,13 @@ def test_h2_a_limit_on_address_space_names_map_size(path, there) -> None:
         with xl.open(path) as engine:
             engine.topic("t")
     said = finish(LITTLE_SPACE, path)
-    assert f"map_size={1 << 40}" in said
+    assert f"map_size={1 << 39}" in said
     assert str(8 << 30) in said
     assert "ulimit -v" in said
+
+
+def test_h2_the_default_map_is_smaller_where_there_is_less_address_space_and_grows(path) -> None:
+    assert finish(LITTLE_SPACE_BY_DEFAULT, path).split() == [str(1 << 32), str(1 << 40), "2"]
 
 
 @pytest.mark.long

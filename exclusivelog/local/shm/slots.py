@@ -451,6 +451,11 @@ class Presence:
         with contextlib.suppress(OSError):
             fcntl.flock(self._fds[0], fcntl.LOCK_SH | fcntl.LOCK_NB)
 
+    @property
+    def beside_others(self) -> bool:
+        """Do other processes hold such locks, too?"""
+        return is_locked(self._fds[0])
+
     def admit_others(self) -> None:
         """Recovery is complete: let other processes join."""
         if self.alone:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import mmap
 import os
 import re
 import resource
+import stat
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import lmdb
@@ -35,12 +37,15 @@ from exclusivelog.local.files import (
     DATA,
     JOURNAL,
     LOCK,
+    OWNERS,
     SEGMENTS,
     Directory,
+    above_standard,
     fill_holes,
     is_locked,
     lock_open_file,
     read_whole,
+    set_permissions,
     share_process_lock,
     sync_directory,
     why_shared,
@@ -145,19 +150,30 @@ def make_directory(path: str, mode: int) -> None:
     """Create the directory unless it exists."""
     if not os.path.isdir(path):
         try:
-            os.makedirs(path, mode=mode, exist_ok=True)
+            if not os.path.exists(above := os.path.dirname(path)):
+                os.makedirs(above, exist_ok=True)
+            os.mkdir(path, 0o700)
         except FileExistsError:
+            if os.path.isdir(path):  # another process has just made it
+                return
             raise LedgerError(f"{path} is a file; a ledger is a directory") from None
-        sync_directory(os.path.dirname(path))
+        made = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            set_permissions(made, mode)
+        finally:
+            os.close(made)
+        sync_directory(above)
 
 
 def refuse_incomplete(directory: Directory) -> None:
-    """LedgerError for an unfinished backup (rule H4), or a copy that shares files with another
-    directory."""
+    """LedgerError for an unfinished backup (rule H4), for files that are not this ledger's own, or
+    a copy that shares files with another directory."""
     refuse_unfinished_backup(directory)
-    for name in (DATA, JOURNAL):
+    for name in (DATA, JOURNAL, OWNERS, LOCK):
         facts = directory.facts(name)
-        if facts is None or facts.st_nlink <= 1:
+        if facts is not None:
+            directory.refuse_foreign(name, facts)
+        if facts is None or facts.st_nlink <= 1 or name in (OWNERS, LOCK):
             continue
         with contextlib.suppress(FileNotFoundError, PermissionError):  # reported when it is opened
             fd = directory.open(name, os.O_RDONLY)
@@ -181,8 +197,8 @@ def refuse_unfinished_backup(directory: Directory) -> None:
 
 def identity(path: str) -> tuple[int, int]:
     """(device, inode) of a directory: the same for every path that leads to it."""
-    stat = os.stat(path)
-    return stat.st_dev, stat.st_ino
+    facts = os.stat(path)
+    return facts.st_dev, facts.st_ino
 
 
 def check_path(path: str | os.PathLike[str], argument: str = "path") -> str:
@@ -252,8 +268,13 @@ def _has_segments(directory: Directory) -> bool:
 
 
 LMDB_MAGIC = 0xBEEFC0DE
+DEFAULT_MAP_SIZE = 1 << 40  # address space that is reserved, not disk that is used
+SMALLER_MAPS = (1 << 36, 1 << 32, 1 << 30)  # where there is less of it
+GROWING_SECONDS = 0.05  # for the end of this process's transactions
 RAISING_BYTES = 64 << 20  # of map: more than a new format number and new tables need
 LMDB_ENGINE = 0  # the 0.9 file format, independent of the default of the installed py-lmdb
+LMDB_DESCRIPTORS = 4  # that LMDB opens
+ATTEMPT_SECONDS = 1.0  # a dying process keeps its locks for a moment
 FORK_WAIT_SECONDS = 5.0
 CHILD_WAIT_SECONDS = 0.5
 RESIZING_SECONDS = 600.0  # for the end of a read that began before the map was made larger
@@ -274,13 +295,13 @@ def create_environment(directory: Directory, mode: int) -> None:
         if leftover.startswith(CREATING):
             _remove_created(directory, leftover)
     name = f"{CREATING}{os.urandom(8).hex()}"
-    os.mkdir(name, mode, dir_fd=directory.fd)
+    os.mkdir(name, 0o700, dir_fd=directory.fd)
     temporary = Directory(os.path.join(directory.path, name), directory)
     try:
         # Check after that mkdir: a backup that begins now finds that the directory is not empty.
         refuse_unfinished_backup(directory)
         env = lmdb.open(
-            temporary.by_descriptor, map_size=1 << 22, max_dbs=len(NAMES), mode=mode & 0o666,
+            temporary.by_descriptor, map_size=1 << 22, max_dbs=len(NAMES), mode=0o600,
             lock=False, lib_version=LMDB_ENGINE,
         )  # fmt: skip
         with env, env.begin(write=True) as txn:
@@ -291,6 +312,11 @@ def create_environment(directory: Directory, mode: int) -> None:
                         "version": FORMAT, "uuid": os.urandom(16).hex(), "library": __version__,
                     }  # fmt: skip
                     txn.put(HEADER, msgpack.packb(header), db=database)
+        data = temporary.open(DATA, os.O_RDONLY)
+        try:
+            set_permissions(data, mode & 0o666)
+        finally:
+            os.close(data)
         temporary.sync()
         os.rename(DATA, DATA, src_dir_fd=temporary.fd, dst_dir_fd=directory.fd)
         directory.sync()
@@ -387,52 +413,55 @@ def parse_readers(text: str) -> list[Reading]:
 
 
 class Environment:
-    """LMDB's environment in this directory, shared by all threads. A process opens it only once."""
+    """LMDB's environment in this directory, shared by all threads. A process opens it only once.
+
+    `in_use`: do other processes have the ledger open?"""
 
     def __init__(
         self, directory: Directory, mode: int, map_size: int, max_readers: int, readonly: bool,
-        deaths: _core.DeathWatch,
+        in_use: Callable[[], bool], deaths: _core.DeathWatch,
     ) -> None:  # fmt: skip
         self.path = directory.path
         self.gate = _core.Gate()
         self._resizing = threading.Lock()
         self._quiet = False
-        # The descriptor whose lock keeps LMDB from initialising its lock file; -1 if LMDB uses
-        # none, on a read-only file system.
-        self._lock = _keep_lock_file(directory, mode, max_readers, readonly)
-        self._watch_deaths(deaths)
-        # LMDB stores into its lock file while it opens it.
-        self._guards = [
-            _core.FileGuard(facts.st_ino)
-            for name in (DATA, LOCK)
-            if (facts := directory.facts(name))
-        ]
-        open_it = functools.partial(_open, directory, mode, map_size, max_readers, readonly)
-        try:
-            self.lmdb = open_it()
-            if self._lock >= 0:
-                lock_open_file(self._lock, "read")
-            elif not readonly or directory.facts(LOCK) is not None:
-                self._lock = _keep(directory)
+        with _opened(directory, DATA, readonly) as data:
+            # The descriptor whose lock keeps LMDB from initialising its lock file; -1 if LMDB uses
+            # none, on a read-only file system.
+            self._lock = _keep_lock_file(directory, mode, max_readers, readonly, in_use)
             self._watch_deaths(deaths)
-            self.lmdb.reader_check()
-            if any(reading.pid == os.getpid() for reading in parse_readers(self.lmdb.readers())):
-                # A dead process had our process id, and died inside a read: LMDB takes its snapshot
-                # for one of ours. Closing frees all places of this process id, if it has one.
-                with self.lmdb.begin():
-                    pass
-                self.lmdb.close()
-                self.lmdb = open_it()
-            self._keep_readers()
-            if self.lost:
-                self.lmdb.close()
-                raise LedgerFullError(
-                    f"{self.path}: the disk is full: it did not store LMDB's lock file; make "
-                    "room, then open it again"
-                )
-        except BaseException:
-            self._close_lock()
-            raise
+            # LMDB stores into its lock file while it opens it.
+            files = {DATA: data} if self._lock < 0 else {DATA: data, LOCK: self._lock}
+            self._guards = [_core.FileGuard(os.fstat(fd).st_ino) for fd in files.values()]
+
+            def open_it(size: int) -> lmdb.Environment:
+                return _open(directory, files, size, max_readers, readonly)
+
+            try:
+                self.lmdb, self._map_size = _open_with_room(directory.path, map_size, open_it)
+                self._wanted_size = map_size
+                if self._lock >= 0:
+                    lock_open_file(self._lock, "read")
+                self._watch_deaths(deaths)
+                self.lmdb.reader_check()
+                if any(each.pid == os.getpid() for each in parse_readers(self.lmdb.readers())):
+                    # A dead process had our process id, and died inside a read: LMDB takes its
+                    # snapshot for one of ours. Closing frees all places of this process id, if it
+                    # has one.
+                    with self.lmdb.begin():
+                        pass
+                    self.lmdb.close()
+                    self.lmdb = open_it(self._map_size)
+                self._keep_readers()
+                if self.lost:
+                    self.lmdb.close()
+                    raise LedgerFullError(
+                        f"{self.path}: the disk is full: it did not store LMDB's lock file; make "
+                        "room, then open it again"
+                    )
+            except BaseException:
+                self._close_lock()
+                raise
         # Pointers to C functions, for `_core.Section`.
         self.begin_read = functools.partial(self.lmdb.begin)
         self.begin_write = functools.partial(self.lmdb.begin, write=True)
@@ -486,7 +515,7 @@ class Environment:
         until this process has no transaction."""
         with self._resizing:
             end = time.monotonic() + RESIZING_SECONDS
-            while not self._adopted_map_size():
+            while not self._resized(FORK_WAIT_SECONDS):
                 # Admit transactions again: a long read must not fail, and it may have to enter a
                 # second time itself.
                 if time.monotonic() > end:
@@ -496,14 +525,43 @@ class Environment:
                         "with the same map_size in every process"
                     )
 
-    def _adopted_map_size(self) -> bool:
+    def grow(self) -> None:
+        """Make a map larger that is smaller than it should be, because there was no address space,
+        before it is full."""
+        if self._map_size < self._wanted_size:
+            with self.use() as env:
+                info = env.info()
+                low = 2 * (info["last_pgno"] + 1) * env.stat()["psize"] > info["map_size"]
+            if low and self._resizing.acquire(blocking=False):
+                try:
+                    self._resized(GROWING_SECONDS)
+                except LedgerError:
+                    pass  # there is no room yet: what finds no room in the map says so
+                finally:
+                    self._resizing.release()
+
+    def _resized(self, seconds: float) -> bool:
         try:
-            if not self.gate.close(FORK_WAIT_SECONDS):
+            if not self.gate.close(seconds):
                 return False
-            self.lmdb.set_mapsize(0)
+            if self._map_size == self._wanted_size:
+                self.lmdb.set_mapsize(0)  # what the largest of all processes has
+            else:
+                # LMDB would lose the old map before it finds no address space for a new one.
+                size = self._larger_map()
+                self.lmdb.set_mapsize(size)
+                self._map_size = size
             return True
         finally:
             self.gate.open()
+
+    def _larger_map(self) -> int:
+        for size in _map_sizes(self._wanted_size):
+            if size > self._map_size and _is_room_for(size):
+                return size
+        if _is_room_for(2 * self._map_size):
+            return 2 * self._map_size
+        raise _no_address_space(self.path, 2 * self._map_size)
 
     # ---- fork ----------------------------------------------------------------------------
 
@@ -553,59 +611,214 @@ class Environment:
         return False
 
 
-def _open(
-    directory: Directory, mode: int, map_size: int, max_readers: int, readonly: bool
-) -> lmdb.Environment:
+@contextlib.contextmanager
+def _opened(directory: Directory, name: str, readonly: bool) -> Iterator[int]:
+    fd = directory.open(name, os.O_RDONLY if readonly else os.O_RDWR)
     try:
-        return lmdb.open(
-            directory.by_descriptor, map_size=map_size, max_dbs=len(NAMES),
-            max_readers=max_readers, readonly=readonly, create=False, mode=mode & 0o666,
-            lib_version=LMDB_ENGINE,
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _open(
+    directory: Directory, files: Mapping[str, int], map_size: int, max_readers: int, readonly: bool
+) -> lmdb.Environment:
+    with _only(directory, files) as place:
+        numbers = _next_descriptors()
+        env = lmdb.open(
+            place, map_size=map_size, max_dbs=len(NAMES), max_readers=max_readers,
+            readonly=readonly, create=False, lib_version=LMDB_ENGINE,
         )  # fmt: skip
-    except (lmdb.Error, MemoryError) as error:
-        if not _is_out_of_memory(error):
-            raise
-        raise _no_address_space(directory.path, map_size) from error
+    try:
+        _adopt_descriptors(directory, files, numbers)
+    except BaseException:
+        env.close()
+        raise
+    return env
 
 
-def _keep_lock_file(directory: Directory, mode: int, max_readers: int, readonly: bool) -> int:
+def _open_with_room(
+    path: str, map_size: int, open_it: Callable[[int], lmdb.Environment]
+) -> tuple[lmdb.Environment, int]:
+    """The environment, and the size of its map: that size, or, by default, as much of it as there
+    is address space for."""
+    *larger, least = _map_sizes(map_size)
+    for size in larger:
+        with contextlib.suppress(lmdb.MemoryError, MemoryError):
+            return open_it(size), size
+    try:
+        return open_it(least), least
+    except (lmdb.MemoryError, MemoryError) as error:
+        raise _no_address_space(path, map_size) from error
+
+
+def _map_sizes(map_size: int) -> list[int]:
+    # Small steps down would leave nothing for the next ledger of this process.
+    return [map_size, *(SMALLER_MAPS if map_size == DEFAULT_MAP_SIZE else ())]
+
+
+def _is_room_for(size: int) -> bool:
+    try:
+        mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+# Where a directory is made for LMDB: memory, if possible.
+SCRATCH = ("/dev/shm", "/tmp")
+
+
+@contextlib.contextmanager
+def _only(directory: Directory, files: Mapping[str, int]) -> Iterator[str]:
+    """A path to a directory that has these open files. LMDB opens its files by name, and follows
+    links: where another user may write to the ledger's directory, he could exchange one after it
+    was checked. So LMDB gets a directory of this user's, with links to the open files."""
+    place = os.fstat(directory.fd)
+    private = place.st_uid == os.geteuid() and not place.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    scratch = None if private or LOCK not in files else _scratch()
+    if scratch is None:
+        yield directory.by_descriptor
+        return
+    path, at = scratch
+    try:
+        for name, fd in files.items():
+            os.symlink(f"/proc/self/fd/{fd}", name, dir_fd=at)
+        yield f"/proc/self/fd/{at}"
+    finally:
+        for name in files:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=at)
+        os.close(at)
+        with contextlib.suppress(OSError):
+            os.rmdir(path)
+
+
+def _scratch() -> tuple[str, int] | None:
+    """The path and a descriptor of a new directory that only this user may use; None if there is no
+    place for one."""
+    for place in SCRATCH:
+        path = f"{place}/exclusivelog-{os.urandom(8).hex()}"
+        with contextlib.suppress(OSError):
+            os.mkdir(path, 0o700)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = above_standard(os.open(path, flags))
+            if os.fstat(fd).st_uid == os.geteuid():
+                return path, fd
+            os.close(fd)
+    return None
+
+
+def _next_descriptors() -> list[int]:
+    """The numbers of the next descriptors that this process opens."""
+    fds = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(LMDB_DESCRIPTORS)]
+    for fd in fds:
+        os.close(fd)
+    return fds
+
+
+def _adopt_descriptors(
+    directory: Directory, files: Mapping[str, int], numbers: Iterable[int]
+) -> None:
+    """Keep programs that this process starts from inheriting LMDB's descriptors, which can write.
+    LedgerError if LMDB has opened other files than these. `numbers`: of its descriptors, unless
+    other threads took some meanwhile."""
+    wanted = {(facts.st_dev, facts.st_ino): name for name, facts in _facts(files)}
+    found = _adopted(numbers, wanted, set(files.values()))
+    if found != set(files):
+        found = _adopted(map(int, os.listdir("/proc/self/fd")), wanted, set(files.values()))
+    for name in set(files) - found:
+        if not is_mounted_read_only(files[name]):  # LMDB has opened no lock file there
+            raise LedgerError(
+                f"{directory.path}/{name} was replaced while it was opened; open it again"
+            )
+
+
+def _facts(files: Mapping[str, int]) -> Iterator[tuple[str, os.stat_result]]:
+    return ((name, os.fstat(fd)) for name, fd in files.items())
+
+
+def _adopted(
+    numbers: Iterable[int], wanted: Mapping[tuple[int, int], str], ours: set[int]
+) -> set[str]:
+    found = set()
+    for number in numbers:
+        if number not in ours:
+            with contextlib.suppress(OSError):  # none is open there, or not any more
+                facts = os.fstat(number)
+                if name := wanted.get((facts.st_dev, facts.st_ino)):
+                    os.set_inheritable(number, False)
+                    found.add(name)
+    return found
+
+
+def _keep_lock_file(
+    directory: Directory, mode: int, max_readers: int, readonly: bool, in_use: Callable[[], bool]
+) -> int:
     """LMDB initialises lock.mdb when it gets a POSIX lock on it, and a process loses that lock when
     it reads and closes the file (a copy of the directory, say). An open-file lock is not lost, and
     keeps LMDB from initialising the file while a process has the ledger open."""
     if directory.facts(LOCK) is None:
-        if readonly:
-            return -1  # LMDB creates it, or works without
-        # LMDB would create a sparse one, and crash with SIGBUS on a full disk.
+        if in_use() and directory.facts(LOCK) is None:
+            raise _lock_file_lost(directory)
+        return _make_lock_file(directory, mode, max_readers)
+    fd = _open_lock_file(directory, readonly)
+    try:
+        if _is_held(fd, in_use):
+            lock_open_file(fd, "read")
+            return fd
+        if in_use():
+            raise _lock_file_lost(directory)
+    except BaseException:
+        os.close(fd)
+        raise
+    with contextlib.suppress(OSError):  # a copy may have holes; not on a read-only mount
+        fill_holes(fd)
+    return fd  # no other process has it open: LMDB may initialise it
+
+
+def _make_lock_file(directory: Directory, mode: int, max_readers: int) -> int:
+    # LMDB would create a sparse one, and crash with SIGBUS on a full disk.
+    try:
         fd = directory.make(LOCK, os.O_RDWR, mode & 0o666)
-        try:
-            os.posix_fallocate(fd, 0, 64 * (max_readers + 2))
-        except OSError:
-            directory.remove(LOCK)
-            os.close(fd)
-            raise
-        return fd
-    fd = _keep(directory, locked=False)
-    if fd >= 0 and not is_locked(fd):
-        with contextlib.suppress(OSError):  # a copy may have holes; not on a read-only mount
-            fill_holes(fd)
-        return fd  # no other process has it open: LMDB may initialise it
-    if fd >= 0:
-        lock_open_file(fd, "read")
+    except OSError as error:
+        if error.errno == errno.EROFS:
+            return -1
+        raise
+    try:
+        os.posix_fallocate(fd, 0, 64 * (max_readers + 2))
+    except OSError:
+        directory.remove(LOCK)
+        os.close(fd)
+        raise
     return fd
 
 
-def _keep(directory: Directory, locked: bool = True) -> int:
-    for flags in (os.O_RDWR, os.O_RDONLY):
-        with contextlib.suppress(OSError):
-            fd = directory.open(LOCK, flags)
-            if locked:
-                lock_open_file(fd, "read")
-            return fd
-    return -1
+def _open_lock_file(directory: Directory, readonly: bool) -> int:
+    try:
+        return directory.open(LOCK, os.O_RDWR)
+    except OSError as error:
+        if not readonly or error.errno != errno.EROFS:
+            raise
+    return directory.open(LOCK, os.O_RDONLY)
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    return getattr(error, "code", 0) == errno.ENOMEM or isinstance(error, MemoryError)
+def _is_held(fd: int, in_use: Callable[[], bool]) -> bool:
+    """Does another process have LMDB's lock file open? One that opens or closes the ledger, or
+    dies, takes or releases its locks one after the other: wait for it."""
+    end = time.monotonic() + ATTEMPT_SECONDS
+    while not is_locked(fd):
+        if not in_use() or time.monotonic() > end:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def _lock_file_lost(directory: Directory) -> LedgerError:
+    return LedgerError(
+        f"{directory.path}/{LOCK} was removed or replaced while engines use the ledger; close "
+        "every engine on it, then open it"
+    )
 
 
 def _no_address_space(path: str, map_size: int) -> LedgerError:

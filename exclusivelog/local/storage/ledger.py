@@ -38,6 +38,7 @@ from exclusivelog.local.faults import translated
 from exclusivelog.local.files import DATA, JOURNAL, standard_descriptors_taken
 from exclusivelog.local.storage.changes import is_logged, log_changes
 from exclusivelog.local.storage.checkpointer import Checkpointer, apply_frames, recover
+from exclusivelog.local.storage.environment import DEFAULT_MAP_SIZE as DEFAULT_MAP_SIZE
 from exclusivelog.local.storage.environment import identity, make_directory, refuse_file_system
 from exclusivelog.local.storage.integrity import Integrity
 from exclusivelog.local.storage.journal import inode
@@ -46,7 +47,6 @@ from exclusivelog.local.storage.reserve import Reserve
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.local.storage.usage import Usage
 
-DEFAULT_MAP_SIZE = 1 << 40  # address space that is reserved, not disk that is used
 DEFAULT_MAX_READERS = 1022
 CLOSE_WAIT_SECONDS = 5.0
 # A change of ownership stops all appends while it applies the journal. A backlog of more bytes than
@@ -121,7 +121,7 @@ class Ledger:
                 ledger = weakref.proxy(self)
                 self.usage = Usage(
                     files, integrity.fail, lambda: ledger.environment(),
-                    lambda txn: ledger.tables(txn).large.total_bytes(),
+                    lambda txn: ledger.tables(txn).large.total_bytes(), files.environment.grow,
                 )  # fmt: skip
                 self.checkpointer = Checkpointer(
                     path, None if self.readonly else self.journal, lambda: ledger.checkpoint(),

@@ -5,6 +5,7 @@ If no other process has the ledger open, as the kernel's locks show, it is recov
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -96,7 +97,7 @@ class OpenFiles:
             self._watch_deaths(undo)
             self.environment = Environment(
                 directory, self.options.mode, self.options.map_size, self.options.max_readers,
-                self.readonly, self.deaths,
+                self.readonly, functools.partial(self._in_use, presence), self.deaths,
             )  # fmt: skip
             undo.callback(self.environment.close)
             with self._writer_lock(presence):
@@ -194,6 +195,12 @@ class OpenFiles:
         undo.callback(deaths.stop)
         with threads.needed(self.path):
             deaths.start()
+
+    def _in_use(self, presence: Presence | None) -> bool:
+        """Do other processes have the ledger open to write?"""
+        if presence is not None:
+            return not presence.alone and presence.beside_others
+        return self._has_writers and in_use(self.directory)
 
     def _stop_watching(self) -> None:
         if self.journal is not None:

@@ -269,15 +269,16 @@ class Usage:
     - `fail`: called with an error after which the ledger cannot be used.
     - `environment`: gives LMDB's environment for the length of a block.
     - `large_bytes`: the bytes of the large entries that the tables refer to, in a transaction.
+    - `grow`: makes a map larger that had to be smaller than it should be.
     """
 
     def __init__(
         self, files: Files, fail: Callable[[LedgerIOError], None],
         environment: Callable[[], contextlib.AbstractContextManager[lmdb.Environment]],
-        large_bytes: Callable[[lmdb.Transaction[bytes]], int],
+        large_bytes: Callable[[lmdb.Transaction[bytes]], int], grow: Callable[[], None],
     ) -> None:  # fmt: skip
         self._files, self._journal, self._fail = files, files.journal, fail
-        self._environment, self._large_bytes = environment, large_bytes
+        self._environment, self._large_bytes, self._grow = environment, large_bytes, grow
         self.pinned = PinnedPages(files.path, files.lockfile.slots, files.watch)
         self.room = Room(files.path, files.directory)
 
@@ -290,6 +291,7 @@ class Usage:
     def check_room(self) -> None:
         """Log when disk or map have little room left, and flushes that took long."""
         if self.room.due:
+            self._grow()
             with self._environment() as env:
                 self.room.check(env)
         if self._journal is not None:
