@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import exclusivelog as xl
-from exclusivelog.local.storage.environment import file_system
+from exclusivelog.local.storage.mounts import file_system
 
 POWER = "survives power loss"
 PROCESS = "survives the process's death"

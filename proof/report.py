@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exclusivelog.local.storage.environment import file_system
+from exclusivelog.local.storage.mounts import file_system
 from testing.children import ROOT
 from testing.machine import commit, cpu_model, device
 

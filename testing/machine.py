@@ -13,7 +13,7 @@ from pathlib import Path
 import lmdb
 
 import exclusivelog as xl
-from exclusivelog.local.storage.environment import file_system
+from exclusivelog.local.storage.mounts import file_system
 from testing.patience import PATIENCE
 
 PACKAGES = ("lmdb", "rocksdict", "persist-queue", "litequeue", "diskcache", "pyarrow")

@@ -22,8 +22,8 @@ import pytest
 import exclusivelog as xl
 from exclusivelog.local import records
 from exclusivelog.local.shm import lockfile, slots
-from exclusivelog.local.storage import environment
-from exclusivelog.local.storage.environment import file_system
+from exclusivelog.local.storage import mounts
+from exclusivelog.local.storage.mounts import file_system
 from testing.children import command, finish
 from testing.disks import OPENS, TELLS_ALL, digest, disk
 from testing.processes import PATIENCE, values, within
@@ -463,7 +463,7 @@ REMOTE = ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse", "fuse.sshfs", "fu
 
 @pytest.mark.parametrize("kind", REMOTE)
 def test_h2_network_and_fuse_file_systems_are_refused(tmp_path, monkeypatch, kind) -> None:
-    monkeypatch.setattr(environment, "mount_of", lambda path: (kind, "rw"))
+    monkeypatch.setattr(mounts, "mount_of", lambda path: (kind, "rw"))
     with pytest.raises(xl.LedgerError, match=re.escape(kind)):
         xl.open(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -471,7 +471,7 @@ def test_h2_network_and_fuse_file_systems_are_refused(tmp_path, monkeypatch, kin
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "overlay", "zfs", "unknown"])
 def test_h2_local_file_systems_are_taken(path, monkeypatch, kind) -> None:
-    monkeypatch.setattr(environment, "mount_of", lambda path: (kind, "rw"))
+    monkeypatch.setattr(mounts, "mount_of", lambda path: (kind, "rw"))
     with xl.open(path):
         pass
 
@@ -484,7 +484,7 @@ def test_h5_memory_is_taken_for_process_only(path, monkeypatch, kind) -> None:
         upper = kind == "overlay" and where != "/mem"
         return (kind, "rw,upperdir=/mem,workdir=/w") if upper else ("tmpfs", "rw")
 
-    monkeypatch.setattr(environment, "mount_of", mount_of)
+    monkeypatch.setattr(mounts, "mount_of", mount_of)
     with pytest.raises(xl.LedgerError, match="survives a power loss"):
         xl.open(path, durability="power")
     with (

@@ -452,6 +452,11 @@ class Presence:
             fcntl.flock(self._fds[0], fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     @property
+    def files(self) -> dict[str, int]:
+        """The open files, by name."""
+        return dict(zip(FILES, self._fds, strict=True))
+
+    @property
     def beside_others(self) -> bool:
         """Do other processes hold such locks, too?"""
         return is_locked(self._fds[0])

@@ -1,7 +1,7 @@
-"""The directory of a ledger, and LMDB's environment in it (rules H2, H4, H5).
+"""The directory of a ledger, and LMDB's environment in it (rules H2, H4).
 
-Checks of the file system and of the directory's contents; creating, checking and opening the
-environment, sharing it among threads, and closing it in a forked child.
+Checks of the directory's contents; creating, checking and opening the environment, sharing it among
+threads, and closing it in a forked child. LMDB opens its files by name; see `_only`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import lmdb
 import msgpack
 
 from exclusivelog import _core
-from exclusivelog._core import JOURNAL_HEADER_BYTES, file_system_magic
+from exclusivelog._core import JOURNAL_HEADER_BYTES
 from exclusivelog.errors import (
     EngineClosedError,
     LedgerCorruptedError,
@@ -44,103 +44,20 @@ from exclusivelog.local.files import (
     fill_holes,
     is_locked,
     lock_open_file,
-    read_whole,
     set_permissions,
     share_process_lock,
     sync_directory,
     why_shared,
 )
 from exclusivelog.local.records import NAMES
+from exclusivelog.local.storage.mounts import is_mounted_read_only
 from exclusivelog.local.versions import FORMAT, refuse_format
 from exclusivelog.version import __version__
 
-# ---- the directory ---------------------------------------------------------------------
-
-
-# Locks, shared mappings and flushes there do not give the guarantees of a local disk.
-REMOTE_FILE_SYSTEMS = {
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gfs2",
-    "ocfs2", "beegfs", "gpfs", "fuse", "fuseblk", "virtiofs", "vboxsf", "prl_fs",
-}  # fmt: skip
-# File systems that statfs(2) identifies by number, without reading the table of mounts.
-LOCAL_DISKS = {0xEF53: "ext4", 0x58465342: "xfs", 0x9123683E: "btrfs"}
-MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
 # In the target of a backup until it is complete: see maintenance/backup.py.
 UNFINISHED_BACKUP = "backup-unfinished"
 # Names that an interrupted creation of a ledger leaves, or that a new file system has.
 OURS = re.compile(r"\.creating-.*|owners\.lock.*|journal.*|lock\.mdb|segments|lost\+found")
-
-
-# ---- the file system -------------------------------------------------------------------
-
-
-def file_system(path: str) -> str:
-    """The type of the file system that `path` is on, as the kernel names it.
-
-    >>> file_system("/proc")
-    'proc'
-    """
-    return mount_of(path)[0]
-
-
-def mount_of(path: str) -> tuple[str, str]:
-    """(type, options) of the file system that `path` is on. The options of a usual local disk do
-    not matter, and are empty; its type is ext4 for ext2 and ext3, too."""
-    kind = LOCAL_DISKS.get(file_system_magic(os.fsencode(path)))
-    if kind is not None:
-        return kind, ""
-    path = os.path.realpath(path) + "/"
-    best, found = "", ("unknown", "")
-    for line in os.fsdecode(read_whole("/proc/self/mountinfo")).splitlines():
-        before, _, after = line.partition(" - ")
-        mount = _unescaped(before.split(" ", 5)[4]).rstrip("/") + "/"
-        if len(mount) >= len(best) and path.startswith(mount):
-            kind, _, options = after.split(" ", 2)
-            best, found = mount, (kind, options)
-    return found
-
-
-def _unescaped(text: str) -> str:
-    if "\\" not in text:
-        return text
-    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), text)
-
-
-def refuse_file_system(path: str, power: bool) -> None:
-    """LedgerError if the file system has no reliable locks and shared mappings, or if it is in
-    memory and `power` is requested (rule H5)."""
-    kind, options = mount_of(path)
-    if kind in REMOTE_FILE_SYSTEMS or kind.startswith("fuse."):
-        raise LedgerError(
-            f"{path} is on a {kind} file system, where locks and shared mappings cannot be "
-            "trusted; put the ledger on a local disk"
-        )
-    upper = re.search(r"(?:^|,)upperdir=([^,]+)", options) if kind == "overlay" else None
-    if upper is not None:  # an overlay writes to its upper directory
-        kind = file_system(_unescaped(upper[1]))
-    if power and kind in MEMORY_FILE_SYSTEMS:
-        raise LedgerError(
-            f"{path} is on {kind}, which is in memory: nothing there survives a power loss; put "
-            'the ledger on a disk, or open it with durability="process"'
-        )
-
-
-def is_mounted_read_only(fd: int) -> bool:
-    """Is this open file on a read-only mount? Another mount of the same disk may be writable."""
-    return bool(os.fstatvfs(fd).f_flag & os.ST_RDONLY)
-
-
-def copy_up(directory: Directory, names: Iterable[str]) -> None:
-    """Have an overlay copy these files to its upper layer before a reader opens them: it does so
-    when a file is first opened for writing, and a descriptor opened before keeps the old file."""
-    if file_system(directory.path) == "overlay":
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                try:
-                    os.close(directory.open(name, os.O_RDWR))
-                except OSError as error:
-                    if error.errno != errno.EROFS:
-                        raise
 
 
 # ---- the directory -----------------------------------------------------------------------
@@ -479,6 +396,11 @@ class Environment:
             pass  # LMDB takes its own lock on that byte, once
         if self._lock >= 0:
             share_process_lock(self._lock, os.getpid())
+
+    @property
+    def files(self) -> dict[str, int]:
+        """LMDB's lock file, if it uses one: {name: descriptor}."""
+        return {LOCK: self._lock} if self._lock >= 0 else {}
 
     def close(self) -> None:
         """Close the environment and LMDB's lock file."""

@@ -39,9 +39,10 @@ from exclusivelog.local.files import DATA, JOURNAL, standard_descriptors_taken
 from exclusivelog.local.storage.changes import is_logged, log_changes
 from exclusivelog.local.storage.checkpointer import Checkpointer, apply_frames, recover
 from exclusivelog.local.storage.environment import DEFAULT_MAP_SIZE as DEFAULT_MAP_SIZE
-from exclusivelog.local.storage.environment import identity, make_directory, refuse_file_system
+from exclusivelog.local.storage.environment import identity, make_directory
 from exclusivelog.local.storage.integrity import Integrity
 from exclusivelog.local.storage.journal import inode
+from exclusivelog.local.storage.mounts import refuse_file_system
 from exclusivelog.local.storage.opening import OpenFiles, Options
 from exclusivelog.local.storage.reserve import Reserve
 from exclusivelog.local.storage.tables import Tables
@@ -166,6 +167,11 @@ class Ledger:
             elif options.kill_stalled and ledger.watch is not None:
                 ledger.watch.killers += 1
             ledger.users += 1
+            try:
+                ledger._files.refuse_elsewhere(power and not options.readonly)
+            except BaseException:
+                ledger.close()
+                raise
             return ledger
 
     @staticmethod

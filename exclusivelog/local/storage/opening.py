@@ -19,15 +19,14 @@ from exclusivelog.local.storage.environment import (
     Environment,
     check_format,
     check_header,
-    copy_up,
     create_environment,
-    is_mounted_read_only,
     open_tables,
     refuse_incomplete,
     refuse_missing_data,
     refuse_other_files,
 )
 from exclusivelog.local.storage.journal import JOURNAL_GIVEN_UP, inode, open_file
+from exclusivelog.local.storage.mounts import copy_up, is_mounted_read_only, refuse_elsewhere
 from exclusivelog.local.storage.segments import Segments
 from exclusivelog.local.versions import LOCK_VERSION, in_use, lock_version, refuse_other_lock_file
 
@@ -195,6 +194,13 @@ class OpenFiles:
         undo.callback(deaths.stop)
         with threads.needed(self.path):
             deaths.start()
+
+    def refuse_elsewhere(self, power: bool) -> None:
+        """LedgerError if one of the open files is where an engine may not write it. `power`:
+        acknowledged messages must survive a power loss (rule H5)."""
+        if self._presence is not None:
+            files = {**self._presence.files, **self.environment.files, **self.segments.files}
+            refuse_elsewhere(self.path, self.directory.fd, files, power)
 
     def _in_use(self, presence: Presence | None) -> bool:
         """Do other processes have the ledger open to write?"""

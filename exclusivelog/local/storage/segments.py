@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping
 
 from exclusivelog import _core, logs
 from exclusivelog.errors import LedgerError
-from exclusivelog.local.files import Directory, why_shared
+from exclusivelog.local.files import SEGMENTS, Directory, why_shared
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +153,13 @@ class Segments:
     def file(self, segment: int) -> str:
         """The path of a segment."""
         return os.path.join(self.path, _name(segment))
+
+    @property
+    def files(self) -> dict[str, int]:
+        """What is open to write: {name: descriptor} of the directory and the newest segment."""
+        place, newest = self._directory(), self._newest
+        found = {} if place is None else {SEGMENTS: place.fd}
+        return found if newest is None else {**found, f"{SEGMENTS}/{_name(newest[0])}": newest[1]}
 
     def _directory(self) -> Directory | None:
         """The directory of the segments; None if there is none."""

@@ -1,0 +1,142 @@
+"""The file systems that a ledger's files are on (rule H5)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Iterable, Mapping
+
+from exclusivelog._core import file_system_magic
+from exclusivelog.errors import LedgerError
+from exclusivelog.local.files import Directory, read_whole
+
+# Locks, shared mappings and flushes there do not give the guarantees of a local disk.
+REMOTE_FILE_SYSTEMS = {
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gfs2",
+    "ocfs2", "beegfs", "gpfs", "fuse", "fuseblk", "virtiofs", "vboxsf", "prl_fs",
+}  # fmt: skip
+# File systems that statfs(2) identifies by number, without reading the table of mounts.
+LOCAL_DISKS = {0xEF53: "ext4", 0x58465342: "xfs", 0x9123683E: "btrfs"}
+# The same for those in memory: a process in a chroot does not see all mounts in the table.
+IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs", 0x958458F6: "hugetlbfs"}
+MEMORY_FILE_SYSTEMS = {"devtmpfs", *IN_MEMORY.values()}
+# Options of an overlay that makes no flush: containers with --rm, builds.
+VOLATILE = re.compile("(?:^|,)(?:volatile|fsync=volatile)(?:,|$)")
+UPPER = re.compile("(?:^|,)upperdir=([^,]+)")
+MOST_LAYERS = 4  # overlays on overlays; in a container, the upper directory's path leads elsewhere
+
+
+def file_system(path: str) -> str:
+    """The type of the file system that `path` is on, as the kernel names it.
+
+    >>> file_system("/proc")
+    'proc'
+    """
+    return mount_of(path)[0]
+
+
+def mount_of(path: str) -> tuple[str, str]:
+    """(type, options) of the file system that `path` is on, or will be once it exists. The options
+    of a usual local disk do not matter, and are empty; its type is ext4 for ext2 and ext3, too."""
+    magic = file_system_magic(os.fsencode(path))
+    if magic in LOCAL_DISKS:
+        return LOCAL_DISKS[magic], ""
+    number = _mount_id(path)
+    for line in os.fsdecode(read_whole("/proc/self/mountinfo")).splitlines():
+        if line.partition(" ")[0] == number:
+            kind, _, options = line.partition(" - ")[2].split(" ", 2)
+            return kind, options
+    return IN_MEMORY.get(magic, "unknown"), ""
+
+
+def _mount_id(path: str) -> str:
+    """The kernel's number of the mount that `path` is on, or will be once it exists: a mount point
+    may be hidden by another, so the path alone does not say it."""
+    at = os.path.abspath(path)
+    while True:
+        with contextlib.suppress(OSError):
+            fd = os.open(at, os.O_PATH | os.O_CLOEXEC)
+            break
+        at = os.path.dirname(at)
+    try:
+        lines = read_whole(f"/proc/self/fdinfo/{fd}").decode().splitlines()
+    finally:
+        os.close(fd)
+    return next((line.split()[1] for line in lines if line.startswith("mnt_id:")), "")
+
+
+def _unescaped(text: str) -> str:
+    if "\\" not in text:
+        return text
+    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), text)
+
+
+def refuse_file_system(path: str, power: bool, name: str = "") -> None:
+    """LedgerError if the file system has no reliable locks and shared mappings, or if it is in
+    memory or makes no flushes and `power` is requested. `name`: of the file, if not `path`."""
+    kind, _ = mount_of(path)
+    name = name or path
+    if kind in REMOTE_FILE_SYSTEMS or kind.startswith("fuse."):
+        raise LedgerError(
+            f"{name} is on a {kind} file system, where locks and shared mappings cannot be "
+            "trusted; put the ledger on a local disk"
+        )
+    if power and (why := _why_volatile(path)):
+        raise LedgerError(
+            f"{name} is on {why}: nothing there survives a power loss; put "
+            'the ledger on a disk, or open it with durability="process"'
+        )
+
+
+def _why_volatile(path: str) -> str:
+    for _ in range(MOST_LAYERS):
+        kind, options = mount_of(path)
+        if kind in MEMORY_FILE_SYSTEMS:
+            return f"{kind}, which is in memory"
+        if kind == "overlay" and VOLATILE.search(options):
+            return "an overlay that is mounted volatile, as by podman --rm, which makes no flushes"
+        upper = UPPER.search(options) if kind == "overlay" else None
+        if upper is None:  # an overlay writes to its upper directory
+            break
+        path = _unescaped(upper[1])
+    return ""
+
+
+def refuse_elsewhere(path: str, directory: int, files: Mapping[str, int], power: bool) -> None:
+    """Do the same for the open files of a ledger that are on another mount than its directory.
+    LedgerError if `power` is requested and one is on another file system at all: the two do not
+    come back from a power cut, a snapshot or a backup together."""
+    home = os.fstat(directory).st_dev
+    for name, fd in files.items():
+        if os.fstat(fd).st_dev == home:
+            continue
+        place = f"/proc/self/fd/{fd}"
+        # The files of an overlay, and subvolumes of btrfs, have devices of their own.
+        if _mount_id(place) == _mount_id(f"/proc/self/fd/{directory}"):
+            continue
+        refuse_file_system(place, power, f"{path}/{name}")
+        if power:
+            raise LedgerError(
+                f"{path}/{name} is on another file system than the directory; put the whole ledger "
+                'on one disk, or open it with durability="process"'
+            )
+
+
+def is_mounted_read_only(fd: int) -> bool:
+    """Is this open file on a read-only mount? Another mount of the same disk may be writable."""
+    return bool(os.fstatvfs(fd).f_flag & os.ST_RDONLY)
+
+
+def copy_up(directory: Directory, names: Iterable[str]) -> None:
+    """Have an overlay copy these files to its upper layer before a reader opens them: it does so
+    when a file is first opened for writing, and a descriptor opened before keeps the old file."""
+    if file_system(directory.path) == "overlay":
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                try:
+                    os.close(directory.open(name, os.O_RDWR))
+                except OSError as error:
+                    if error.errno != errno.EROFS:
+                        raise
