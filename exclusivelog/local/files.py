@@ -215,6 +215,10 @@ def why_foreign(facts: os.stat_result, place: os.stat_result, owner: int) -> str
 # ---- a directory -------------------------------------------------------------------------
 
 
+def _identity(facts: os.stat_result) -> tuple[int, int]:
+    return facts.st_dev, facts.st_ino
+
+
 class Directory:
     """An open directory. `path` is the absolute path by which it was opened."""
 
@@ -226,8 +230,12 @@ class Directory:
             self.fd: int = above_standard(os.open(path, flags))
         else:
             self.fd = parent._open(os.path.basename(path), flags | os.O_NOFOLLOW, stat.S_IFDIR)
-        facts = os.fstat(self.fd)
-        self.identity = facts.st_dev, facts.st_ino
+        self.identity = _identity(os.fstat(self.fd))
+        # For a process that changes its root later.
+        self._root = self._above = (0, 0)
+        if parent is None:
+            self._name = os.path.basename(os.readlink(self.by_descriptor))
+            self._root, self._above = _identity(os.stat("/")), self._identity_above()
 
     @property
     def by_descriptor(self) -> str:
@@ -249,7 +257,7 @@ class Directory:
             facts = os.fstat(self.fd)
         except OSError as error:
             return error.errno != errno.EBADF  # the disk may have failed: other calls report that
-        return (facts.st_dev, facts.st_ino) == self.identity
+        return _identity(facts) == self.identity
 
     # ---- its files -----------------------------------------------------------------------
 
@@ -362,18 +370,33 @@ class Directory:
 
     def lost(self) -> str:
         """Why the path no longer leads to this directory (removed, renamed, replaced); empty if it
-        does."""
+        does, or if that cannot be seen."""
         if not self.is_open:
             return "its file descriptors were closed by the program (os.closerange, for example)"
         try:
-            facts = os.stat(self.path)
+            if _identity(os.stat(self.path)) == self.identity:
+                return ""
+            why = "its path leads to another directory now"
         except PermissionError:
             return ""  # privileges were dropped: it cannot be checked
         except OSError as error:
-            return f"nothing is at its path any more ({error.strerror}){self._elsewhere()}"
-        if (facts.st_dev, facts.st_ino) != self.identity:
-            return f"its path leads to another directory now{self._elsewhere()}"
-        return ""
+            why = f"nothing is at its path any more ({error.strerror})"
+        if self._is_in_its_place():
+            return ""
+        return f"{why}{self._elsewhere()}"
+
+    def _is_in_its_place(self) -> bool:
+        """Has this process changed its root (chroot), so that the path means something else, while
+        the directory is still where it was, seen from itself?"""
+        if _identity(os.stat("/")) == self._root:
+            return False
+        with contextlib.suppress(OSError):  # it was removed
+            found = os.stat(f"../{self._name}", dir_fd=self.fd, follow_symlinks=False)
+            return _identity(found) == self.identity and self._identity_above() == self._above
+        return False
+
+    def _identity_above(self) -> tuple[int, int]:
+        return _identity(os.stat("..", dir_fd=self.fd))
 
     def _elsewhere(self) -> str:
         with contextlib.suppress(OSError):

@@ -327,6 +327,12 @@ FATES = {
         shutil.copy(path / "data.mdb", path / "new"),
         (path / "new").rename(path / "data.mdb"),
     ),
+    "its lock file removed": lambda path: (path / "owners.lock").unlink(),
+    "LMDB's lock file removed": lambda path: (path / "lock.mdb").unlink(),
+    "LMDB's lock file replaced": lambda path: (
+        shutil.copy(path / "lock.mdb", path / "new"),
+        (path / "new").rename(path / "lock.mdb"),
+    ),
 }
 
 
@@ -379,6 +385,54 @@ def test_c7_a_path_that_is_made_anew_is_another_ledger_in_one_process(path) -> N
             with xl.open(path) as new:
                 assert new.topics() == []
                 assert new.ledger is not old.ledger
+
+
+CHANGED_ROOT = """
+    import os, sys, time
+    import exclusivelog as xl
+    root, fate = sys.argv[1:]
+    path = root + "/ledgers/log"
+    with xl.open(path, keepalive=0.4) as engine:
+        producer = engine.topic("t").producer("exclusive")
+        outside = os.open(root + "/ledgers", os.O_RDONLY)
+        os.chroot(root + "/jail")
+        if fate == "renamed":
+            os.rename("log", "other", src_dir_fd=outside, dst_dir_fd=outside)
+        try:
+            end = time.monotonic() + (10 if fate == "renamed" else 2.5)
+            while time.monotonic() < end:
+                producer.send(b"x")
+                time.sleep(0.01)
+            engine.topic("t").trim(before=5)
+            print("works", flush=True)
+        except xl.LedgerError as error:
+            print(error, flush=True)
+        os._exit(0)
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("fate", ["kept", "renamed"])
+def test_c7_a_process_that_changes_its_root_goes_on(tmp_path, fate) -> None:
+    """The path leads nowhere from there: the directory is asked itself."""
+    (tmp_path / "jail").mkdir()
+    (tmp_path / "ledgers").mkdir()
+    said = finish(CHANGED_ROOT, tmp_path, fate)
+    assert ("works" if fate == "kept" else "no longer the ledger") in said
+
+
+def test_c7_lmdbs_lock_file_is_not_made_anew_beside_a_living_owner(path) -> None:
+    """Two of them are two tables of readers, and two locks for one set of pages."""
+    with xl_in_a_child(path) as process:
+        tell(process, "0")
+        assert line(process) == "0"
+        (Path(path) / "lock.mdb").unlink()
+        for readonly in (False, True):
+            with pytest.raises(xl.LedgerError, match=r"lock\.mdb was removed or replaced"):
+                xl.open(path, readonly=readonly)
+        assert not (Path(path) / "lock.mdb").exists()
+    with xl.open(path) as engine:
+        assert values(engine.topic("orders")) == [b"0"]
 
 
 def test_c7_a_waiter_is_told(tmp_path) -> None:

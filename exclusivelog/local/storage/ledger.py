@@ -35,7 +35,13 @@ from exclusivelog import _core
 from exclusivelog.errors import LedgerError
 from exclusivelog.events import EVENTS
 from exclusivelog.local.faults import translated
-from exclusivelog.local.files import DATA, JOURNAL, standard_descriptors_taken
+from exclusivelog.local.files import (
+    DATA,
+    JOURNAL,
+    LOCK,
+    OWNERS,
+    standard_descriptors_taken,
+)
 from exclusivelog.local.storage.changes import is_logged, log_changes
 from exclusivelog.local.storage.checkpointer import Checkpointer, apply_frames, recover
 from exclusivelog.local.storage.environment import DEFAULT_MAP_SIZE as DEFAULT_MAP_SIZE
@@ -115,7 +121,7 @@ class Ledger:
                 self.format, self.uuid = files.format, files.uuid
                 self._environment = files.environment
                 self.integrity = integrity = Integrity(
-                    self.directory, (DATA, JOURNAL), self.journal, self.readonly,
+                    self.directory, (DATA, JOURNAL, LOCK, OWNERS), self.journal, self.readonly,
                     page_lost=files.page_lost, check_readable=files.check_readable,
                 )  # fmt: skip
                 # No reference cycle, so that the files are unmapped with their last user.
