@@ -239,7 +239,9 @@ class Sending(Protocol):
     def await_flush(self, position: int, generation: int) -> None:
         """Return once what `append` has appended is durable."""
 
-    def duplicate(self, appender: _core.Appender, sequence: int | None) -> ExclusiveLogError:
+    def duplicate(
+        self, appender: _core.Appender, sequence: int | None, count: int = 1
+    ) -> ExclusiveLogError:
         """The error for a sequence id that was used before."""
 
     def drain(self) -> None:
@@ -431,16 +433,33 @@ class CursorCommit(Protocol):
         """Write them within a transaction of the backend, if the group's claim is held."""
 
 
+class CommitAttempt(Protocol):
+    """One attempt to commit a transaction."""
+
+    @property
+    def tried(self) -> bool:
+        """Was the commit begun? Before that, nothing can be in the log."""
+
+    @property
+    def committed(self) -> bool:
+        """Is it known to be in the log, whatever was raised afterwards?"""
+
+
 @dataclass
 class TransactionParts(Generic[Who]):
-    """The parts of a transaction. `written`: all of them were written, and may be committed."""
+    """The parts of a transaction, and what the backend has done with them.
+
+    - `attempt`: the last attempt to commit them; None before the first one.
+    - `offsets`: of each producer's messages, once that attempt has written them.
+    """
 
     puts: dict[Who, list[Put]] = field(default_factory=dict)
     numbered: set[Who] = field(default_factory=set)  # those that were given sequence ids
     announced: dict[Who, dict[str, str]] = field(default_factory=dict)
     cursors: dict[Any, tuple[CursorCommit, Any]] = field(default_factory=dict)
     claims: set[Condition] = field(default_factory=set)
-    written: bool = False
+    attempt: CommitAttempt | None = None
+    offsets: dict[Who, range] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.puts or self.cursors or self.claims)
@@ -498,8 +517,9 @@ class Backend(Protocol):
     def check_transactions(self) -> None:
         """Raise an error unless a transaction can be begun."""
 
-    def commit_transaction(self, parts: TransactionParts[Who]) -> dict[Who, range]:
-        """Commit all parts, or none; return the offsets of each producer's messages."""
+    def commit_transaction(self, parts: TransactionParts[Who]) -> None:
+        """Commit all parts, or none, and note `parts.offsets`. An exception may be raised after the
+        commit, too: `parts.attempt` has its outcome."""
 
 
 # ---- reading -----------------------------------------------------------------------------

@@ -181,8 +181,13 @@ class InvalidEpochError(ExclusiveLogError, ValueError):
 class DuplicateSequenceError(ExclusiveLogError):
     """A message with this sequence id, or a later one, is in the log already (rule G2).
 
-    Nothing was appended. If the message was sent again after a crash, this error shows that the
-    first attempt had succeeded.
+    Nothing was appended. `repeated` tells the two cases apart:
+
+    - True: the producer's last message in the log has just this sequence id. If the message was
+      sent again, after a crash or an unknown outcome, the first attempt had succeeded.
+    - False: a later one is in the log. The log keeps only the last id of a producer, so whether
+      there was ever a message with this one is not known: it may be lost if it is not sent under
+      an id above `last_sequence_id`.
 
     >>> shared = topic.producer(name="feed")
     >>> shared.send(b"x", sequence_id=7)
@@ -190,14 +195,49 @@ class DuplicateSequenceError(ExclusiveLogError):
     >>> try:
     ...     shared.send(b"x", sequence_id=7)
     ... except xl.DuplicateSequenceError as error:
-    ...     print(error.sequence_id, error.last_sequence_id)
-    7 7
+    ...     print(error.sequence_id, error.last_sequence_id, error.repeated)
+    7 7 True
+    >>> try:
+    ...     shared.send(b"y", sequence_id=3)
+    ... except xl.DuplicateSequenceError as error:
+    ...     print(error.sequence_id, error.last_sequence_id, error.repeated)
+    3 7 False
     """
 
-    def __init__(self, message: str, *, sequence_id: int, last_sequence_id: int) -> None:
+    def __init__(
+        self, message: str, *, sequence_id: int, last_sequence_id: int, count: int = 1
+    ) -> None:
         super().__init__(message)
-        self.sequence_id = sequence_id
+        self.sequence_id = sequence_id  # of the first message
         self.last_sequence_id = last_sequence_id
+        self.count = count  # of messages that were to be appended together
+
+    @property
+    def repeated(self) -> bool:
+        """Whether the last message of the producer is this one, or the last one of these."""
+        return self.last_sequence_id == self.sequence_id + self.count - 1
+
+
+def duplicate_sequence(
+    topic: str, producer: str, sequence: int, last: int, count: int = 1
+) -> DuplicateSequenceError:
+    """The error for messages with the ids from `sequence` on, where `last` is in the log, or on its
+    way to it.
+
+    >>> str(duplicate_sequence("orders", "feed", 3, 7))[45:90]
+    '7 last; 3 is below it, and was not appended. '
+    """
+    error = DuplicateSequenceError("", sequence_id=sequence, last_sequence_id=last, count=count)
+    error.args = (
+        f"topic {topic!r}: producer {producer!r} has sent sequence id {last} last; "
+        + (
+            "the same message was sent again, and was not appended a second time"
+            if error.repeated
+            else f"{sequence} is below it, and was not appended. Ids must grow: go on with "
+            f"{last + 1}"
+        ),
+    )
+    return error
 
 
 class OwnershipError(ExclusiveLogError):

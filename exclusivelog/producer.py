@@ -31,6 +31,7 @@ from exclusivelog.errors import (
     ProducerMovedError,
     WaitTimeoutError,
 )
+from exclusivelog.members import Caller, this_caller
 from exclusivelog.messages import (
     Columns,
     Encoded,
@@ -42,11 +43,9 @@ from exclusivelog.messages import (
     encode_sequence,
 )
 from exclusivelog.transaction import (
-    Caller,
     SendingProducer,
     Transaction,
     check_transaction,
-    this_caller,
 )
 from exclusivelog.types import AccessMode, Move, ProducerStats
 from exclusivelog.unload import UnloadFuture
@@ -710,8 +709,9 @@ class Producer(SendingProducer, Closing):
         return range(first, first + count)
 
     def _put_batch(self, appender: _core.Appender, columns: Columns, sequence: int | None) -> None:
-        if appender.add_batch(columns.batch(appender), sequence) is None:
-            raise self.sender.session.sending.duplicate(appender, sequence)
+        batch = columns.batch(appender)
+        if appender.add_batch(batch, sequence) is None:
+            raise self.sender.session.sending.duplicate(appender, sequence, batch.count)
 
     # ---- announce ------------------------------------------------------------------------
 

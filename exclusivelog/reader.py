@@ -27,6 +27,7 @@ from exclusivelog.errors import (
     TopicTerminatedError,
     WaitTimeoutError,
 )
+from exclusivelog.members import GroupMember
 from exclusivelog.messages import COLUMNS, import_pyarrow, record_batch
 from exclusivelog.serde import pick_loads
 from exclusivelog.waits import check_timeout
@@ -69,7 +70,7 @@ def check_following(follow: bool, timeout: float | None) -> None:
             raise ValueError(f"timeout={timeout!r}: values() waits only with follow=True")
 
 
-class Reader(Closing):
+class Reader(GroupMember, Closing):
     """Reads one topic. `topic.reader` returns it; for one thread at a time.
 
     A reader does not count as a producer (rule A1). It returns only messages that are durable by
@@ -103,6 +104,9 @@ class Reader(Closing):
         if trimmed not in ("error", "earliest"):
             raise ValueError(f"trimmed={trimmed!r}: it takes 'error' or 'earliest'")
         self.membership: GroupCursor | None = None
+        self.returns, self.transaction, self.user = False, None, None
+        self._is_part = False  # of a GroupReader, which is in transactions instead
+        self.continues_at = 0  # of a group's reader, after a transaction has aborted
         self.topic_id = topic
         self.topic = name
         self._store = store
@@ -119,10 +123,16 @@ class Reader(Closing):
         """The ledger that it reads from."""
         return self.cursor.ledger
 
+    def _check(self) -> None:
+        """Raise an error unless it can be used; before each read."""
+        if self.membership is not None and not self._is_part:
+            self.note_use()
+        self.cursor.check()
+
     @property
     def position(self) -> int:
         """The offset of the next message to read; the topic may not have it yet."""
-        return self.cursor.position
+        return self.continues_at if self.returns else self.cursor.position
 
     def seek(self, start: Start, *, inclusive: bool = True) -> None:
         """Continue at another message: `start` and `inclusive` are those of `Topic.reader`.
@@ -137,13 +147,14 @@ class Reader(Closing):
         >>> reader.seek(-2); reader.position
         1
         """
-        self.cursor.check()
+        self._check()
         check_flag("inclusive", inclusive)
         if type(start) is int and start < 0:
             self._seek_back(-start, inclusive)
-            return
-        since = _ago(start) if isinstance(start, dt.timedelta) else start
-        self.cursor.seek(since, inclusive)
+        else:
+            since = _ago(start) if isinstance(start, dt.timedelta) else start
+            self.cursor.seek(since, inclusive)
+        self.continues_at = self.cursor.position
 
     def _seek_back(self, count: int, inclusive: bool) -> None:
         """Continue at the last `count` messages, or at the earliest if there are fewer."""
@@ -162,7 +173,7 @@ class Reader(Closing):
         >>> reader.has_message_available()
         False
         """
-        self.cursor.check()
+        self._check()
         return self.cursor.has_more()
 
     # ---- read ----------------------------------------------------------------------------
@@ -184,7 +195,7 @@ class Reader(Closing):
         if timeout is not None:
             check_timeout(timeout)
         cursor = self.cursor
-        cursor.check()
+        self._check()
         message = cursor.take_ready()
         if message is not None:
             return message
@@ -221,7 +232,7 @@ class Reader(Closing):
         """
         if not is_whole(max_messages) or max_messages < 1:
             raise ValueError(f"max_messages={max_messages!r}: it takes a whole number from 1 on")
-        self.cursor.check()
+        self._check()
         with self._returned():
             return self.cursor.take_many(min(max_messages, sys.maxsize))
 
@@ -248,7 +259,7 @@ class Reader(Closing):
         Columns of large entries refer to the ledger's memory, without a copy. Needs the extra
         `[arrow]`.
         """
-        self.cursor.check()
+        self._check()
         chosen = COLUMNS if columns is None else tuple(columns)
         for name in chosen:
             if name not in COLUMNS:
@@ -263,13 +274,13 @@ class Reader(Closing):
 
     def __iter__(self) -> Iterator[_core.Message]:
         """Iterate over the messages up to the present end."""
-        self.cursor.check()
+        self._check()
         messages = self.cursor.scan(self.cursor.end())
-        return messages if self.membership is None else _checked(self.cursor, messages)
+        return messages if self.membership is None else _checked(self, messages, self._is_part)
 
     def __next__(self) -> _core.Message:
         """The next message; StopIteration if there is none now."""
-        self.cursor.check()
+        self._check()
         message = self.cursor.take_one()
         if message is None:
             raise StopIteration
@@ -314,9 +325,9 @@ class Reader(Closing):
         return self._follow_values(timeout) if follow else self._values()
 
     def _values(self) -> Iterator[Any]:
-        self.cursor.check()
+        self._check()
         values = self.cursor.values(self.cursor.end())
-        return values if self.membership is None else _checked(self.cursor, values)
+        return values if self.membership is None else _checked(self, values, self._is_part)
 
     def _follow_values(self, timeout: float | None) -> Iterator[Any]:
         while True:
@@ -354,9 +365,11 @@ class Reader(Closing):
 
     # ---- groups --------------------------------------------------------------------------
 
-    def join(self, membership: GroupCursor) -> None:
-        """Read for a group from now on, from its committed position if it has one."""
+    def join(self, membership: GroupCursor, part: bool = False) -> None:
+        """Read for a group from now on, from its committed position if it has one. `part`: as a
+        part of a GroupReader."""
         self.membership = self.cursor.membership = membership
+        self._is_part = part
         try:
             committed = membership.position(self.topic_id)
             if committed is not None:
@@ -375,10 +388,6 @@ class Reader(Closing):
         """The generation of its claim on (group, topic); None without a group."""
         return None if self.membership is None else self.membership.generations[self.topic]
 
-    def offsets_to_commit(self) -> dict[int, int]:
-        """{topic id: the offset at which the group continues after a commit now}."""
-        return {self.topic_id: self.position}
-
     def commit(self) -> None:
         """Store the position as that of the group, durably: the group's next reader begins there
         (rule F6).
@@ -395,7 +404,9 @@ class Reader(Closing):
             raise ValueError(
                 f"this reader of topic {self.topic!r} has no cursor; open it with group="
             )
-        self.membership.commit(self.offsets_to_commit())
+        positions = self.offsets_to_commit()
+        self.membership.commit(positions)
+        self.note_own_commit(positions)
 
     # ---- close ---------------------------------------------------------------------------
 
@@ -426,13 +437,15 @@ def _take_entries(cursor: Cursor, max_bytes: int) -> list[tuple[_core.Entry, int
     return parts
 
 
-def _checked(cursor: Cursor, found: Iterator[T]) -> Iterator[T]:
+def _checked(reader: Reader, found: Iterator[T], is_part: bool) -> Iterator[T]:
     for one in found:
-        cursor.check()  # `one` was read ahead: the reader may have been fenced meanwhile
+        reader.cursor.check()  # `one` was read ahead: the reader may have been fenced meanwhile
         yield one
+        if not is_part:
+            reader.note_use()  # the next one is an earlier one if a transaction has aborted
 
 
-class GroupReader(Closing):
+class GroupReader(GroupMember, Closing):
     """Reads several topics for a group. `engine.reader` returns it; for one thread at a time.
 
     It returns (topic's name, message): in order within each topic, and one from each topic in
@@ -449,13 +462,16 @@ class GroupReader(Closing):
     {'a': 2, 'b': 1}
     """
 
+    membership: GroupCursor
+
     def __init__(self, readers: Sequence[Reader], membership: GroupCursor) -> None:
         self.membership = membership
         self.readers = tuple(readers)  # one for each topic
+        self.returns, self.transaction, self.user = False, None, None
         self._next = 0  # the index of the reader to read from next
         self._closed = False
         for reader in readers:
-            reader.join(membership)
+            reader.join(membership, part=True)
 
     # ---- where ---------------------------------------------------------------------------
 
@@ -477,11 +493,10 @@ class GroupReader(Closing):
     @property
     def positions(self) -> dict[str, int]:
         """{topic: the offset of the next message to read}."""
-        return {reader.topic: reader.position for reader in self.readers}
-
-    def offsets_to_commit(self) -> dict[int, int]:
-        """{topic id: the offset at which the group continues after a commit now}."""
-        return {reader.topic_id: reader.position for reader in self.readers}
+        return {
+            reader.topic: reader.continues_at if self.returns else reader.position
+            for reader in self.readers
+        }
 
     def seek(self, start: Start, *, topic: str | None = None, inclusive: bool = True) -> None:
         """Continue at another message, as `Reader.seek`.
@@ -581,6 +596,7 @@ class GroupReader(Closing):
         while walks:
             left = []
             for name, found in walks:
+                self.note_use()
                 for one in found:
                     yield name, one
                     left.append((name, found))
@@ -637,10 +653,16 @@ class GroupReader(Closing):
 
         Raises ReaderFencedError if a later reader of the group was opened on any of the topics.
         """
-        self._check()
-        self.membership.commit(self.offsets_to_commit())
+        self._check_usable()
+        positions = self.offsets_to_commit()
+        self.membership.commit(positions)
+        self.note_own_commit(positions)
 
     def _check(self) -> None:
+        self.note_use()
+        self._check_usable()
+
+    def _check_usable(self) -> None:
         if self._closed:
             raise EngineClosedError(
                 f"this reader of group {self.group!r} is closed; open a new one"

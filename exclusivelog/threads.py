@@ -6,7 +6,9 @@ import _thread
 import contextlib
 import resource
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
 from types import BuiltinFunctionType
 
 from exclusivelog.errors import LedgerError
@@ -68,6 +70,50 @@ def start(path: str, thread: threading.Thread) -> threading.Thread:
         with needed(path):
             raise error
     return thread
+
+
+class Helpers:
+    """Daemon threads that make a call for another thread, so that an exception raised in that one
+    (Ctrl-C, the time limit of a task queue) interrupts only its wait, and not the call.
+
+    A thread that has made its call waits `IDLE_SECONDS` for the next one: starting one takes longer
+    than a short transaction.
+    """
+
+    IDLE_SECONDS = 10.0
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._idle: deque[SimpleQueue[Callable[[], object]]] = deque()
+
+    def call(self, path: str, function: Callable[[], object]) -> None:
+        """Have a thread call `function`, which must not raise; LedgerError if none can be
+        started."""
+        try:
+            self._idle.pop().put(function)  # in one line: no interrupt must come between
+        except IndexError:
+            calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
+            calls.put(function)
+            run = threading.Thread(target=self._run, args=(calls,), name=self._name, daemon=True)
+            start(path, run)
+
+    def _run(self, calls: SimpleQueue[Callable[[], object]]) -> None:
+        while True:
+            try:
+                function = calls.get(timeout=self.IDLE_SECONDS)
+            except Empty:
+                try:
+                    self._idle.remove(calls)
+                except ValueError:
+                    continue  # another thread has just taken it, and is about to put a call
+                return
+            function()
+            del function  # it must not keep what it refers to
+            self._idle.append(calls)
+
+    def forget(self) -> None:
+        """Forget the parent's threads, in a forked child."""
+        self._idle = deque()
 
 
 def refusal(path: str, error: RuntimeError) -> LedgerError | None:

@@ -19,11 +19,10 @@ whole (rules B3, F5, F6, G3). Consume, process and produce exactly once:
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import functools
-import sys
-import threading
+import os
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Protocol
@@ -33,7 +32,6 @@ from exclusivelog.backend import (
     Backend,
     ClaimSession,
     EngineBackend,
-    GroupCursor,
     OfThisProcess,
     Opened,
     Place,
@@ -51,6 +49,7 @@ from exclusivelog.errors import (
     TransactionAbortedError,
     describe_engine,
 )
+from exclusivelog.members import Caller, GroupMember, members_in_use, this_caller
 from exclusivelog.waits import check_timeout, in_slices, settled, time_limit
 
 # ---- claims ----------------------------------------------------------------------------
@@ -228,17 +227,6 @@ def own(
 State = Literal["open", "committed", "aborted", "unknown"]
 
 
-class GroupMember(Protocol):
-    """A reader that may have a group: a `Reader` or a `GroupReader`."""
-
-    @property
-    def membership(self) -> GroupCursor | None:
-        """The cursor of its group."""
-
-    def offsets_to_commit(self) -> dict[int, int]:
-        """{topic id: the offset at which the group continues}."""
-
-
 class HoldsClaim(Protocol):
     """A role: it is lost with its claim."""
 
@@ -247,17 +235,17 @@ class HoldsClaim(Protocol):
         """The claim that the role is bound to."""
 
 
-Caller = tuple[int, object]
+_begun: weakref.WeakSet[Transaction] = weakref.WeakSet()  # transactions that have not ended
+_committing = threads.Helpers("exclusivelog-transaction")
 
 
-def this_caller() -> Caller:
-    """The present thread and, in an event loop, the present task."""
-    asyncio = sys.modules.get("asyncio")  # without it, there are no tasks
-    task = None
-    if asyncio is not None:
-        with contextlib.suppress(RuntimeError):  # no event loop runs in this thread
-            task = asyncio.current_task()
-    return threading.get_ident(), task
+def _after_fork_in_child() -> None:
+    global _begun
+    _begun = weakref.WeakSet()
+    _committing.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Sender(Protocol):
@@ -305,11 +293,13 @@ class Transaction(OfThisProcess):
     """
 
     def __init__(self, engine: Backend) -> None:
-        self.offsets: dict[SendingProducer, range] = {}
         self._caller: Caller | None = None  # the caller whose `with` block this is
         self._engine = engine
         self._state: State = "open"
         self._parts: TransactionParts[SendingProducer] = TransactionParts()
+        self._maker = this_caller()
+        self._running: concurrent.futures.Future[None] | None = None  # the commit, once begun
+        _begun.add(self)
 
     @property
     def state(self) -> State:
@@ -317,8 +307,16 @@ class Transaction(OfThisProcess):
 
         It is "unknown" during the commit, and after an I/O error in it. After such an error, open
         the engine and the producers again: `last_sequence_id`, or the group's position, shows
-        whether the transaction was committed."""
+        whether the transaction was committed.
+
+        After Ctrl-C, or another exception that was raised in the thread of the commit, it says as
+        soon as the commit has ended whether the transaction is in the log."""
         return self._state
+
+    @property
+    def offsets(self) -> dict[SendingProducer, range]:
+        """The offsets of each producer's messages, once it is committed."""
+        return self._parts.offsets if self._state == "committed" else {}
 
     def add(self, producer: SendingProducer, put: Put, numbered: bool) -> None:
         """Let the commit append messages of a producer. `put` adds them to an appender;
@@ -383,6 +381,7 @@ class Transaction(OfThisProcess):
         if membership.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes producers and readers of its own ledger")
         self._parts.cursors[reader] = membership, reader.offsets_to_commit()
+        reader.joins(self)
 
     def check_open(self) -> None:
         """Raise TransactionAbortedError if the transaction was committed or aborted."""
@@ -407,52 +406,87 @@ class Transaction(OfThisProcess):
         self._engine.check_open()
         if not self._parts:
             self._state = "committed"
+            self.settle_readers()
             return
-        if threading.current_thread() is threading.main_thread():
-            self._commit_elsewhere()
-        else:
-            self._commit()
-
-    def _commit_elsewhere(self) -> None:
-        # Signals interrupt the main thread. During a commit their handlers would wait for locks
-        # that this thread holds, and an interrupt would leave producers without the outcome.
-        done: concurrent.futures.Future[None] = concurrent.futures.Future()
-        thread = threading.Thread(
-            target=self._commit_for, args=(done,), name="exclusivelog-transaction", daemon=True
-        )
+        # A thread of the library commits: an exception raised in this one (by a signal handler, or
+        # the time limit of a task queue) would leave producers without the outcome.
+        running: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._running = running
         try:
-            threads.start(self._engine.path, thread)
-            in_slices(functools.partial(settled, done), None, self._engine.check_not_forked)
-            done.result(0)
+            _committing.call(self._engine.path, functools.partial(self._commit_for, running))
+            in_slices(functools.partial(settled, running), None, self._engine.check_not_forked)
+            running.result(0)
         finally:
-            done.cancel()  # an interrupt may come before the commit has begun
-            del done  # it may hold an error whose traceback refers to this frame
+            if running.cancel():  # an interrupt may come before the commit has begun
+                self.settle_readers()
+            del running  # it may hold an error whose traceback refers to this frame
 
-    def _commit_for(self, done: concurrent.futures.Future[None]) -> None:
+    def _commit_for(self, running: concurrent.futures.Future[None]) -> None:
         try:
-            if done.set_running_or_notify_cancel():
+            if running.set_running_or_notify_cancel():
                 self._commit()
-                done.set_result(None)
+                running.set_result(None)
         except BaseException as error:
-            done.set_exception(error)
+            running.set_exception(error)
         finally:
-            del done
+            del running
 
     def _commit(self) -> None:
         self._state = "unknown"
+        refused = False
         try:
-            self.offsets = self._engine.commit_transaction(self._parts)
-        except BaseException as error:
-            unwritten = isinstance(error, ExclusiveLogError) and not error.maybe_written
-            if unwritten or not self._parts.written:
-                self._state = "aborted"
+            self._engine.commit_transaction(self._parts)
+        except ExclusiveLogError as error:
+            refused = not error.maybe_written
             raise
-        self._state = "committed"
+        finally:
+            attempt = self._parts.attempt
+            if attempt is not None and attempt.committed:
+                self._state = "committed"
+            elif attempt is None or not attempt.tried or refused:
+                self._state = "aborted"
+            self._settle_readers_now()
 
     def abort(self) -> None:
-        """Abort the transaction: nothing of it is written. After a commit this does nothing."""
+        """Abort the transaction: nothing of it is written. After a commit this does nothing.
+
+        Readers whose positions it would have committed go back: they read again what their groups
+        have not committed."""
         if self._state == "open":
             self._state = "aborted"
+            self.settle_readers()
+
+    def settle_readers(self) -> None:
+        """After its end, let its readers know their groups' positions, or go back (rule G11). Waits
+        for a commit that goes on after an interrupt."""
+        running = self._running
+        if running is not None and not running.done():
+            in_slices(functools.partial(settled, running), None, self._engine.check_not_forked)
+        if self._state != "open":
+            self._settle_readers_now()
+
+    def _settle_readers_now(self) -> None:
+        for reader, (_, positions) in self._parts.cursors.items():
+            if reader.transaction is not self:
+                continue  # it has gone back, or another transaction has its position now
+            if self._state == "committed":
+                reader.has_committed(positions)
+            elif self._state == "aborted":
+                reader.go_back()
+            reader.transaction = None
+        if self._state == "aborted" and self in _begun:
+            self._give_back_others()
+        _begun.discard(self)
+
+    def _give_back_others(self) -> None:
+        """Have readers go back whose positions it would have got, had it not failed before."""
+        if any(other._maker == self._maker for other in _begun if other is not self):
+            return  # they may belong to that one
+        for reader in members_in_use():
+            membership = reader.membership
+            ours = membership is not None and membership.ledger is self._engine.ledger
+            if ours and reader.user == self._maker and reader.transaction is None:
+                reader.returns = reader not in self._parts.cursors
 
     def __enter__(self) -> Transaction:
         self._caller = this_caller()

@@ -112,6 +112,8 @@ cdef class Section:
     cdef bint exclusive
     cdef int64_t until
     cdef readonly bint held     # appends are excluded
+    cdef readonly bint tried        # a commit was begun ...
+    cdef readonly bint committed    # ... and has succeeded, whatever was raised afterwards
     cdef bint turned
     cdef int generation
     cdef object txn
@@ -197,18 +199,15 @@ cdef class Section:
             self._leave_to_the_parent(txn)
             raise _inherited() from error
         cdef bint writing = self.lock is not None
-        cdef bint tried = False
-        cdef bint committed = False
         try:
             if writing and kind is None:
                 self.finish(inside)
-                tried = True
+                self.tried = True
                 self._commit(txn, inside)
-                committed = True
         except BaseException as failure:
             error = failure
         try:
-            if writing and not tried:  # else the effect of a failed commit is unknown
+            if writing and not self.tried:  # else the effect of a failed commit is unknown
                 self.undo(inside)
         finally:
             self._give_back(txn)
@@ -216,7 +215,7 @@ cdef class Section:
             self.failed(error)
             if kind is None:
                 raise error
-        if committed:
+        if self.committed:
             self._wake(inside)
 
     cdef _commit(self, txn, inside):
@@ -225,6 +224,7 @@ cdef class Section:
             position = inside.journal.applied
         try:
             txn.commit()
+            self.committed = True
         except BaseException:
             if self.held:
                 # The outcome is unknown, so that all processes must read again.

@@ -8,9 +8,10 @@ from typing import Any, Protocol, Self
 
 from exclusivelog.aio.calls import in_thread, like
 from exclusivelog.aio.handles import Handle, Wrapper, _NoWith, finished
+from exclusivelog.members import GroupMember
 from exclusivelog.producer import Producer as SyncProducer
 from exclusivelog.transaction import Claim as SyncClaim
-from exclusivelog.transaction import GroupMember, HoldsClaim, State
+from exclusivelog.transaction import HoldsClaim, State
 from exclusivelog.transaction import Transaction as SyncTransaction
 
 # ---- claims ------------------------------------------------------------------------------

@@ -37,7 +37,6 @@ from exclusivelog.cluster.frames import MAX_MESSAGES
 from exclusivelog.cluster.log import FRAME_OVERHEAD, MESSAGE_OVERHEAD, MOST_MESSAGE_BYTES
 from exclusivelog.cluster.refused import refusal, refuses
 from exclusivelog.errors import (
-    DuplicateSequenceError,
     EngineClosedError,
     ExclusiveLogError,
     ProducerBusyError,
@@ -45,6 +44,7 @@ from exclusivelog.errors import (
     ProducerMovedError,
     TopicTerminatedError,
     WaitTimeoutError,
+    duplicate_sequence,
 )
 from exclusivelog.messages import Columns, Encoded, Raw
 from exclusivelog.waits import GrantFuture, in_slices, settled
@@ -155,7 +155,7 @@ class ClusterSending:
     def _send_batch(self, batch: _core.Batch, sequence: int | None, timeout: float | None) -> int:
         receipt = self.appender.add_batch(batch, sequence)
         if receipt is None:
-            raise self.duplicate(self.appender, sequence)
+            raise self.duplicate(self.appender, sequence, batch.count)
         return self._outcome(receipt, timeout)
 
     def append(self, messages: Sequence[Raw]) -> tuple[int, int, int] | int:
@@ -177,14 +177,13 @@ class ClusterSending:
         """Return once the messages of an `append` count."""
         self._owning.await_counting(position)
 
-    def duplicate(self, appender: _core.Appender, sequence: int | None) -> ExclusiveLogError:
+    def duplicate(
+        self, appender: _core.Appender, sequence: int | None, count: int = 1
+    ) -> ExclusiveLogError:
         """The error for a sequence id that was used before."""
-        last = appender.last_sequence
-        number = -1 if sequence is None else sequence
-        return DuplicateSequenceError(
-            f"topic {self._owning.topic.name!r}: sequence_id={number} of producer "
-            f"{appender.name.decode()!r} is in the log, or on its way; the last one is {last}",
-            sequence_id=number, last_sequence_id=last,
+        return duplicate_sequence(
+            self._owning.topic.name, appender.name.decode(),
+            -1 if sequence is None else sequence, appender.last_sequence, count,
         )  # fmt: skip
 
     def flush(self, timeout: float | None) -> bool:

@@ -390,9 +390,9 @@ class Runtime(OpenEngine):
         """The engine of that id, if this process has it open."""
         return next((e for e in list(_engines) if e.id == engine and not e.closed), None)
 
-    def commit_transaction(self, parts: TransactionParts[Who]) -> dict[Who, range]:
-        """Commit all parts of a transaction, or none; the offsets of each producer's messages."""
-        return commit(self.ledger, parts)
+    def commit_transaction(self, parts: TransactionParts[Who]) -> None:
+        """Commit all parts of a transaction, or none, and note the offsets of its messages."""
+        commit(self.ledger, parts)
 
     @property
     def catalog(self) -> LocalCatalog:

@@ -9,7 +9,6 @@ A transaction commits messages to several topics, reader cursors and announcemen
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import threading
@@ -31,6 +30,7 @@ from exclusivelog.backend import (
     Who,
 )
 from exclusivelog.errors import (
+    DuplicateSequenceError,
     EngineClosedError,
     ExclusiveLogError,
     ProducerBusyError,
@@ -50,7 +50,7 @@ from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.ownership.steps import put_announcement, topic_moved_error
 from exclusivelog.local.records import EXCLUSIVE, SHARED, Session, Transfer
-from exclusivelog.local.storage.ledger import Ledger
+from exclusivelog.local.storage.ledger import Ledger, Transaction
 from exclusivelog.local.storage.tables import Tables, check_may_write, owner_of
 from exclusivelog.waits import AnyFuture, GrantFuture, Requests, in_slices, settled
 
@@ -633,24 +633,25 @@ def _handed_over_to(tables: Tables, row: _core.TopicRow) -> str | None:
 # ---- the commit of a transaction -------------------------------------------------------
 
 
-def commit(ledger: Ledger, parts: TransactionParts[Who]) -> dict[Who, range]:
-    """Commit all parts, or none; returns {producer: offsets}. Follows topics that were handed over
-    within this process."""
+def commit(ledger: Ledger, parts: TransactionParts[Who]) -> None:
+    """Commit all parts, or none, and note the offsets. Follows topics that were handed over within
+    this process."""
     while True:
         here = {
             producer: producer.sender.here(producer in parts.numbered) for producer in parts.puts
         }
         attempt = Attempt(ledger, parts, here)
         try:
-            offsets = attempt.commit()
+            if attempt.commit():
+                return
         except _Refused as refused:
             # Raised after the resume: while it was paused, its topic seemed to be handed over.
             error = refused.session.refused(refused.error)
             if not isinstance(error, SessionPaused):
                 raise error from None
-        else:
-            if offsets is not None:
-                return offsets
+        except DuplicateSequenceError as error:
+            if not attempt.learn(error):
+                raise
 
 
 class _Refused(Exception):
@@ -673,20 +674,29 @@ class Attempt(Generic[Who]):
         self._works: dict[ProducerSession, Work] = {}
         self._placed: dict[ProducerSession, Placed] = {}
         self._counts: dict[Who, int] = {}
+        self._section: Transaction | None = None
+        self._refused: ProducerSession | None = None  # whose sequence id is in the log already
 
-    def commit(self) -> dict[Who, range] | None:
-        """Returns {producer: offsets}; None if a session is paused, and nothing was written."""
-        with self._ledger.pause_lock, contextlib.ExitStack() as paused:
-            for session in self._sessions:
-                if not session.pause_for_transaction():
-                    return None
-                paused.callback(session.resume)
-                session.sending.drain()
-            self._encode()
-            self.write()
-            for producer, info in self._parts.announced.items():
-                self._here[producer].has_announced(info)
-            return self._acknowledge()
+    def commit(self) -> bool:
+        """False if a session is paused, and nothing was written."""
+        paused: list[ProducerSession] = []
+        with self._ledger.pause_lock:
+            try:
+                for session in self._sessions:
+                    if not session.pause_for_transaction():
+                        return False
+                    paused.append(session)
+                    session.sending.drain()
+                self._encode()
+                try:
+                    self.write()
+                finally:
+                    if self._section is not None and self._section.committed:
+                        self._acknowledge()  # also if an exception came after the commit
+            finally:
+                while paused:
+                    paused.pop().resume()
+        return True
 
     def _encode(self) -> None:
         """Encode the messages. The sessions are paused, so the next sequence ids are known."""
@@ -704,28 +714,42 @@ class Attempt(Generic[Who]):
     def write(self) -> None:
         """Check and write all of it in one transaction of the tables."""
         parts = self._parts
-        with self._ledger.write_checkpointed() as tables:
+        self._section = parts.attempt = self._ledger.write_checkpointed()
+        with self._section as tables:
             for claim in parts.claims:
                 claim.check_in(tables)
             for session, work in self._works.items():
+                self._refused = session
                 try:
                     self._placed[session] = append_one(tables, work)
                 except ProducerFencedError as error:
                     raise _Refused(session, error) from error
+            self._refused = None
             for cursor, positions in parts.cursors.values():
                 cursor.write(tables, positions)
             for producer, info in parts.announced.items():
                 put_announcement(tables, self._here[producer].session, info)
-            parts.written = True
+            parts.offsets = self._offsets()
 
-    def _acknowledge(self) -> dict[Who, range]:
-        """Advance each session's sequence ids, after the commit."""
-        ends = {}
+    def learn(self, error: DuplicateSequenceError) -> bool:
+        """Whether the log has a later sequence id than the session knew of, as it has after an
+        interrupt behind a commit; the next attempt then continues after that one (rule G11)."""
+        session = self._refused
+        if session is None or error.last_sequence_id <= session.sending.appender.last_sequence:
+            return False
+        session.sending.appender.advance(error.last_sequence_id)
+        return True
+
+    def _acknowledge(self) -> None:
+        """Advance each session's sequence ids, and note what was announced."""
         for session, places in self._placed.items():
-            if not places:
-                continue  # it is only required, or only announces
-            session.sending.appender.advance(places[-1][0].last_sequence)
-            ends[session] = places[0][1]
+            if places:  # else it is only required, or only announces
+                session.sending.appender.advance(places[-1][0].last_sequence)
+        for producer, info in self._parts.announced.items():
+            self._here[producer].has_announced(info)
+
+    def _offsets(self) -> dict[Who, range]:
+        ends = {session: places[0][1] for session, places in self._placed.items() if places}
         offsets = {}
         for producer, session in self._here.items():
             if session not in ends or not self._counts[producer]:

@@ -22,26 +22,30 @@ OWN = {
 
 TASKS = {"RoleFuture", "UnloadFuture"}  # types of asyncio's tasks, which stand for these futures
 
+# What a transaction uses of the readers of groups.
+OF_MEMBERS = {
+    "go_back", "has_committed", "joins", "note_own_commit", "note_use", "offsets_to_commit",
+    "parts", "returns", "transaction", "user",
+}  # fmt: skip
+
 # What has no counterpart, by class: what the library's modules use of one another's objects, and
 # the engine that a topic or a claim was opened with, which the caller has at hand.
 MISSING: dict[str, set[str]] = {
     "Claim": {"check_in", "end", "engine", "ledger", "lose"},
     "Engine": {"backend", "ledger"},
-    "GroupReader": {
-        "marks", "membership", "nothing_came", "offsets_to_commit", "readers", "value_of",
-    },
+    "GroupReader": {"marks", "membership", "nothing_came", "readers", "value_of", *OF_MEMBERS},
     "MapWatch": {"reader", "take"},
     "Producer": {"sender", "session"},
     "Reader": {
-        "cursor", "join", "ledger", "membership", "nothing_came", "offsets_to_commit", "topic_id",
-        "value_of",
+        "continues_at", "cursor", "join", "ledger", "membership", "nothing_came", "topic_id",
+        "value_of", *OF_MEMBERS,
     },
     "Receipt": set(),
     "Role": {"lose", "register"},
     "SharedMap": {"give_up", "submit"},
     "SharedState": {"give_up", "submit"},
     "Topic": {"engine"},
-    "Transaction": {"add", "announce", "check_open"},
+    "Transaction": {"add", "announce", "check_open", "settle_readers"},
 }  # fmt: skip
 
 # Where the parameters differ.

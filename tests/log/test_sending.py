@@ -7,6 +7,7 @@ import contextlib
 import gc
 import itertools
 import logging
+import pickle
 import random
 import re
 import threading
@@ -741,3 +742,34 @@ def test_h1_workers_and_scripts_promise_what_the_tests_do(request, path, engine,
     assert finish(source, path) == f"{expected} False\n"
     with xl.open(path, durability="power") as strict:
         assert not strict.backend.unflushed
+
+
+def test_g2_a_duplicate_says_whether_it_is_the_same_message(engine, topic) -> None:
+    """One that is sent again has the last id of the log; one below it may never have been sent."""
+    producer = topic.producer("exclusive", name="feed")
+    producer.send_many([b"a", b"b", b"c"], sequence_id=10)
+
+    def duplicate(send: Callable[[], object]) -> tuple[bool, str]:
+        with pytest.raises(xl.DuplicateSequenceError) as caught:
+            send()
+        assert pickle.loads(pickle.dumps(caught.value)).repeated == caught.value.repeated
+        return caught.value.repeated, str(caught.value)
+
+    def commit(sequence_id: int) -> None:
+        with engine.transaction() as txn:
+            producer.send(b"x", sequence_id=sequence_id, transaction=txn)
+
+    assert duplicate(lambda: producer.send(b"c", sequence_id=12))[0]
+    assert duplicate(lambda: producer.send(bytes(200_000), sequence_id=12))[0]
+    assert duplicate(lambda: producer.send_many([b"a", b"b", b"c"], sequence_id=10))[0]
+    assert duplicate(lambda: commit(12))[0]
+    for send in (
+        lambda: producer.send(b"other", sequence_id=11),
+        lambda: producer.send_async(b"other", sequence_id=11),
+        lambda: producer.send_many([b"other", b"other"], sequence_id=10),
+        lambda: producer.send_many([b"c", b"other"], sequence_id=12),
+        lambda: commit(11),
+    ):
+        repeated, text = duplicate(send)
+        assert not repeated
+        assert "13" in text

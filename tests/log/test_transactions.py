@@ -175,7 +175,7 @@ def wait_at_the_commit(monkeypatch) -> tuple[threading.Event, threading.Event]:
 
     def stop(self: Any, tables: Any) -> None:
         finish_it(self, tables)
-        if threading.current_thread().name == "stops":
+        if threading.current_thread().name == "exclusivelog-transaction":
             stopped.set()
             go_on.wait(PATIENCE)
 
@@ -193,7 +193,7 @@ def test_g3_nothing_is_visible_before_the_commit(desk, worker, monkeypatch, size
     txn = desk.engine.transaction()
     desk.fill(txn, bytes(size))
     assert [reader.has_message_available() for reader in readers] == [False] * 3
-    thread = threading.Thread(target=txn.commit, name="stops")
+    thread = threading.Thread(target=txn.commit)
     thread.start()
     try:
         assert stopped.wait(PATIENCE)

@@ -30,6 +30,7 @@ from exclusivelog.errors import (
     ProducerFencedError,
     WaitTimeoutError,
     called_reentrantly,
+    duplicate_sequence,
 )
 from exclusivelog.local.records import Session
 from exclusivelog.local.storage.tables import Store, Tables, check_may_write
@@ -136,7 +137,7 @@ def _place(ledger: Store, work: Work) -> None:
             repair(ledger, work.appender, outcome)
             outcome = work.appender.place(batch)
         if outcome != Outcome.PLACED:
-            raise refusal(ledger, work.appender, outcome, batch.base_sequence)
+            raise refusal(ledger, work.appender, outcome, batch.base_sequence, batch.count)
 
 
 def _flush_and_settle(ledger: Store, work: Work, error: ExclusiveLogError | None) -> None:
@@ -230,11 +231,12 @@ def _look_up_some(ledger: Store, appenders: Sequence[_core.Appender]) -> None:
 
 
 def refusal(
-    ledger: Store, appender: _core.Appender, outcome: int, sequence: int | None = None
-) -> ExclusiveLogError:
-    """The error for an append that did not succeed."""
+    ledger: Store, appender: _core.Appender, outcome: int, sequence: int | None = None,
+    count: int = 1,
+) -> ExclusiveLogError:  # fmt: skip
+    """The error for an append of `count` messages that did not succeed."""
     if outcome == Outcome.DUPLICATE:
-        return duplicate(ledger, appender, sequence)
+        return duplicate(ledger, appender, sequence, count)
     if outcome == Outcome.NO_ROOM:
         return LedgerFullError(
             f"{ledger.path}/journal: no space left on the disk, or for this process (ulimit -f); "
@@ -258,20 +260,19 @@ def refusal(
 
 
 def duplicate(
-    ledger: Store, appender: _core.Appender, sequence: int | None
+    ledger: Store, appender: _core.Appender, sequence: int | None, count: int = 1
 ) -> DuplicateSequenceError:
     """This producer has sent that sequence id already."""
-    last = appender.last_sequence
+    last, name = appender.last_sequence, appender.session.name
     with ledger.read() as tables:
         topic = tables.topics.get(appender.session.topic).name
-    producer = f"topic {topic!r}: producer {appender.session.name!r}"
+    if sequence is not None:
+        return duplicate_sequence(topic, name, sequence, last, count)
     return DuplicateSequenceError(
-        f"{producer} has sent sequence id {last}, the largest there is; go on under another name"
-        if sequence is None
-        else f"{producer} has sent sequence id {last} already; {sequence} was not appended again",
-        sequence_id=last if sequence is None else sequence,
-        last_sequence_id=last,
-    )
+        f"topic {topic!r}: producer {name!r} has sent sequence id {last}, the largest there is; "
+        "go on under another name",
+        sequence_id=last, last_sequence_id=last, count=count + 1,
+    )  # fmt: skip
 
 
 # ---- large batches -----------------------------------------------------------------------
@@ -366,11 +367,9 @@ def append_one(tables: Tables, work: Work) -> Placed:
             placed.append((batch, batch.base_offset))
             continue
         if batch.base_sequence <= sequence:
-            raise DuplicateSequenceError(
-                f"topic {row.name!r}: producer {session.name!r} has sequence id {sequence} in the "
-                f"log; {batch.base_sequence} was not appended again",
-                sequence_id=batch.base_sequence, last_sequence_id=sequence,
-            )  # fmt: skip
+            raise duplicate_sequence(
+                row.name, session.name, batch.base_sequence, sequence, batch.count
+            )
         base_offset = row.next_offset
         for last, entry in batch.stamp(
             session.topic, base_offset, session.epoch, session.id, publish_time
@@ -619,7 +618,9 @@ class LocalSending:
             raise self.duplicate(self.appender, message[4])
         return receipt
 
-    def _append_now(self, append: Callable[[], Sent], sequence: int | None) -> Sent | None:
+    def _append_now(
+        self, append: Callable[[], Sent], sequence: int | None, count: int = 1
+    ) -> Sent | None:
         """Append past the queue; None if messages wait that must come first."""
         outcome = append()
         while isinstance(outcome, int) and -outcome in REPAIRABLE:
@@ -629,7 +630,7 @@ class LocalSending:
             return outcome
         if -outcome == Outcome.QUEUED:
             return None
-        raise refusal(self.engine.ledger, self.appender, -outcome, sequence)
+        raise refusal(self.engine.ledger, self.appender, -outcome, sequence, count)
 
     def _outcome(self, receipt: _core.Receipt, timeout: float | None) -> int:
         if timeout is None:
@@ -640,9 +641,11 @@ class LocalSending:
             raise without_outcome(self.topic, timeout)
         return receipt.result()
 
-    def duplicate(self, appender: _core.Appender, sequence: int | None) -> DuplicateSequenceError:
+    def duplicate(
+        self, appender: _core.Appender, sequence: int | None, count: int = 1
+    ) -> DuplicateSequenceError:
         """The error for a sequence id that was used before."""
-        return duplicate(self.engine.ledger, appender, sequence)
+        return duplicate(self.engine.ledger, appender, sequence, count)
 
     # ---- several, atomically ---------------------------------------------------------------
 
@@ -652,12 +655,14 @@ class LocalSending:
 
     def _send_batch(self, batch: _core.Batch, sequence: int | None, timeout: float | None) -> int:
         if timeout is None and batch.small:
-            sent = self._append_now(lambda: self.appender.send_batch(batch, sequence), sequence)
+            sent = self._append_now(
+                lambda: self.appender.send_batch(batch, sequence), sequence, batch.count
+            )
             if sent is not None:
                 return sent
         receipt = self.appender.add_batch(batch, sequence)
         if receipt is None:
-            raise self.duplicate(self.appender, sequence)
+            raise self.duplicate(self.appender, sequence, batch.count)
         return self._outcome(receipt, timeout)
 
     # ---- append now, flush later -----------------------------------------------------------

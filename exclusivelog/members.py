@@ -1,0 +1,112 @@
+"""Readers of groups as parts of transactions: who reads, and where they continue after an abort."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+# A thread, and a task of its event loop. A weak reference, which is equal to others of that task.
+Caller = tuple[int, weakref.ref[Any] | None]
+
+
+def this_caller() -> Caller:
+    """The present thread and, in an event loop, the present task."""
+    asyncio = sys.modules.get("asyncio")  # without it, there are no tasks
+    task = None
+    if asyncio is not None:
+        with contextlib.suppress(RuntimeError):  # no event loop runs in this thread
+            task = asyncio.current_task()
+    return threading.get_ident(), None if task is None else weakref.ref(task)
+
+
+class Ending(Protocol):
+    """A transaction that has a reader's position."""
+
+    def settle_readers(self) -> None:
+        """After its end, tell its readers their groups' positions, or let them go back."""
+
+
+class Part(Protocol):
+    """A reader of one topic."""
+
+    topic_id: int
+    cursor: Any  # a `Cursor`
+    continues_at: int  # of a group's reader, after a transaction has aborted
+
+
+class GroupMember:
+    """Base of the readers that may have a group: `Reader` and `GroupReader`.
+
+    What a group's reader has read since its group's last commit is given back when a transaction
+    of the thread or task that reads by it aborts: the reader reads it again (rule G11). If the
+    transaction had the reader's position, it goes back at once. Otherwise it goes back at its next
+    read, unless its position is committed before that: its caller then still has what it read.
+    """
+
+    membership: Any  # the cursor of its group, a `GroupCursor`; None without a group
+    returns: bool  # go back before the next read
+    transaction: Ending | None  # the last one that has its position, until that has ended
+    user: Caller | None  # who reads by it; None before the first read, and if it commits by itself
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """Its readers of single topics, or itself."""
+        return getattr(self, "readers", None) or (cast(Part, self),)
+
+    def offsets_to_commit(self) -> dict[int, int]:
+        """{topic id: the offset at which the group continues after a commit now}."""
+        return {part.topic_id: part.cursor.position for part in self.parts}
+
+    def has_committed(self, positions: Mapping[int, int]) -> None:
+        """Its group has these positions now, {topic id: offset}."""
+        for part in self.parts:
+            part.continues_at = positions[part.topic_id]
+        self.returns = False
+
+    def go_back(self) -> None:
+        """Continue at the group's position, or at the last `seek` after that."""
+        for part in self.parts:
+            part.cursor.move_to(part.continues_at)
+        self.returns = False
+
+    def note_use(self) -> None:
+        """Note who reads by it, and go back if a transaction has aborted. Before each read."""
+        transaction = self.transaction
+        if transaction is not None:
+            transaction.settle_readers()
+        if self.user is None:
+            self.user = this_caller()
+            _in_use.add(self)
+        if self.returns:
+            self.go_back()
+
+    def joins(self, transaction: Ending) -> None:
+        """Its present position is part of this transaction from now on."""
+        self.transaction, self.user, self.returns = transaction, this_caller(), False
+        _in_use.add(self)
+
+    def note_own_commit(self, positions: Mapping[int, int]) -> None:
+        """Its own `commit` has stored these positions: it takes no part in transactions."""
+        self.has_committed(positions)
+        _in_use.discard(self)
+
+
+_in_use: weakref.WeakSet[GroupMember] = weakref.WeakSet()  # of all ledgers
+
+
+def members_in_use() -> list[GroupMember]:
+    """The readers of groups that were read, and do not commit by themselves."""
+    return list(_in_use)
+
+
+def _after_fork_in_child() -> None:
+    global _in_use
+    _in_use = weakref.WeakSet()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,353 @@
+"""What an abort, a failure or an interrupt of a transaction takes back (rule G11): its readers read
+again what was not committed, and its producers count on as the log does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog import aio
+from exclusivelog.local.storage import ledger
+from testing.processes import PATIENCE, until, within
+
+
+class Limit(BaseException):
+    """Raised in a thread by another one, as the time limit of a task queue is."""
+
+
+def raise_in(thread: threading.Thread) -> None:
+    """Raise `Limit` in a running thread, at its next instruction of Python."""
+    assert thread.ident is not None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident), ctypes.py_object(Limit)
+    )
+
+
+# ---- producers ---------------------------------------------------------------------------
+
+
+def test_g11_after_an_exception_behind_the_commit_the_next_one_goes_through(
+    engine, topic, monkeypatch
+) -> None:
+    """The transaction is in the log, `state` and `offsets` say so, and the same producer's next
+    transaction is not taken for a duplicate."""
+    producer = topic.producer("exclusive", name="p")
+    waken = ledger.Transaction.waken
+
+    def strike(self: Any, tables: Any) -> Any:
+        monkeypatch.setattr(ledger.Transaction, "waken", waken)
+        raise MemoryError
+
+    monkeypatch.setattr(ledger.Transaction, "waken", strike)
+    txn = engine.transaction()
+    producer.send(b"a", transaction=txn)
+    with pytest.raises(MemoryError):
+        within(txn.commit)
+    assert txn.state == "committed"
+    assert txn.offsets == {producer: range(1)}
+    with engine.transaction() as txn:
+        producer.send(b"b", transaction=txn)
+    assert producer.send(b"c") == 2
+    assert [message.value for message in topic.reader()] == [b"a", b"b", b"c"]
+
+
+def test_g11_a_counter_that_was_left_behind_follows_the_log(engine, topic, monkeypatch) -> None:
+    """Not even the acknowledgement was reached. The next commit learns from the log where to go on;
+    a sequence id of the caller's own that is in the log already is still a duplicate."""
+    producer = topic.producer("exclusive", name="p")
+    with monkeypatch.context() as patch:
+        patch.setattr("exclusivelog.local.session.Attempt._acknowledge", lambda self: None)
+        with engine.transaction() as txn:
+            producer.send(b"a", transaction=txn)
+    with engine.transaction() as txn:
+        producer.send(b"b", transaction=txn)
+    assert txn.offsets == {producer: range(1, 2)}
+    assert producer.last_sequence_id == 1
+    with pytest.raises(xl.DuplicateSequenceError), engine.transaction() as txn:
+        producer.send(b"c", sequence_id=1, transaction=txn)
+    assert txn.state == "aborted"
+    assert topic.next_offset == 2
+
+
+class Interrupts:
+    """Calls `step(number)` in a thread again and again, and interrupts it at random moments."""
+
+    def __init__(self, step: Callable[[int], None], seconds: float) -> None:
+        self.count = 0
+        self._begun = threading.Event()
+        self._step, self._longest, self._dice = step, seconds, random.Random(5)
+
+    def run(self, tries: int) -> None:
+        """So many times."""
+        for number in range(tries):
+            thread = threading.Thread(target=self._call, args=(number,))
+            self._begun.clear()
+            thread.start()
+            assert self._begun.wait(PATIENCE)
+            time.sleep(self._dice.uniform(0, self._longest))
+            raise_in(thread)
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+    def _call(self, number: int) -> None:
+        try:
+            self._begun.set()
+            self._step(number)
+            until(lambda: False)  # the interrupt comes, and in no other thread
+        except Limit:
+            self.count += 1
+
+
+def check_values(topic: xl.Topic, sure: set[bytes], maybe: set[bytes]) -> None:
+    """Everything that was acknowledged is there once, and nothing that was aborted."""
+    found = [message.value for message in topic.reader()]
+    assert len(found) == len(set(found)), "a message is doubled"
+    assert sure <= set(found) <= sure | maybe
+
+
+@pytest.mark.parametrize("tries", [25, pytest.param(400, marks=pytest.mark.long)])
+def test_g11_a_time_limit_in_a_thread_breaks_no_producer(engine, topic, tries) -> None:
+    """What the interrupted transaction says afterwards is what the log has, and all later ones of
+    the same producer go through."""
+    producer = topic.producer("exclusive", name="p")
+    made: list[tuple[Any, bytes]] = []
+
+    def step(number: int) -> None:
+        txn = engine.transaction()
+        made.append((txn, b"%d" % number))
+        producer.send(b"%d" % number, transaction=txn)
+        txn.commit()
+
+    interrupts = Interrupts(step, 0.006)
+    interrupts.run(tries)
+    assert interrupts.count > tries // 2
+    with engine.transaction() as txn:  # waits for what still goes on
+        producer.send(b"last", transaction=txn)
+    until(lambda: not [one for one, _ in made if one.state == "unknown"])
+    sure = {value for one, value in made if one.state == "committed"}
+    check_values(topic, {*sure, b"last"}, set())
+    assert producer.last_sequence_id == topic.next_offset - 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["send", "large", "send_many", "send_async", "map", "state"])
+def test_g11_a_time_limit_breaks_no_other_call_either(engine, topic, kind) -> None:
+    producer = topic.producer("exclusive", name="p") if kind not in ("map", "state") else None
+    shared: Any = None
+    if kind == "map":
+        shared = xl.SharedMap(topic)
+    elif kind == "state":
+        shared = xl.SharedState(topic, initial=list, apply=lambda state, op: [*state, op])
+    sure: set[bytes] = set()
+
+    def step(number: int) -> None:
+        value = b"%d" % number + bytes(200_000 if kind == "large" else 0)
+        if kind == "map":
+            shared.put(str(number), number)
+        elif kind == "state":
+            shared.write(lambda state: [number])
+        elif kind == "send_many":
+            producer.send_many([value])
+        elif kind == "send_async":
+            producer.send_async(value).result()
+        else:
+            producer.send(value)
+        sure.add(b"%d" % number)
+
+    interrupts = Interrupts(step, 0.004)
+    interrupts.run(150)
+    assert interrupts.count > 50
+    within(lambda: step(1000))
+    everything = {b"%d" % number for number in range(150)}
+    if kind == "map":
+        assert sure <= {key.encode() for key in shared} <= everything | {b"1000"}
+    elif kind == "state":
+        found = shared.read(lambda state: [b"%d" % number for number in state])
+        assert len(found) == len(set(found))
+        assert sure <= set(found) <= everything | {b"1000"}
+    else:
+        producer.flush()
+        found = [message.value.rstrip(b"\0") for message in topic.reader()]
+        assert len(found) == len(set(found))
+        assert sure <= set(found) <= everything | {b"1000"}
+    if shared is not None:
+        shared.close()
+
+
+# ---- readers -----------------------------------------------------------------------------
+
+
+class Failed(Exception):
+    """What goes wrong in the block of a transaction."""
+
+
+@pytest.fixture
+def orders(engine) -> Iterator[xl.Topic]:
+    topic = engine.topic("orders")
+    with topic.producer() as producer:
+        producer.send_many([b"%d" % number for number in range(5)])
+    return topic
+
+
+def billed(engine: xl.Engine) -> list[bytes]:
+    """What is in the topic of invoices."""
+    return [message.value for message in engine.topic("invoices").reader()]
+
+
+@pytest.mark.parametrize("when", ["at once", "sent", "committed its cursor", "at the commit"])
+@pytest.mark.parametrize("kind", ["one topic", "two topics", "iterates", "reads inside"])
+def test_g11_each_order_is_billed_once_although_some_attempts_fail(
+    engine, orders, kind, when
+) -> None:
+    """The documented loop. An attempt fails now and then, wherever it is by then; the program goes
+    on with the same reader."""
+    invoices = engine.topic("invoices").producer("exclusive")
+    engine.topic("other")
+    reader: Any = (
+        engine.reader(["orders", "other"], group="g") if kind == "two topics"
+        else orders.reader(group="g")
+    )  # fmt: skip
+    attempts = itertools.count()
+
+    def bill(order: Any, txn: xl.Transaction) -> None:
+        order = order or next(reader)
+        message = order[1] if kind == "two topics" else order
+        fails = next(attempts) % 2 == 0
+        if fails and when == "at once":
+            raise Failed
+        invoices.send(message.value, transaction=txn)
+        if fails and when == "sent":
+            raise Failed
+        txn.commit_cursor(reader)
+        if fails and when == "committed its cursor":
+            raise Failed
+        if fails and when == "at the commit":
+            invoices.send(b"", sequence_id=0, transaction=txn)
+
+    with engine.transaction() as txn:
+        invoices.send(b"first", transaction=txn)
+    for order in reader if kind == "iterates" else itertools.repeat(None):
+        if kind != "iterates" and not reader.has_message_available():
+            break
+        if kind == "two topics":
+            order = next(reader)
+        with contextlib.suppress(Failed, xl.DuplicateSequenceError), engine.transaction() as txn:
+            bill(order, txn)
+    assert billed(engine) == [b"first", b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_g11_after_an_abort_the_position_is_the_one_from_before(engine, orders) -> None:
+    reader = orders.reader(group="g")
+    for _ in range(2):
+        with contextlib.suppress(Failed), engine.transaction() as txn:
+            assert reader.read_next(0).offset == 0
+            txn.commit_cursor(reader)
+            raise Failed
+        assert reader.position == 0
+    with engine.transaction() as txn:
+        reader.read_batch(2)
+        txn.commit_cursor(reader)
+        assert reader.read_next(0).offset == 2  # it is not part of the transaction
+    assert reader.position == 3
+    txn = engine.transaction()
+    reader.seek(4)
+    reader.read_next(0)
+    txn.commit_cursor(reader)
+    txn.abort()
+    assert reader.position == 4
+
+
+def test_g11_an_abort_moves_no_reader_of_others(engine, orders) -> None:
+    """One that commits by itself, one of another thread, one that belongs to an outer transaction,
+    and one whose message is committed by the next transaction after all."""
+    alone, outer, elsewhere = (orders.reader(group=name) for name in "abc")
+    invoices = engine.topic("invoices").producer("exclusive")
+    alone.read_next(0)
+    alone.commit()
+    alone.read_next(0)
+    within(lambda: elsewhere.read_next(0))
+
+    def fail() -> None:
+        with contextlib.suppress(Failed), engine.transaction() as txn:
+            invoices.send(b"audit", transaction=txn)
+            raise Failed
+
+    with engine.transaction() as txn:
+        invoices.send(outer.read_next(0).value, transaction=txn)
+        fail()
+        invoices.send(outer.read_next(0).value, transaction=txn)
+        txn.commit_cursor(outer)
+    value = outer.read_next(0).value
+    fail()
+    with engine.transaction() as txn:
+        invoices.send(value, transaction=txn)
+        txn.commit_cursor(outer)
+    assert billed(engine) == [b"0", b"1", b"2"]
+    assert (alone.position, elsewhere.position, outer.position) == (2, 1, 3)
+
+
+def test_g11_a_reader_waits_for_the_commit_that_an_interrupt_has_left(
+    engine, orders, monkeypatch
+) -> None:
+    """Ctrl-C ends only the wait. The next read shows whether the position was committed."""
+    invoices = engine.topic("invoices").producer("exclusive")
+    reader = orders.reader(group="g")
+    reached, go_on = threading.Event(), threading.Event()
+    finish = ledger.Transaction.finish
+
+    def stop(self: Any, tables: Any) -> None:
+        finish(self, tables)
+        if threading.current_thread().name == "exclusivelog-transaction":
+            reached.set()
+            go_on.wait(PATIENCE)
+            raise MemoryError
+
+    monkeypatch.setattr(ledger.Transaction, "finish", stop)
+    states = []
+
+    def commit() -> None:
+        with contextlib.suppress(Limit), engine.transaction() as txn:
+            states.append(txn)
+            invoices.send(reader.read_next(0).value, transaction=txn)
+            txn.commit_cursor(reader)
+
+    thread = threading.Thread(target=commit)
+    thread.start()
+    assert reached.wait(PATIENCE)
+    raise_in(thread)
+    thread.join(PATIENCE)
+    assert states[0].state == "unknown"
+    threading.Timer(0.1, go_on.set).start()
+    assert within(lambda: reader.read_next(0).offset) == 0
+    assert states[0].state == "aborted"
+
+
+def test_g11_tasks_share_a_thread_but_no_positions(path) -> None:
+    async def main() -> tuple[list[int], int]:
+        async with aio.open(path) as engine:
+            topic = engine.topic("orders")
+            async with topic.producer() as producer:
+                await producer.send_many([b"a", b"b", b"c"])
+                mine, theirs = topic.reader(group="mine"), topic.reader(group="theirs")
+                await mine, await theirs
+                await asyncio.create_task(theirs.read_next(0))
+                found = []
+                for _ in range(2):
+                    with contextlib.suppress(Failed):
+                        async with engine.transaction() as txn:
+                            found.append((await mine.read_next(0)).offset)
+                            await producer.send(b"x", transaction=txn)
+                            raise Failed
+                return found, theirs.position
+
+    assert asyncio.run(main()) == ([0, 0], 1)
