@@ -80,7 +80,7 @@ class Helpers:
     than a short transaction.
     """
 
-    IDLE_SECONDS = 10.0
+    IDLE_SECONDS = 0.5
 
     def __init__(self, name: str) -> None:
         self._name = name

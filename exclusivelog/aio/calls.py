@@ -74,7 +74,7 @@ def in_executor(loop: asyncio.AbstractEventLoop, call: Callable[[], R]) -> async
         try:
             outcome.set_result(call())
         except BaseException as error:
-            outcome.set_exception(error)
+            outcome.set_exception(deliverable(error))
 
     try:
         with threads.needed("asyncio's executor"):
@@ -121,11 +121,39 @@ def drop_outcome(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
+async def shielded(running: asyncio.Future[R]) -> R:
+    """Wait for a future, which goes on if this task is cancelled. Nobody may ask for its exception
+    then, and asyncio does not log that."""
+    running.add_done_callback(drop_outcome)
+    return await asyncio.shield(running)
+
+
+# Exceptions with a meaning of their own to asyncio: it refuses them in a future, or takes them for
+# the end of an iterator or task.
+UNDELIVERABLE = (
+    StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError,
+    concurrent.futures.CancelledError,
+)  # fmt: skip
+
+
+def deliverable(error: BaseException) -> BaseException:
+    """The error, or a RuntimeError in place of one that cannot be raised through a future.
+
+    >>> deliverable(ValueError("x")), deliverable(StopIteration(1))
+    (ValueError('x'), RuntimeError('the call raised StopIteration(1)'))
+    """
+    if not isinstance(error, UNDELIVERABLE):
+        return error
+    raised = RuntimeError(f"the call raised {error!r}")
+    raised.__cause__ = error
+    return raised
+
+
 async def outcome_of(future: concurrent.futures.Future[R], end: Callable[[], object]) -> R:
     """Wait for the future of a request. If cancelled, call `end` in a thread. The cancelled task
     waits for that only `GIVEN_BACK_SECONDS`, because the ledger may be blocked."""
     try:
-        return await asyncio.shield(asyncio.wrap_future(future))
+        return await shielded(asyncio.wrap_future(future))
     except asyncio.CancelledError:
         ending = in_executor(asyncio.get_running_loop(), end)
         ending.add_done_callback(drop_outcome)

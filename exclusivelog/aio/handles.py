@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, cast
 
-from exclusivelog.aio.calls import in_thread, opened
+from exclusivelog.aio.calls import in_thread, opened, shielded
 from exclusivelog.backend import OfThisProcess
 
 T = TypeVar("T")
@@ -116,7 +116,7 @@ class Closing(_NoWith, metaclass=abc.ABCMeta):
 
 async def finished(closing: Coroutine[Any, Any, None]) -> None:
     """Run `closing` to its end, even if this task is cancelled meanwhile."""
-    await asyncio.shield(asyncio.ensure_future(closing))
+    await shielded(asyncio.ensure_future(closing))
 
 
 class Handle(Wrapper[T], Closing, Generic[T]):

@@ -13,7 +13,15 @@ from typing import Any
 
 from exclusivelog import _core
 from exclusivelog._core import Message
-from exclusivelog.aio.calls import drop_outcome, in_steps, in_thread, like, opened, outcome_of
+from exclusivelog.aio.calls import (
+    drop_outcome,
+    in_steps,
+    in_thread,
+    like,
+    opened,
+    outcome_of,
+    shielded,
+)
 from exclusivelog.aio.readers import Reader
 from exclusivelog.aio.transactions import Sender, Transaction, joined, unwrapped
 from exclusivelog.backend import State, without_outcome
@@ -77,30 +85,34 @@ class Receipt:
 # ---- the producer ------------------------------------------------------------------------
 
 
-class Line:
-    """Admits tasks one by one, in the order of their tickets."""
+class Ticket:
+    """A place in a line: `await ticket.turn` returns when its task may proceed.
 
-    def __init__(self) -> None:
-        self._tickets: deque[asyncio.Future[None]] = deque()
+    It leaves the line at the latest when it is dropped: a task that is cancelled before its first
+    step runs no `finally`, but drops the arguments of its coroutine.
+    """
 
-    def __len__(self) -> int:
-        return len(self._tickets)
+    __slots__ = ("_line", "turn")
 
-    def take(self) -> asyncio.Future[None]:
-        """Return a ticket: a future that is done when this task may proceed."""
-        ticket = asyncio.get_running_loop().create_future()
-        self._tickets.append(ticket)
-        self._call_next()
-        return ticket
+    def __init__(self, line: deque[asyncio.Future[None]]) -> None:
+        self._line, self.turn = line, asyncio.get_running_loop().create_future()
+        line.append(self.turn)
+        _call_next(line)
 
-    def leave(self, ticket: asyncio.Future[None]) -> None:
-        """Return a ticket whose task is finished, or was cancelled."""
-        self._tickets.remove(ticket)
-        self._call_next()
+    def leave(self) -> None:
+        """Leave the line; a second call has no effect."""
+        with contextlib.suppress(ValueError):
+            self._line.remove(self.turn)
+            _call_next(self._line)
 
-    def _call_next(self) -> None:
-        if self._tickets and not self._tickets[0].done():
-            self._tickets[0].set_result(None)
+    def __del__(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self.leave()
+
+
+def _call_next(line: deque[asyncio.Future[None]]) -> None:
+    if line and not line[0].done():
+        line[0].set_result(None)
 
 
 class Producer(Sender):
@@ -119,7 +131,8 @@ class Producer(Sender):
 
     def __init__(self, sync: SyncProducer) -> None:
         super().__init__(sync)
-        self._line = Line()  # for messages that cannot be queued at once
+        # Of messages that cannot be queued at once: their tasks send one by one, in this order.
+        self._line: deque[asyncio.Future[None]] = deque()
         self._late: set[asyncio.Task[int]] = set()  # tasks of send_async for such messages
         self._passing: asyncio.Future[Any] | None = None  # done at the end of a hand-over
 
@@ -196,14 +209,14 @@ class Producer(Sender):
 
     def _send_late(self, message: Encoded) -> Coroutine[Any, Any, int]:
         """Send it after the messages in the line, once it can be queued without waiting."""
-        return self._send_in_turn(self._line.take(), message)
+        return self._send_in_turn(Ticket(self._line), message)
 
-    async def _send_in_turn(self, ticket: asyncio.Future[None], message: Encoded) -> int:
+    async def _send_in_turn(self, ticket: Ticket, message: Encoded) -> int:
         try:
-            await ticket
+            await ticket.turn
             receipt = await self._queued(message)
         finally:
-            self._line.leave(ticket)
+            ticket.leave()
         return int(await receipt)
 
     async def _queued(self, message: Encoded) -> _core.Receipt:
@@ -222,8 +235,7 @@ class Producer(Sender):
         continues if their tasks are cancelled."""
         if self._passing is None or self._passing.done():
             self._passing = asyncio.ensure_future(in_thread(self.sync.sender.here, False))
-            self._passing.add_done_callback(drop_outcome)
-        await asyncio.shield(self._passing)
+        await shielded(self._passing)
 
     @like(SyncProducer.send_async)
     def send_async(
@@ -301,14 +313,14 @@ class Producer(Sender):
         """Wait until all earlier messages are queued."""
         if not self._line:
             return
-        ticket = self._line.take()
+        ticket = Ticket(self._line)
         try:
             async with asyncio.timeout(timeout):
-                await ticket
+                await ticket.turn
         except TimeoutError:
             raise without_outcome(self.sync.topic, timeout) from None
         finally:
-            self._line.leave(ticket)
+            ticket.leave()
 
     # ---- move ----------------------------------------------------------------------------
 
@@ -343,6 +355,7 @@ async def begun(begin: Callable[[], SyncUnloadFuture]) -> UnloadFuture:
         await asyncio.sleep(0)
     except asyncio.CancelledError:
         task.cancel()
+        task.add_done_callback(drop_outcome)
         await asyncio.wait({task})
         raise
     return task

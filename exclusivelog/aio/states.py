@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, overload
 
 from exclusivelog import serde
-from exclusivelog.aio.calls import in_task, in_thread, like
+from exclusivelog.aio.calls import deliverable, in_task, in_thread, like, shielded
 from exclusivelog.aio.handles import Handle, Openable
 from exclusivelog.aio.readers import Following, Reader
 from exclusivelog.aio.topics import Topic
@@ -123,7 +123,7 @@ class Traffic:
             try:
                 call.future = call.state.submit(call.call)
             except Exception as error:
-                call.waiter.set_exception(error)
+                call.waiter.set_exception(deliverable(error))
             else:
                 call.future.add_done_callback(call.settled)
 
@@ -149,7 +149,7 @@ class Traffic:
             if error is None:
                 waiter.set_result(result)
             else:
-                waiter.set_exception(error)
+                waiter.set_exception(deliverable(error))
 
 
 async def called(state: Shared, call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
@@ -165,7 +165,7 @@ async def called(state: Shared, call: Callable[..., R], *args: Any, **kwargs: An
     except asyncio.CancelledError:
         if mine.future is not None:
             mine.future.cancel()
-            await asyncio.shield(in_thread(state.give_up, mine.future))
+            await shielded(asyncio.ensure_future(in_thread(state.give_up, mine.future)))
         raise
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import random
 import time
 from collections.abc import AsyncIterator
@@ -474,3 +475,104 @@ def test_f3_a_cancelled_claim_waits_for_nothing(path: str, engine: xl.Engine) ->
     play(main)
     assert time.monotonic() - start < PATIENCE
     assert held.is_valid
+
+
+# ---- before the first step -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["send_async", "task", "never awaited"])
+def test_b9_a_send_that_was_cancelled_before_its_first_step_holds_up_no_other(
+    path: str, how: str
+) -> None:
+    """Right after a hand-over, sends wait in a line. A task that is cancelled at once has run no
+    line of its coroutine, and so no `finally`."""
+
+    async def main() -> list[bytes]:
+        async with aio.open(path, "a") as a, aio.open(path, "b") as b:
+            producer = await a.topic("orders").producer(EXCLUSIVE)
+            await a.unload("orders", to=b.id)
+            if how == "send_async":
+                producer.send_async(b"cancelled")._of.cancel()  # type: ignore[union-attr]
+            elif how == "task":
+                asyncio.ensure_future(
+                    producer._send_late((b"cancelled", None, None, None, None))
+                ).cancel()
+            else:
+                producer._send_late((b"cancelled", None, None, None, None)).close()
+            async with asyncio.timeout(PATIENCE):
+                assert await producer.send(b"next") == 0
+                await producer.flush()
+            return [message.value async for message in a.topic("orders").reader()]
+
+    assert play(main) == [b"next"]
+
+
+# ---- errors that asyncio takes for something else -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", [StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError]
+)
+def test_i3_an_error_that_ends_iterators_or_tasks_reaches_the_caller(path: str, kind: type) -> None:
+    """A function of the application raises it in the background thread. Each call ends with an
+    error, and the calls of other tasks that are delivered with it end, too."""
+
+    def fail(*_: object) -> Any:
+        raise kind(1)
+
+    async def main() -> None:
+        async with aio.open(path) as engine:
+            async with (
+                aio.SharedMap(engine.topic("map")) as table,
+                aio.SharedState(engine.topic("state"), dict, add) as state,
+            ):
+                await table.put("a", 1)
+                for call in (
+                    lambda: table.update("a", fail),
+                    lambda: table.update_multiple(lambda key: True, fail),
+                    lambda: state.write(fail),
+                    lambda: state.read(fail),
+                    lambda: state.read(fail, latest=True),
+                ):
+                    async with asyncio.timeout(PATIENCE):
+                        found = await asyncio.gather(
+                            call(), table.put("b", 2), return_exceptions=True
+                        )
+                    assert isinstance(found[0], RuntimeError), found
+                    assert not isinstance(found[1], BaseException)
+                assert await table.get("a") == 1
+
+    play(main)
+
+
+def test_a2_waits_that_are_fenced_and_cancelled_log_nothing(path: str) -> None:
+    """Whichever comes first: nobody asks for the exception of a wait that was cancelled."""
+    complaints: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: complaints.append(context)
+        )
+        async with aio.open(path) as engine:
+            for _ in range(3):
+                owner = await engine.topic("orders").producer(FENCING)
+                waits = [
+                    asyncio.ensure_future(engine.topic("orders").producer(WAIT)) for _ in range(20)
+                ]
+                await soon(lambda: len(engine.sync.topic("orders").waiters) == 20)
+                fencing = asyncio.ensure_future(engine.topic("orders").producer(FENCING))
+                await asyncio.sleep(0)
+                for wait in waits:
+                    wait.cancel()
+                    await asyncio.sleep(0.0005)
+                await asyncio.wait(waits)
+                for wait in waits:
+                    if not wait.cancelled():
+                        wait.exception()
+                await (await fencing).close()
+                await owner.close()
+        gc.collect()
+        await asyncio.sleep(0.01)
+
+    play(main)
+    assert complaints == []
