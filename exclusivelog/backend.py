@@ -778,6 +778,17 @@ class RoleStore(Protocol):
 # ---- all topics --------------------------------------------------------------------------
 
 
+class LastingLock(NamedTuple):
+    """A lock of the ledger that one thread has held for `seconds` or longer, without progress.
+    `ended`: the thread is dead. `stopped`: it is stopped, by a signal or a debugger."""
+
+    lock: str
+    holder: str
+    seconds: float
+    ended: bool
+    stopped: bool
+
+
 class Catalog(Protocol):
     """The topics, roles, claims and engines of a ledger."""
 
@@ -806,6 +817,9 @@ class Catalog(Protocol):
 
     def inside(self) -> EngineInfo | None:
         """The engine that is inside the critical section now."""
+
+    def lasting_locks(self) -> list[LastingLock]:
+        """The locks that are held without progress. It looks for a second if one is held."""
 
     def stats(self) -> EngineStats:
         """The figures of the ledger."""

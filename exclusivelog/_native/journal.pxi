@@ -251,8 +251,9 @@ cdef class Journal:
 
     def start(self, uint64_t inode):
         """Initialise the header. No other process may use it yet."""
-        if xj_start(self.shared):
-            raise OSError(errno, "the journal's mutexes cannot be made")
+        cdef int failed = xj_start(self.shared)
+        if failed:
+            raise OSError(failed, f"{_os.strerror(failed)}: robust mutexes")
         self.shared.inode = inode
 
     def begin(self, uint64_t generation, uint64_t position):

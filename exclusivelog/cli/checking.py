@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import click
 
 import exclusivelog as xl
+from exclusivelog.backend import LastingLock
 from exclusivelog.cli.output import fields_of, jsonable, print_result, print_table
 from exclusivelog.cli.program import (
     PATH,
@@ -35,8 +37,16 @@ class Finding:
     text: str
 
 
-def findings(stats: xl.EngineStats, inside: xl.EngineInfo | None) -> Iterator[Finding]:
-    """The problems that these figures show. `inside`: the engine inside the critical section."""
+def findings(
+    stats: xl.EngineStats, inside: xl.EngineInfo | None, locks: Iterable[LastingLock] = ()
+) -> Iterator[Finding]:
+    """The problems that these figures show. `inside`: the engine inside the critical section;
+    `locks`: those that are held without progress."""
+    told = inside is not None and inside.id in {engine.id for engine in stats.unresponsive}
+    for _, group in groupby(locks, lambda lock: (lock.holder, lock.ended)):
+        held = list(group)
+        if held[0].ended or not told:
+            yield _about_locks(held)
     for engine in stats.unresponsive:
         who = f"engine {engine.name!r} (id {engine.id}, pid {engine.pid})"
         silent = f"{who} has been silent for {engine.heartbeat_age:.1f} s"
@@ -63,10 +73,28 @@ def findings(stats: xl.EngineStats, inside: xl.EngineInfo | None) -> Iterator[Fi
         yield Finding("readers", False, text)
 
 
+def _about_locks(locks: Sequence[LastingLock]) -> Finding:
+    """About the locks of one thread."""
+    names = " and ".join(lock.lock for lock in locks)
+    first = locks[0]
+    since = f"{first.seconds:.1f} s or longer"
+    if first.ended:
+        return Finding(
+            "locks", True,
+            f"a thread that has ended ({first.holder}) still holds {names}, for {since}. An engine "
+            "that runs takes a dead thread's lock: resume those that are stopped, or end them",
+        )  # fmt: skip
+    held = f"{first.holder} has held {names} for {since}"
+    if first.stopped:
+        return Finding("locks", True, f"{held}, and is stopped: resume or end its process")
+    return Finding("locks", False, f"{held}: is the disk slow, or the machine overloaded?")
+
+
 def _examine(path: str) -> list[Finding]:
     try:
         with open_to_read(path) as engine:
-            return list(findings(engine.stats(), engine.inside()))
+            locks = engine.backend.catalog.lasting_locks()
+            return list(findings(engine.stats(), engine.inside(), locks))
     except xl.ExclusiveLogError as error:
         return [Finding("open", True, str(error))]
 
@@ -78,10 +106,10 @@ def _examine(path: str) -> list[Finding]:
 def check(path: str, strict: bool, as_json: bool) -> None:
     """Is the log healthy? Changes nothing, and takes no lock: made for probes.
 
-    The exit status is 1 if it cannot be opened, the disk is full, or a stopped process holds the
-    writer lock; with --strict, 3 if something needs attention: an engine that does not respond, a
-    disk with little room left, tables or a journal that are nearly full, a read that lasts.
-    `verify` reads the messages, too.
+    The exit status is 1 if it cannot be opened, the disk is full, or a process that is stopped or
+    dead holds a lock; with --strict, 3 if something needs attention: an engine that does not
+    respond, a lock that is held for long, a disk with little room left, tables or a journal that
+    are nearly full, a read that lasts. `verify` reads the messages, too.
     """
     found = _examine(path)
     if as_json:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 from exclusivelog import _core, logs
-from exclusivelog.backend import Kind, Snapshot, check_name, is_internal
+from exclusivelog.backend import Kind, LastingLock, Snapshot, check_name, is_internal
 from exclusivelog.cluster.checkpoints import newest_snapshot
 from exclusivelog.cluster.figures import Figures
 from exclusivelog.cluster.following import TopicLog, Topics, inspect
@@ -145,6 +145,10 @@ class ClusterCatalog:
     def inside(self) -> EngineInfo | None:
         """None: a cluster has no critical section."""
         return None
+
+    def lasting_locks(self) -> list[LastingLock]:
+        """None, for the same reason."""
+        return []
 
     verify = refuses("verify")
 

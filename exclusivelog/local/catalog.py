@@ -6,7 +6,7 @@ import logging
 from typing import Any, Protocol
 
 from exclusivelog import _core, logs
-from exclusivelog.backend import check_name, is_internal
+from exclusivelog.backend import LastingLock, check_name, is_internal
 from exclusivelog.errors import ProducerBusyError, TopicNotFoundError
 from exclusivelog.local.log.reading import verify
 from exclusivelog.local.maintenance.deletion import delete_pending
@@ -24,6 +24,7 @@ from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.ownership.role_rows import list_roles
 from exclusivelog.local.ownership.sessions import Sessions, clear
 from exclusivelog.local.records import describe, owner_info
+from exclusivelog.local.shm.locks import lasting_locks
 from exclusivelog.local.storage.figures import counted
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.types import (
@@ -108,6 +109,16 @@ class LocalCatalog:
     def inside(self) -> EngineInfo | None:
         """The engine that appends or holds the writer lock now, if any."""
         return None if self._ledger.watch is None else self._ledger.watch.inside()
+
+    def lasting_locks(self) -> list[LastingLock]:
+        """The locks that are held without progress."""
+        ledger = self._ledger
+        if ledger.journal is None or ledger.watch is None or not ledger.journal.ready:
+            return []  # no engine has the ledger open to write: the next one begins anew
+        with ledger.environment() as tables:
+            return lasting_locks(
+                ledger.deaths, ledger.journal, ledger.watch, lambda: tables.info()["last_txnid"]
+            )
 
     def stats(self) -> EngineStats:
         """The figures of `EngineStats`."""

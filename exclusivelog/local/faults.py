@@ -19,7 +19,7 @@ from exclusivelog.errors import (
     LedgerIOError,
     LedgerVersionError,
 )
-from exclusivelog.local.files import SEGMENTS, RefusedFile
+from exclusivelog.local.files import SEGMENTS, RefusedFile, read_whole
 
 NO_SUCH_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR)
 HARDLY_ANY_ROOM = 1 << 18  # bytes; after a truncated write, less is free
@@ -75,6 +75,15 @@ def translation(
         translated.errno = error.errno
         return translated
     return None
+
+
+def locks_all_memory() -> bool:
+    """Has this process locked its memory (mlockall), so that a limit on that stops each mapping?"""
+    with contextlib.suppress(OSError):
+        for line in read_whole("/proc/self/status").splitlines():
+            if line.startswith(b"VmLck:"):
+                return int(line.split()[1]) > 0
+    return False
 
 
 def retry_damaged(read: Callable[[], Found]) -> Found:
@@ -144,7 +153,7 @@ def _translate(path: str, error: Exception, code: int, readonly: bool, way_out: 
             f"{path}: no space left on the disk ({error}); nothing was written. Free some space, "
             "or trim or delete topics"
         )
-    if isinstance(error, lmdb.Error) and code == errno.EAGAIN:
+    if isinstance(error, lmdb.Error) and code == errno.EAGAIN and not locks_all_memory():
         return LedgerError(
             f"{path}: a process in another pid namespace (such as a container) reads it with the "
             f"same process id as this one, {os.getpid()}; processes that share a ledger must share "
@@ -153,10 +162,20 @@ def _translate(path: str, error: Exception, code: int, readonly: bool, way_out: 
     if code in SHORT_OF:
         return LedgerError(
             f"{path}: out of file descriptors or memory ({error}); nothing was written. "
-            "Try again, or raise the limit (ulimit -n, -v)"
+            f"Try again, or raise the limit (ulimit -n, -v{', -l' if locks_all_memory() else ''})"
+        )
+    if code in (errno.ENOSYS, errno.ENOTSUP):
+        return LedgerError(
+            f"{path}: the system refuses a call that a ledger needs ({error}); it needs the kernel "
+            "of Linux, not an emulator, and a container that permits the call (seccomp)"
         )
     if code in NO_SUCH_PLACE:
         wanted = getattr(error, "filename", None)
+        if str(wanted).startswith("/proc/"):
+            return LedgerError(
+                f"{path}: {wanted} is missing, which a ledger needs; mount /proc with all its "
+                "files (systemd: without ProcSubset=pid)"
+            )
         if wanted is not None and os.path.dirname(wanted) == os.path.join(path, SEGMENTS):
             return LedgerError(
                 f"{path}/{SEGMENTS} was removed ({error}); nothing was written. Close all engines, "
@@ -168,6 +187,11 @@ def _translate(path: str, error: Exception, code: int, readonly: bool, way_out: 
     if code in (errno.EACCES, errno.EROFS, errno.EPERM) or isinstance(error, lmdb.ReadonlyError):
         return LedgerError(
             f"{path} cannot be written ({error}); check its owner and mount"
+            + (
+                ", and the calls that its container permits (seccomp)"
+                if code == errno.EPERM
+                else ""
+            )
             + (
                 ". Readers, too, must be able to write lock.mdb, unless the mount is read-only"
                 if readonly

@@ -81,6 +81,8 @@ def lock_open_file(fd: int, kind: str, at: int = 0) -> bool:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, wanted)
     except (BlockingIOError, PermissionError):
         return False
+    except OSError as error:
+        raise _without_open_file_locks(error) from error
     return True
 
 
@@ -93,10 +95,19 @@ def share_process_lock(fd: int, at: int) -> None:
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, shared)
 
 
+def _without_open_file_locks(error: OSError) -> OSError:
+    if error.errno not in (errno.EINVAL, errno.ENOSYS):
+        return error
+    return OSError(errno.ENOTSUP, f"{error.strerror}: there are no open-file locks, F_OFD_SETLK")
+
+
 def is_locked(fd: int) -> bool:
     """Does another open file, of any process, hold a lock on the first byte?"""
     wanted = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-    found: bytes = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, wanted)
+    try:
+        found: bytes = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, wanted)
+    except OSError as error:
+        raise _without_open_file_locks(error) from error
     return bool(FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
 

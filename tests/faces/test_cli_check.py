@@ -18,6 +18,7 @@ from click.testing import CliRunner
 import exclusivelog as xl
 from exclusivelog.cli.checking import findings
 from exclusivelog.cli.program import program
+from testing.deaths import LOCKS, READERS, WRITER, die_unreported
 from testing.disks import disk, leave
 from testing.processes import EXCLUSIVE, PATIENCE, State, Worker, forked, open_producer, until
 from tests.faces.test_cli import lines, refusal, run
@@ -97,6 +98,45 @@ def test_an_engine_that_is_stopped_with_the_writer_lock_blocks_all(
     until(lambda: checked(path) == (1, [("writers", True)]))
     stopped.signal(signal.SIGCONT)
     stopped.answer()
+    until(lambda: checked(path) == (0, []))
+
+
+@pytest.mark.rule("C8")
+def test_a_stopped_holder_of_a_lock_is_told_before_it_counts_as_silent(
+    path: str, worker: Callable[..., Worker]
+) -> None:
+    stopped = worker(name="w")
+    stopped.start(stop_inside)
+    stopped.await_stop()
+    assert checked(path) == (1, [("locks", True)])
+    told = run("check", path).stdout.decode()
+    assert f"engine 'w' (id {stopped.id}, pid {stopped.pid})" in told
+    assert "has held the append lock and the writer lock and LMDB's lock of writers for" in told
+    assert "and is stopped: resume or end its process" in told
+    stopped.signal(signal.SIGCONT)
+    stopped.answer()
+    assert checked(path) == (0, [])
+
+
+@pytest.mark.rule("C8")
+@pytest.mark.parametrize(
+    "lock", [pytest.param(lock, marks=() if lock == WRITER else pytest.mark.long) for lock in LOCKS]
+)
+def test_a_lock_that_a_dead_thread_left_is_no_healthy_log(
+    path: str, worker: Callable[..., Worker], lock: str
+) -> None:
+    """The engines that run are stopped, so that none of them takes it. Readers take LMDB's lock of
+    readers themselves."""
+    stopped, dead = worker(name="stopped"), worker(name="dead")
+    stopped.signal(signal.SIGSTOP)
+    stopped.await_stop()
+    dead.start(die_unreported, lock)
+    dead.process.join(PATIENCE)
+    expected = (0, []) if lock == READERS else (1, [("locks", True)])
+    assert checked(path) == expected
+    if lock != READERS:
+        assert "a thread that has ended (thread " in run("check", path).stdout.decode()
+    stopped.signal(signal.SIGCONT)
     until(lambda: checked(path) == (0, []))
 
 

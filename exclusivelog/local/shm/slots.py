@@ -554,6 +554,10 @@ class StallWatch:
         appends = self._inside()[0] == thread
         return thread, self._journal.version, self._journal.tail if appends else 0
 
+    def describe(self, thread: int) -> str:
+        """The engines of a thread's process, or else the thread, for a message."""
+        return self._describe(thread)[0]
+
     def _describe(self, thread: int) -> tuple[str, int | None, list[EngineInfo]]:
         """The text about a thread, its process and the engines there."""
         pid = process_of(thread)

@@ -32,7 +32,7 @@ from exclusivelog.errors import (
     LedgerFullError,
     LedgerVersionError,
 )
-from exclusivelog.local.faults import translated
+from exclusivelog.local.faults import locks_all_memory, translated
 from exclusivelog.local.files import (
     DATA,
     JOURNAL,
@@ -743,7 +743,19 @@ def _lock_file_lost(directory: Directory) -> LedgerError:
     )
 
 
+def _is_out_of_memory(error: Exception) -> bool:
+    refused = (errno.ENOMEM, errno.EAGAIN) if locks_all_memory() else (errno.ENOMEM,)
+    return getattr(error, "code", 0) in refused or isinstance(error, MemoryError)
+
+
 def _no_address_space(path: str, map_size: int) -> LedgerError:
+    if locks_all_memory():
+        soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        return LedgerError(
+            f"{path}: map_size={map_size} bytes of locked memory were refused: this process has "
+            f"locked its memory (mlockall), and RLIMIT_MEMLOCK is {soft}. Open it with a smaller "
+            "map_size before mlockall, or call that without MCL_FUTURE"
+        )
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     limit = "has no limit" if soft == resource.RLIM_INFINITY else f"is {soft}"
     return LedgerError(

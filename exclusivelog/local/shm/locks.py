@@ -1,0 +1,51 @@
+"""Locks of a ledger that last: whose thread has ended, or makes no progress (rule C8)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from exclusivelog import _core
+from exclusivelog.backend import LastingLock
+from exclusivelog.local.shm.slots import StallWatch, is_stopped
+
+# As `DeathWatch.held` lists them.
+APPENDS, FLUSHES, WRITERS, READERS, TABLES = LOCKS = (
+    "the append lock", "the flush lock", "the writer lock", "LMDB's lock of readers",
+    "LMDB's lock of writers",
+)  # fmt: skip
+LASTING_SECONDS = 1.2  # an engine takes a dead thread's lock sooner
+LOOK_SECONDS = 0.02
+
+
+def lasting_locks(
+    deaths: _core.DeathWatch, journal: _core.Journal, watch: StallWatch, commits: Callable[[], int]
+) -> list[LastingLock]:
+    """Look at the locks repeatedly, until each was free once, or changed something. `commits`: the
+    number of the last transaction of the tables."""
+
+    def progress(lock: str, thread: int) -> tuple[int, ...]:
+        """What changes if the holder, or another one after it, makes progress."""
+        moved = {
+            APPENDS: (journal.tail, journal.version), FLUSHES: (journal.synced,),
+            WRITERS: (commits(),), TABLES: (commits(),),
+        }  # fmt: skip
+        return thread, *moved.get(lock, ())
+
+    def look() -> dict[str, tuple[int, ...]]:
+        held = zip(LOCKS, deaths.held(), strict=True)
+        return {lock: progress(lock, thread) for lock, thread in held if thread}
+
+    began = time.monotonic()
+    lasting = look()
+    while lasting and time.monotonic() - began < LASTING_SECONDS:
+        time.sleep(LOOK_SECONDS)
+        now = look()
+        lasting = {lock: seen for lock, seen in lasting.items() if now.get(lock) == seen}
+    seconds = time.monotonic() - began
+    return [
+        LastingLock(
+            lock, watch.describe(thread), seconds, _core.has_ended(thread), is_stopped(thread)
+        )
+        for lock, (thread, *_) in lasting.items()
+    ]
