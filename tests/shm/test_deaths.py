@@ -9,19 +9,23 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import itertools
 import os
+import random
 import signal
 import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 import exclusivelog as xl
 from exclusivelog import _core
+from exclusivelog.local.shm import lockfile
 from exclusivelog.local.shm.slots import NAMESPACE, pid_namespace
-from testing.children import child, finish
+from testing.children import child, finish, line
 from testing.deaths import LOCKS, TABLES, WRITER, address_of, die_unreported, hold, reap_early
 from testing.processes import PATIENCE, State, Worker, open_producer, send, until, within
 from testing.stops import stopped
@@ -171,3 +175,94 @@ def test_c8_ids_of_another_pid_namespace_say_nothing(
         finally:
             atomics.store64(NAMESPACE, pid_namespace())
         waiting.result(PATIENCE).close()
+
+
+DUMP = """
+    import mmap, os, resource, sys
+    import exclusivelog as xl
+    resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)
+    os.chdir(sys.argv[2])
+    engine = xl.open(sys.argv[1], keepalive=None)
+    producer = engine.topic("orders").producer("exclusive")
+    memory = mmap.mmap(-1, 600 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for at in range(0, len(memory), mmap.PAGESIZE):
+        memory[at : at + 8] = b"not zero"
+    print("owns", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.long
+def test_c8_a_process_that_dumps_core_is_dead_before_the_dump_is_over(
+    engine: xl.Engine, topic: xl.Topic, tmp_path: Path
+) -> None:
+    with child(DUMP, engine.path, tmp_path) as process:
+        assert line(process) == "owns"
+        waiting = topic.producer_async("wait_for_exclusive")
+        process.send_signal(signal.SIGQUIT)
+        with waiting.result(PATIENCE) as producer:
+            over = process.poll() is not None
+            assert producer.topic_epoch == 2
+        process.wait(PATIENCE)
+    if process.returncode != -signal.SIGQUIT or not list(tmp_path.glob("core*")):
+        pytest.skip("no core is dumped into the working directory here")
+    assert not over
+
+
+def send_for_ever(state: State, acknowledged: str) -> None:
+    """Append to the file what is acknowledged; change tables and read in between."""
+    with open(acknowledged, "ab", buffering=0) as file, state.topic.producer("shared") as producer:
+        for number in itertools.count():
+            value = b"%d-%d" % (os.getpid(), number)
+            producer.send(value)
+            file.write(value + b"\n")
+            if number % 20 == 0:
+                state.engine.ledger.checkpoint()
+                state.topic.stats()
+
+
+@pytest.mark.long
+def test_c8_processes_that_are_reaped_early_at_random(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker], tmp_path: Path
+) -> None:
+    """None of their locks stays, and nothing that was acknowledged to them is lost."""
+    file = tmp_path / "acknowledged"
+    file.touch()
+    working = [worker(name="killed", durability="process") for _ in range(3)]
+    for process in working:
+        process.start(send_for_ever, str(file))
+    for _ in range(25):
+        seen = file.stat().st_size
+        until(lambda seen=seen: file.stat().st_size > seen, A_WHILE)
+        time.sleep(random.uniform(0, 0.05))
+        victim = working.pop(0)
+        reap_early(victim.pid)
+        gone(victim)
+        working.append(within(lambda: worker(name="killed", durability="process"), A_WHILE))
+        working[-1].start(send_for_ever, str(file))
+    for process in working:
+        process.kill()
+    sent = {message.value for message in topic.reader()}
+    assert set(file.read_bytes().split()) <= sent
+    assert engine.verify().ok
+
+
+def test_c8_without_the_watch_a_lock_stays(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: what these tests rest on."""
+    monkeypatch.setattr(lockfile.LockFile, "watch_deaths", unwatched)
+    with xl.open(path) as engine, ThreadPoolExecutor(1) as pool:
+        word = ctypes.c_uint32.from_address(address_of(engine, WRITER))
+        word.value = NOBODY
+        try:
+            waiting = pool.submit(engine.topic, "t")
+            with pytest.raises(TimeoutError):
+                waiting.result(1.5)
+            assert word.value & _core.HELD_BY == NOBODY
+        finally:
+            word.value = _core.OWNER_DIED
+        waiting.result(PATIENCE)
+
+
+def unwatched(self: lockfile.LockFile, *_: object) -> _core.DeathWatch:
+    """One that looks at nothing."""
+    return _core.DeathWatch(self.atomics, NAMESPACE, 0, b"", 0)
