@@ -153,15 +153,18 @@ def _unfinished(path: str) -> Iterator[str]:
     os.makedirs(path, mode=0o700, exist_ok=True)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
+        if (owner := os.fstat(fd).st_uid) != os.geteuid():
+            raise LedgerError(f"{path} belongs to user {owner}; remove it, then restore again")
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise LedgerError(f"another process restores into {path}; wait for its end") from None
-        shutil.rmtree(os.path.join(path, "log"), ignore_errors=True)  # of one that was killed
+        log = f"/proc/self/fd/{fd}/log"  # whoever may rename `path` has nothing else removed
+        shutil.rmtree(log, ignore_errors=True)  # of one that was killed
         try:
             yield path
         finally:
-            shutil.rmtree(os.path.join(path, "log"), ignore_errors=True)
+            shutil.rmtree(log, ignore_errors=True)
             with contextlib.suppress(OSError):  # another process has put files there
                 os.rmdir(path)
     finally:

@@ -34,13 +34,13 @@ def change_limit(hands: Hands, which: int, soft: int) -> None:
 
 @case("memory", "processes")
 def a_limit_at_open(scene: Scene, variant: str) -> None:
-    """RLIMIT_AS smaller than `map_size`, or RLIMIT_NPROC without room for a thread: the error says
-    which limit, or which argument, it is about."""
+    """RLIMIT_AS smaller than the smallest map, or RLIMIT_NPROC without room for a thread: the error
+    says which limit, or which argument, it is about."""
     (scene.where).chmod(0o777)
     if variant == "memory":
         made = scene.actor()
         if scene.struck:
-            made.ask(change_limit, resource.RLIMIT_AS, 2 << 30)
+            made.ask(change_limit, resource.RLIMIT_AS, 1 << 30)
         words: tuple[str, ...] = ("map_size",)
     else:
         made = scene.actor(before=become(1300, 1300))

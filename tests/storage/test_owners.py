@@ -17,11 +17,13 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import exclusivelog as xl
 from exclusivelog.local.files import why_foreign
+from exclusivelog.local.maintenance import backup
 from exclusivelog.local.storage import environment
 from testing.children import child, finish, line, script, tell
 from testing.processes import values
@@ -104,6 +106,49 @@ def test_h2_a_link_in_the_segments_is_in_no_backup(path, tmp_path) -> None:
         with pytest.raises(xl.LedgerError, match="symbolic link"):
             values(engine.topic("t"))
     assert not (tmp_path / "backup" / "segments").exists()
+
+
+@needs_root
+@pytest.mark.parametrize("what", ["a marker of another user", "a link for the marker"])
+def test_h4_root_makes_no_backup_in_what_another_user_has_prepared(path, tmp_path, what) -> None:
+    """Who owns the directory of the copy could exchange what is in it while root copies."""
+    with xl.open(path) as engine:
+        engine.topic("t").producer().send(bytes(300_000))
+        target, elsewhere = tmp_path / "backup", tmp_path / "elsewhere"
+        target.mkdir()
+        os.chown(target, ALICE, ALICE)
+        elsewhere.mkdir()
+        marker = target / "backup-unfinished"
+        marker.symlink_to(elsewhere) if "link" in what else marker.mkdir()
+        os.chown(marker, ALICE, ALICE, follow_symlinks=False)
+        with pytest.raises(xl.LedgerError, match=r"belongs to user 1234|is not empty"):
+            engine.backup(target)
+        assert list(elsewhere.iterdir()) == []
+        marker.unlink() if "link" in what else marker.rmdir()
+        engine.backup(target)
+    assert (target / "data.mdb").exists()
+
+
+@needs_root
+def test_h4_a_target_that_is_exchanged_meanwhile_gets_nothing(path, tmp_path, monkeypatch) -> None:
+    """Its owner puts a link to another directory in its place, while root copies."""
+    target, elsewhere = tmp_path / "backup", tmp_path / "elsewhere"
+    target.mkdir()
+    elsewhere.mkdir()
+    original = backup._copy_journal
+
+    def exchange(*args: Any) -> bool:
+        if target.is_dir() and not target.is_symlink():
+            target.rename(tmp_path / "moved")
+            target.symlink_to(elsewhere)
+        return original(*args)
+
+    monkeypatch.setattr(backup, "_copy_journal", exchange)
+    with xl.open(path) as engine:
+        engine.topic("t").producer().send(bytes(300_000))
+        with pytest.raises(xl.LedgerError, match="was removed or replaced while the backup"):
+            engine.backup(target)
+    assert list(elsewhere.iterdir()) == []
 
 
 @needs_root

@@ -25,6 +25,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import weakref
 from collections.abc import Iterator, Sequence
 
@@ -33,7 +34,15 @@ import lmdb
 from exclusivelog import _core
 from exclusivelog.errors import LedgerCorruptedError, LedgerError, LedgerFullError
 from exclusivelog.local.faults import DAMAGED, NO_ROOM, retry_damaged, translated
-from exclusivelog.local.files import DATA, Directory, above_standard, sync_directory
+from exclusivelog.local.files import (
+    DATA,
+    SEGMENTS,
+    Directory,
+    above_standard,
+    give_to,
+    sync_directory,
+    temporary_name,
+)
 from exclusivelog.local.records import NAMES
 from exclusivelog.local.storage.environment import UNFINISHED_BACKUP, check_header, identity
 from exclusivelog.local.storage.journal import cut_off
@@ -59,7 +68,7 @@ def claimed(path: str, mode: int) -> Iterator[Target]:
     marker."""
     made = _make_directory(path, mode)
     try:
-        target = Target(path, _claim(path), bool(made))
+        target = Target(path, bool(made))
     except BaseException:
         _remove_empty(made)
         raise
@@ -71,11 +80,17 @@ def claimed(path: str, mode: int) -> Iterator[Target]:
 class Target:
     """A claimed directory. Use `claimed`."""
 
-    def __init__(self, path: str, lock: Lock, made: bool) -> None:
+    def __init__(self, path: str, made: bool) -> None:
         self.path = path
         self._made = made
-        self.work = os.path.join(path, UNFINISHED_BACKUP)  # the copy is made here
-        self._lock = lock
+        self._place = Directory(path)
+        try:
+            self._lock, self._copied = _claim(self._place)
+        except BaseException:
+            self._place.close()
+            raise
+        # The copy is made here: whoever may write to the target can rename the subdirectory.
+        self.work = self._copied.by_descriptor
         self._installing = self._complete = False
 
     def __enter__(self) -> Target:
@@ -89,53 +104,62 @@ class Target:
                     self.clear()
         finally:
             self._lock.close()
+            self._copied.close()
+            self._place.close()
 
     def clear_leftovers(self) -> None:
         """Remove what a dead process has copied, and perhaps begun to install."""
-        _remove_copy(self.path)
+        _remove_copy(self._place)
         self.clear()
-        others = set(os.listdir(self.work)) - {LOCK}
+        others = set(self._copied.names()) - {LOCK}
         if others:
             raise LedgerError(
-                f"{self.work} holds {min(others)!r}, which is not from a backup; remove it, then "
-                "run the backup again"
+                f"{self._copied.path} holds {min(others)!r}, which is not from a backup; remove "
+                "it, then run the backup again"
             )
 
     def clear(self) -> None:
         """Remove the incomplete copy."""
         if self._installing:
-            _remove_copy(self.path)
-        _remove_copy(self.work)
+            _remove_copy(self._place)
+        _remove_copy(self._copied)
 
     def install(self, source: Directory) -> None:
         """Move a finished copy into the target durably, with the owner of `source`. The files
         themselves must have been flushed."""
         self._check()
-        copied = [name for name in FILES if os.path.lexists(os.path.join(self.work, name))]
+        names = self._copied.names()
+        copied = [name for name in FILES if name in names]
         self._give_to_owner(source, copied)
-        if "segments" in copied:
-            sync_directory(os.path.join(self.work, "segments"))
-        sync_directory(self.work)
+        self._copied.sync()
         self._installing = True
         for name in copied:
             if name == "data.mdb":
-                sync_directory(self.path)
-            os.rename(os.path.join(self.work, name), os.path.join(self.path, name))
-        sync_directory(self.path)
+                self._place.sync()
+            os.rename(name, name, src_dir_fd=self._copied.fd, dst_dir_fd=self._place.fd)
+        self._place.sync()
         self._complete = True
         self._remove_marker()
-        sync_directory(self.path)
+        self._place.sync()
 
     def _give_to_owner(self, source: Directory, copied: Sequence[str]) -> None:
         """Give a copy that root has made to the owner of the ledger, whose programs use it."""
         owner = source.facts(DATA) or os.fstat(source.fd)
         for name in copied:
-            set_owner(os.path.join(self.work, name), owner)
-        segments = os.path.join(self.work, "segments")
-        for name in os.listdir(segments) if "segments" in copied else ():
-            set_owner(os.path.join(segments, name), owner)
+            if name == SEGMENTS:
+                self._give_segments(owner)
+            else:
+                _give_file(self._copied, name, owner)
         if self._made:
-            set_owner(self.path, os.fstat(source.fd))
+            set_owner(self._place.fd, os.fstat(source.fd))
+
+    def _give_segments(self, owner: os.stat_result) -> None:
+        segments = Directory(os.path.join(self._copied.path, SEGMENTS), self._copied)
+        with contextlib.closing(segments):
+            for name in segments.names():
+                _give_file(segments, name, owner)
+            set_owner(segments.fd, owner)
+            segments.sync()
 
     def _check(self) -> None:
         """LedgerError if the directory was replaced, or got other files, since it was claimed."""
@@ -143,7 +167,7 @@ class Target:
             raise LedgerError(
                 f"{self.path} was removed or replaced while the backup was made; run it again"
             )
-        others = set(os.listdir(self.path)) - {UNFINISHED_BACKUP}
+        others = set(self._place.names()) - {UNFINISHED_BACKUP}
         if others:
             raise LedgerError(
                 f"{min(others)!r} appeared in {self.path} while the backup was made; a backup goes "
@@ -152,10 +176,10 @@ class Target:
 
     def _remove_marker(self) -> None:
         # Close the lock before removing its directory: NFS keeps the name of an open file.
-        os.unlink(self._lock.path)
+        self._copied.remove(LOCK)
         self._lock.close()
         try:
-            os.rmdir(self.work)
+            os.rmdir(UNFINISHED_BACKUP, dir_fd=self._place.fd)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
@@ -171,11 +195,10 @@ class Lock:
 
     _fd = -1  # set here in case an interrupt ends `__init__`
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, place: Directory, marker: Directory) -> None:
+        self._place, self._marker = place, marker
         _locks.add(self)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._fd = above_standard(os.open(path, flags, 0o600))
+        self._fd = marker.open(LOCK, os.O_RDWR | os.O_CREAT)
 
     def take(self, target: str) -> bool:
         """False if the file was removed by the process that had locked it. LedgerError if another
@@ -188,7 +211,7 @@ class Lock:
                 f"a backup into {target} is being made by another process ({who}); wait for its "
                 "end, or choose another directory"
             ) from None
-        if not self.in_place:
+        if not self._is_named:
             return False
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"pid {os.getpid()} on {os.uname().nodename}".encode(), 0)
@@ -197,9 +220,13 @@ class Lock:
     @property
     def in_place(self) -> bool:
         """Is this file still the one that its path names?"""
+        return self._is_named and not self._place.lost()
+
+    @property
+    def _is_named(self) -> bool:
         try:
-            found = os.stat(self.path, follow_symlinks=False)
-        except FileNotFoundError:
+            found = os.stat(f"{UNFINISHED_BACKUP}/{LOCK}", dir_fd=self._place.fd)
+        except OSError:
             return False
         return self._fd >= 0 and os.path.samestat(found, os.fstat(self._fd))
 
@@ -264,8 +291,9 @@ def _make_marked(path: str, mode: int) -> None:
     made = os.path.join(above, f".{name}-{os.urandom(8).hex()}.{UNFINISHED_BACKUP}")
     os.mkdir(made, 0o700)
     try:
-        set_mode(made, mode | 0o700)
-        os.mkdir(os.path.join(made, UNFINISHED_BACKUP), 0o700)
+        with contextlib.closing(Directory(made)) as directory:
+            set_mode(directory.fd, mode | 0o700)
+            os.mkdir(UNFINISHED_BACKUP, 0o700, dir_fd=directory.fd)
         os.rename(made, path)  # also replaces an empty directory that another process made
     except OSError as error:
         _remove_empty([made, os.path.join(made, UNFINISHED_BACKUP)])
@@ -279,87 +307,123 @@ def _remove_empty(made: list[str]) -> None:
             os.rmdir(directory)
 
 
-def _claim(path: str) -> Lock:
-    """Take the lock of the marker directory in `path`; create the marker if it is missing."""
-    work = os.path.join(path, UNFINISHED_BACKUP)
+def _claim(place: Directory) -> tuple[Lock, Directory]:
+    """Take the lock of the marker directory in the target; create the marker if it is missing."""
     while True:
-        names = os.listdir(path)
+        names = place.names()
         if names and UNFINISHED_BACKUP not in names:
-            raise _not_empty(path)
-        fresh = _make_marker(path, work)
-        try:
-            lock = Lock(os.path.join(work, LOCK))
-        except FileNotFoundError:
-            continue  # the process that made the marker has just finished
-        except BaseException:
-            if fresh:
-                _remove_empty([work])
-            raise
-        try:
-            if lock.take(path):
-                _refuse_others(path, work, fresh)
-                return lock
-        except BaseException:
-            lock.close()
-            raise
-        lock.close()
+            raise _not_empty(place.path)
+        fresh = _make_marker(place)
+        with contextlib.ExitStack() as undo:
+            try:
+                marker = Directory(os.path.join(place.path, UNFINISHED_BACKUP), place)
+                undo.callback(marker.close)
+                _refuse_foreign_marker(marker)
+                lock = Lock(place, marker)
+            except FileNotFoundError:
+                continue  # the process that made the marker has just finished
+            except BaseException:
+                if fresh:
+                    _remove_marker(place)
+                raise
+            undo.callback(lock.close)
+            if lock.take(place.path):
+                _refuse_others(place, marker, fresh)
+                undo.pop_all()
+                return lock, marker
+
+
+def _refuse_foreign_marker(marker: Directory) -> None:
+    """LedgerError if another user has made the marker, and could exchange what is copied there."""
+    made_by = os.fstat(marker.fd).st_uid
+    if made_by != os.geteuid() and made_by != _maker_on(marker):
+        raise LedgerError(
+            f"{marker.path} belongs to user {made_by}; remove it, or choose another directory"
+        )
+
+
+def _maker_on(marker: Directory) -> int:
+    """The user to whom new files of this process belong: NFS and FAT have users of their own."""
+    probe = temporary_name(LOCK)
+    fd = marker.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        return os.fstat(fd).st_uid
+    finally:
+        os.close(fd)
+        marker.remove(probe)
+
+
+def _remove_marker(place: Directory) -> None:
+    with contextlib.suppress(OSError):
+        os.rmdir(UNFINISHED_BACKUP, dir_fd=place.fd)
 
 
 def _not_empty(path: str) -> LedgerError:
     return LedgerError(f"{path} is not empty; a backup goes into a directory of its own")
 
 
-def _make_marker(path: str, work: str) -> bool:
+def _make_marker(place: Directory) -> bool:
     """Create the marker; False if it exists already."""
     try:
-        os.mkdir(work, 0o700)
+        os.mkdir(UNFINISHED_BACKUP, 0o700, dir_fd=place.fd)
     except FileExistsError:
-        if os.path.islink(work) or not os.path.isdir(work):
-            raise _not_empty(path) from None
+        facts = place.facts(UNFINISHED_BACKUP)
+        if facts is not None and not stat.S_ISDIR(facts.st_mode):
+            raise _not_empty(place.path) from None
         return False
-    sync_directory(path)  # before anything else is there
+    place.sync()  # before anything else is there
     return True
 
 
-def _refuse_others(path: str, work: str, fresh: bool) -> None:
+def _refuse_others(place: Directory, marker: Directory, fresh: bool) -> None:
     """LedgerError if the directory holds anything but an unfinished backup."""
-    others = set(os.listdir(path)) - {UNFINISHED_BACKUP}
+    others = set(place.names()) - {UNFINISHED_BACKUP}
     if fresh and others:  # they appeared after the directory was found empty
-        os.unlink(os.path.join(work, LOCK))
-        os.rmdir(work)
-        raise _not_empty(path)
+        marker.remove(LOCK)
+        _remove_marker(place)
+        raise _not_empty(place.path)
     if others - set(FILES):
         raise LedgerError(
-            f"{path} holds {min(others - set(FILES))!r} beside an unfinished backup; a backup goes "
-            "into a directory of its own"
+            f"{place.path} holds {min(others - set(FILES))!r} beside an unfinished backup; a "
+            "backup goes into a directory of its own"
         )
 
 
 # ---- files -------------------------------------------------------------------------------
 
 
-def set_mode(path: str | int, mode: int) -> None:
+def set_mode(fd: int, mode: int) -> None:
     """Give a copy the mode of its source, if the file system has modes."""
     with contextlib.suppress(PermissionError):  # on FAT, for example, the mode is the mount's
-        os.chmod(path, mode)
+        os.fchmod(fd, mode)
 
 
-def set_owner(path: str, owner: os.stat_result) -> None:
+def set_owner(fd: int, owner: os.stat_result) -> None:
     """Give a copy the owner of its source, if possible: root may, on most file systems."""
     with contextlib.suppress(OSError):
-        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+        give_to(fd, owner)
 
 
-def _remove_copy(directory: str) -> None:
-    segments = os.path.join(directory, "segments")
-    if os.path.isdir(segments) and not os.path.islink(segments):
-        for name in os.listdir(segments):
-            if SEGMENT.fullmatch(name):
-                os.unlink(os.path.join(segments, name))
-        os.rmdir(segments)
+def _give_file(directory: Directory, name: str, owner: os.stat_result) -> None:
+    fd = directory.open(name, os.O_RDONLY)
+    try:
+        set_owner(fd, owner)
+    finally:
+        os.close(fd)
+
+
+def _remove_copy(directory: Directory) -> None:
+    facts = directory.facts(SEGMENTS)
+    if facts is not None and stat.S_ISDIR(facts.st_mode):
+        segments = Directory(os.path.join(directory.path, SEGMENTS), directory)
+        with contextlib.closing(segments):
+            for name in segments.names():
+                if SEGMENT.fullmatch(name):
+                    segments.remove(name)
+        os.rmdir(SEGMENTS, dir_fd=directory.fd)
     for name in FILES[1:]:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(directory, name))
+            directory.remove(name)
 
 
 # ---- errors ------------------------------------------------------------------------------
@@ -459,7 +523,8 @@ def _copy_segments(ledger: Ledger, work: str, files: dict[int, int]) -> tuple[in
     if wanted:
         os.mkdir(os.path.join(work, "segments"))
         mode = _mode(os.path.join(ledger.directory.by_descriptor, "segments")) | 0o700
-        set_mode(os.path.join(work, "segments"), mode)
+        with contextlib.closing(Directory(os.path.join(work, "segments"))) as made:
+            set_mode(made.fd, mode)
     for segment, (end, _) in wanted.items():
         try:
             if segment not in files:  # begun after the files were opened
@@ -504,9 +569,9 @@ def _copy_journal(
     with contextlib.ExitStack() as files:
         source = ledger.directory.open("journal", os.O_RDONLY)
         files.callback(os.close, source)
-        stat = os.fstat(source)
-        copy = files.enter_context(_created(os.path.join(work, "journal"), stat.st_mode & 0o777))
-        _copy_bytes(source, copy, stat.st_size)
+        facts = os.fstat(source)
+        copy = files.enter_context(_created(os.path.join(work, "journal"), facts.st_mode & 0o777))
+        _copy_bytes(source, copy, facts.st_size)
         if version is not None:
             cut_off(copy, applied, generation, journal.capacity, version)
         os.fsync(copy)
@@ -535,8 +600,11 @@ def copy_at_rest(directory: Directory, path: str) -> None:
 
 def _copy_all_segments(directory: Directory, path: str) -> None:
     os.mkdir(path)
-    with contextlib.closing(Directory(os.path.join(directory.path, "segments"), directory)) as at:
-        set_mode(path, _mode(at.by_descriptor) | 0o700)
+    with (
+        contextlib.closing(Directory(os.path.join(directory.path, "segments"), directory)) as at,
+        contextlib.closing(Directory(path)) as made,
+    ):
+        set_mode(made.fd, _mode(at.by_descriptor) | 0o700)
         for name in at.names():
             _copy_file(at, name, os.path.join(path, name))
 
@@ -562,7 +630,7 @@ def _mode(path: str) -> int:
 @contextlib.contextmanager
 def _created(path: str, mode: int) -> Iterator[int]:
     """Create a file with this mode, regardless of the umask; returns its descriptor."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = above_standard(os.open(path, flags, 0o600))
     try:
         set_mode(fd, mode)
