@@ -278,13 +278,11 @@ class Directory:
         Raises RefusedFile if that is no regular file of this ledger's users: it may be a link to
         another user's file, or a FIFO, which would be waited for."""
         fd = self._open(name, flags | SAFELY, stat.S_IFREG, mode)
-        facts = os.fstat(fd)
-        if facts.st_uid != os.geteuid() or facts.st_nlink != 1 or not stat.S_ISREG(facts.st_mode):
-            try:
-                self.refuse_foreign(name, facts)
-            except BaseException:
-                os.close(fd)
-                raise
+        try:
+            self.refuse_foreign(name, os.fstat(fd))
+        except BaseException:
+            os.close(fd)
+            raise
         return fd
 
     def _open(self, name: str, flags: int, kind: int, mode: int = 0) -> int:
@@ -292,13 +290,17 @@ class Directory:
             return above_standard(os.open(name, flags | os.O_CLOEXEC, mode, dir_fd=self.fd))
         except OSError as error:
             error.filename = os.path.join(self.path, name)
-            facts = None if isinstance(error, FileExistsError) else self.facts(name)
+            if isinstance(error, FileNotFoundError | FileExistsError):
+                raise
+            facts = self.facts(name)
             if facts is None or stat.S_IFMT(facts.st_mode) == kind:
                 raise
         raise self._refusal(name, why_foreign(facts, facts, 0) or "it is no directory")
 
     def refuse_foreign(self, name: str, facts: os.stat_result) -> None:
         """RefusedFile if the file with these facts must not be opened (see `why_foreign`)."""
+        if facts.st_uid == os.geteuid() and facts.st_nlink == 1 and stat.S_ISREG(facts.st_mode):
+            return
         data = (self._parent or self).facts(DATA)
         place = os.fstat(self.fd)
         why = why_foreign(facts, place, place.st_uid if data is None else data.st_uid)

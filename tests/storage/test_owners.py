@@ -179,11 +179,11 @@ def test_h2_a_file_that_is_exchanged_after_its_check_is_not_followed(
     os.chown(path, ALICE, ALICE)
     opened = environment._next_descriptors
 
-    def exchange() -> list[int]:
+    def exchange(fd: int) -> list[int]:
         lock = Path(path) / "lock.mdb"
         lock.unlink()
         lock.symlink_to(tmp_path / "target")
-        return opened()
+        return opened(fd)
 
     monkeypatch.setattr(environment, "_next_descriptors", exchange)
     with contextlib.suppress(xl.LedgerError), xl.open(path):

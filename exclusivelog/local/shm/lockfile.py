@@ -48,6 +48,7 @@ from exclusivelog import _core
 from exclusivelog.errors import LedgerError, LedgerVersionError
 from exclusivelog.local.files import (
     Directory,
+    RefusedFile,
     fill_holes,
     read_whole,
     remove_temporary,
@@ -373,6 +374,8 @@ class LockFile:
 def _can_be_shared(directory: Directory) -> bool:
     try:
         os.close(directory.open(NAME, os.O_RDWR))
+    except RefusedFile:
+        raise
     except OSError:
         return False
     return True

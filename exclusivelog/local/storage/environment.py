@@ -37,7 +37,6 @@ from exclusivelog.local.files import (
     DATA,
     JOURNAL,
     LOCK,
-    OWNERS,
     SEGMENTS,
     Directory,
     above_standard,
@@ -86,11 +85,11 @@ def refuse_incomplete(directory: Directory) -> None:
     """LedgerError for an unfinished backup (rule H4), for files that are not this ledger's own, or
     a copy that shares files with another directory."""
     refuse_unfinished_backup(directory)
-    for name in (DATA, JOURNAL, OWNERS, LOCK):
+    for name in (DATA, JOURNAL):
         facts = directory.facts(name)
         if facts is not None:
             directory.refuse_foreign(name, facts)
-        if facts is None or facts.st_nlink <= 1 or name in (OWNERS, LOCK):
+        if facts is None or facts.st_nlink <= 1:
             continue
         with contextlib.suppress(FileNotFoundError, PermissionError):  # reported when it is opened
             fd = directory.open(name, os.O_RDONLY)
@@ -105,7 +104,7 @@ def refuse_incomplete(directory: Directory) -> None:
 def refuse_unfinished_backup(directory: Directory) -> None:
     """LedgerError for a directory with an unfinished backup, also if its process is still
     running."""
-    if UNFINISHED_BACKUP in directory.names():
+    if directory.facts(UNFINISHED_BACKUP) is not None:
         raise LedgerError(
             f"{directory.path} holds a backup that is unfinished or still being made; wait for "
             "its end, or run the backup again"
@@ -190,7 +189,7 @@ SMALLER_MAPS = (1 << 36, 1 << 32, 1 << 30)  # where there is less of it
 GROWING_SECONDS = 0.05  # for the end of this process's transactions
 RAISING_BYTES = 64 << 20  # of map: more than a new format number and new tables need
 LMDB_ENGINE = 0  # the 0.9 file format, independent of the default of the installed py-lmdb
-LMDB_DESCRIPTORS = 4  # that LMDB opens
+LMDB_DESCRIPTORS = 3  # that LMDB opens
 ATTEMPT_SECONDS = 1.0  # a dying process keeps its locks for a moment
 FORK_WAIT_SECONDS = 5.0
 CHILD_WAIT_SECONDS = 0.5
@@ -332,27 +331,29 @@ def parse_readers(text: str) -> list[Reading]:
 class Environment:
     """LMDB's environment in this directory, shared by all threads. A process opens it only once.
 
-    `in_use`: do other processes have the ledger open?"""
+    `in_use`: do other processes have the ledger open? `data`: a descriptor of data.mdb, if there is
+    one."""
 
     def __init__(
         self, directory: Directory, mode: int, map_size: int, max_readers: int, readonly: bool,
-        in_use: Callable[[], bool], deaths: _core.DeathWatch,
+        in_use: Callable[[], bool], data: int | None, deaths: _core.DeathWatch,
     ) -> None:  # fmt: skip
         self.path = directory.path
         self.gate = _core.Gate()
         self._resizing = threading.Lock()
         self._quiet = False
-        with _opened(directory, DATA, readonly) as data:
+        with _opened(directory, DATA) if data is None else contextlib.nullcontext(data) as data:
             # The descriptor whose lock keeps LMDB from initialising its lock file; -1 if LMDB uses
             # none, on a read-only file system.
             self._lock = _keep_lock_file(directory, mode, max_readers, readonly, in_use)
             self._watch_deaths(deaths)
             # LMDB stores into its lock file while it opens it.
             files = {DATA: data} if self._lock < 0 else {DATA: data, LOCK: self._lock}
-            self._guards = [_core.FileGuard(os.fstat(fd).st_ino) for fd in files.values()]
+            facts = {name: os.fstat(fd) for name, fd in files.items()}
+            self._guards = [_core.FileGuard(each.st_ino) for each in facts.values()]
 
             def open_it(size: int) -> lmdb.Environment:
-                return _open(directory, files, size, max_readers, readonly)
+                return _open(directory, files, facts, size, max_readers, readonly)
 
             try:
                 self.lmdb, self._map_size = _open_with_room(directory.path, map_size, open_it)
@@ -534,8 +535,8 @@ class Environment:
 
 
 @contextlib.contextmanager
-def _opened(directory: Directory, name: str, readonly: bool) -> Iterator[int]:
-    fd = directory.open(name, os.O_RDONLY if readonly else os.O_RDWR)
+def _opened(directory: Directory, name: str) -> Iterator[int]:
+    fd = directory.open(name, os.O_RDONLY)
     try:
         yield fd
     finally:
@@ -543,16 +544,17 @@ def _opened(directory: Directory, name: str, readonly: bool) -> Iterator[int]:
 
 
 def _open(
-    directory: Directory, files: Mapping[str, int], map_size: int, max_readers: int, readonly: bool
-) -> lmdb.Environment:
+    directory: Directory, files: Mapping[str, int], facts: Mapping[str, os.stat_result],
+    map_size: int, max_readers: int, readonly: bool,
+) -> lmdb.Environment:  # fmt: skip
     with _only(directory, files) as place:
-        numbers = _next_descriptors()
+        numbers = _next_descriptors(directory.fd)
         env = lmdb.open(
             place, map_size=map_size, max_dbs=len(NAMES), max_readers=max_readers,
             readonly=readonly, create=False, lib_version=LMDB_ENGINE,
         )  # fmt: skip
     try:
-        _adopt_descriptors(directory, files, numbers)
+        _adopt_descriptors(directory, files, facts, numbers)
     except BaseException:
         env.close()
         raise
@@ -631,21 +633,22 @@ def _scratch() -> tuple[str, int] | None:
     return None
 
 
-def _next_descriptors() -> list[int]:
-    """The numbers of the next descriptors that this process opens."""
-    fds = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(LMDB_DESCRIPTORS)]
+def _next_descriptors(fd: int) -> list[int]:
+    """The numbers of the next descriptors that this process opens, found by copies of this one."""
+    fds = [os.dup(fd) for _ in range(LMDB_DESCRIPTORS)]
     for fd in fds:
         os.close(fd)
     return fds
 
 
 def _adopt_descriptors(
-    directory: Directory, files: Mapping[str, int], numbers: Iterable[int]
-) -> None:
+    directory: Directory, files: Mapping[str, int], facts: Mapping[str, os.stat_result],
+    numbers: Iterable[int],
+) -> None:  # fmt: skip
     """Keep programs that this process starts from inheriting LMDB's descriptors, which can write.
     LedgerError if LMDB has opened other files than these. `numbers`: of its descriptors, unless
     other threads took some meanwhile."""
-    wanted = {(facts.st_dev, facts.st_ino): name for name, facts in _facts(files)}
+    wanted = {(each.st_dev, each.st_ino): name for name, each in facts.items()}
     found = _adopted(numbers, wanted, set(files.values()))
     if found != set(files):
         found = _adopted(map(int, os.listdir("/proc/self/fd")), wanted, set(files.values()))
@@ -656,21 +659,20 @@ def _adopt_descriptors(
             )
 
 
-def _facts(files: Mapping[str, int]) -> Iterator[tuple[str, os.stat_result]]:
-    return ((name, os.fstat(fd)) for name, fd in files.items())
-
-
 def _adopted(
     numbers: Iterable[int], wanted: Mapping[tuple[int, int], str], ours: set[int]
 ) -> set[str]:
     found = set()
     for number in numbers:
-        if number not in ours:
-            with contextlib.suppress(OSError):  # none is open there, or not any more
-                facts = os.fstat(number)
-                if name := wanted.get((facts.st_dev, facts.st_ino)):
-                    os.set_inheritable(number, False)
-                    found.add(name)
+        if number in ours:
+            continue
+        try:
+            facts = os.fstat(number)
+        except OSError:
+            continue  # none is open there, or not any more
+        if name := wanted.get((facts.st_dev, facts.st_ino)):
+            os.set_inheritable(number, False)
+            found.add(name)
     return found
 
 

@@ -76,23 +76,22 @@ def _unescaped(text: str) -> str:
 def refuse_file_system(path: str, power: bool, name: str = "") -> None:
     """LedgerError if the file system has no reliable locks and shared mappings, or if it is in
     memory or makes no flushes and `power` is requested. `name`: of the file, if not `path`."""
-    kind, _ = mount_of(path)
+    kind, options = mount_of(path)
     name = name or path
     if kind in REMOTE_FILE_SYSTEMS or kind.startswith("fuse."):
         raise LedgerError(
             f"{name} is on a {kind} file system, where locks and shared mappings cannot be "
             "trusted; put the ledger on a local disk"
         )
-    if power and (why := _why_volatile(path)):
+    if power and (why := _why_volatile(kind, options)):
         raise LedgerError(
             f"{name} is on {why}: nothing there survives a power loss; put "
             'the ledger on a disk, or open it with durability="process"'
         )
 
 
-def _why_volatile(path: str) -> str:
+def _why_volatile(kind: str, options: str) -> str:
     for _ in range(MOST_LAYERS):
-        kind, options = mount_of(path)
         if kind in MEMORY_FILE_SYSTEMS:
             return f"{kind}, which is in memory"
         if kind == "overlay" and VOLATILE.search(options):
@@ -100,21 +99,21 @@ def _why_volatile(path: str) -> str:
         upper = UPPER.search(options) if kind == "overlay" else None
         if upper is None:  # an overlay writes to its upper directory
             break
-        path = _unescaped(upper[1])
+        kind, options = mount_of(_unescaped(upper[1]))
     return ""
 
 
-def refuse_elsewhere(path: str, directory: int, files: Mapping[str, int], power: bool) -> None:
+def refuse_elsewhere(directory: Directory, files: Mapping[str, int], power: bool) -> None:
     """Do the same for the open files of a ledger that are on another mount than its directory.
     LedgerError if `power` is requested and one is on another file system at all: the two do not
     come back from a power cut, a snapshot or a backup together."""
-    home = os.fstat(directory).st_dev
+    path, home = directory.path, directory.identity[0]
     for name, fd in files.items():
         if os.fstat(fd).st_dev == home:
             continue
         place = f"/proc/self/fd/{fd}"
         # The files of an overlay, and subvolumes of btrfs, have devices of their own.
-        if _mount_id(place) == _mount_id(f"/proc/self/fd/{directory}"):
+        if _mount_id(place) == _mount_id(directory.by_descriptor):
             continue
         refuse_file_system(place, power, f"{path}/{name}")
         if power:

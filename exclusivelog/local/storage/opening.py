@@ -96,7 +96,8 @@ class OpenFiles:
             self._watch_deaths(undo)
             self.environment = Environment(
                 directory, self.options.mode, self.options.map_size, self.options.max_readers,
-                self.readonly, functools.partial(self._in_use, presence), self.deaths,
+                self.readonly, functools.partial(self._in_use, presence),
+                None if presence is None else presence.files[DATA], self.deaths,
             )  # fmt: skip
             undo.callback(self.environment.close)
             with self._writer_lock(presence):
@@ -115,7 +116,8 @@ class OpenFiles:
     def _check_directory(self) -> None:
         directory = self.directory
         refuse_incomplete(directory)
-        if directory.facts(DATA) is None:
+        there = directory.facts(DATA) is not None
+        if not there:
             if not self.options.create:
                 raise LedgerError(
                     f"{self.path} holds no ledger, and "
@@ -123,7 +125,8 @@ class OpenFiles:
                 )
             refuse_other_files(directory)
             refuse_missing_data(directory)
-        if directory.facts(DATA) is not None and not inode(directory):
+            there = directory.facts(DATA) is not None
+        if there and not inode(directory):
             self._check_tables_alone()
         else:
             self._check_other_version()
@@ -200,7 +203,7 @@ class OpenFiles:
         acknowledged messages must survive a power loss (rule H5)."""
         if self._presence is not None:
             files = {**self._presence.files, **self.environment.files, **self.segments.files}
-            refuse_elsewhere(self.path, self.directory.fd, files, power)
+            refuse_elsewhere(self.directory, files, power)
 
     def _in_use(self, presence: Presence | None) -> bool:
         """Do other processes have the ledger open to write?"""

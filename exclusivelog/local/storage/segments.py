@@ -157,7 +157,7 @@ class Segments:
     @property
     def files(self) -> dict[str, int]:
         """What is open to write: {name: descriptor} of the directory and the newest segment."""
-        place, newest = self._directory(), self._newest
+        place, newest = self._place, self._newest
         found = {} if place is None else {SEGMENTS: place.fd}
         return found if newest is None else {**found, f"{SEGMENTS}/{_name(newest[0])}": newest[1]}
 
