@@ -297,3 +297,39 @@ def a_log_file_in_the_directory(scene: Scene) -> None:
         scene.keeps(actor=made)
         if not (scene.ledger / "program.log").exists():
             scene.blame("keeps", "the log file is gone")
+
+
+# ---- files of others ---------------------------------------------------------------------
+
+
+def a_link_out(path: Path) -> None:
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
+STRANGERS: dict[str, Callable[[Path], None]] = {"link": a_link_out, "FIFO": os.mkfifo}
+
+
+@case(*(f"{name} {kind}" for kind in STRANGERS for name in NAMES))
+def a_stranger_in_a_files_place(scene: Scene, variant: str) -> None:
+    """A link or a FIFO is where a file of the ledger was: no command follows it, waits for it, or
+    makes a file elsewhere."""
+    whole(scene)
+    name, _, kind = variant.rpartition(" ")
+    path = scene.ledger / name
+    if scene.struck:
+        path.rename(path.with_name("moved"))
+        STRANGERS[kind](path)
+    for readonly in (True, False):
+        made = scene.actor()
+        said = made.open(readonly=readonly)
+        if said.ok and name == "segments":  # opened only by calls that need them
+            said = made.backup(str(scene.where / f"backup-{readonly}"))
+        scene.refuses(said)
+        made.kill()
+    if (scene.where / "elsewhere").exists():
+        scene.blame("refuses", "a file was made at the link's target")
+    if scene.struck:
+        path.unlink()
+        path.with_name("moved").rename(path)
+    scene.end()
+    scene.keeps()

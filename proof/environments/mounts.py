@@ -177,11 +177,12 @@ def another_boot_id(scene: Scene, variant: str) -> None:
     scene.keeps(actor=owner)
 
 
-def overlay(scene: Scene) -> Path:
+def overlay(scene: Scene, *more: str) -> Path:
     """An overlay with an upper directory, both on a disk."""
     for name in ("lower", "upper", "work", "merged"):
         (scene.where / name).mkdir()
-    options = ",".join(f"{n}dir={scene.where / n}" for n in ("lower", "upper", "work"))
+    layers = (f"{name}dir={scene.where / name}" for name in ("lower", "upper", "work"))
+    options = ",".join([*layers, *more])
     do("mount", "-t", "overlay", "-o", options, "overlay", str(scene.where / "merged"))
     return scene.where / "merged" / "log"
 
@@ -196,6 +197,52 @@ def an_overlay_and_its_upper_directory(scene: Scene) -> None:
     scene.refuses(second.open(), path=below)
     scene.works(owner.send(b"3"))
     scene.keeps(actor=owner)
+
+
+@case()
+def an_overlay_without_flushes(scene: Scene) -> None:
+    """podman --rm, CRI-O and builds mount it `volatile`: it is refused for `power`."""
+    merged = overlay(scene, *scene.pick(("volatile",), ()))
+    scene.refuses(scene.actor(merged).open(), "volatile", path=merged)
+    scene.end()
+    if not scene.struck:
+        scene.ledger_with(b"1", path=merged)
+        scene.keeps(merged)
+
+
+@case("journal", "data.mdb", "segments")
+def a_file_in_memory(scene: Scene, variant: str) -> None:
+    """A memory file system is mounted over one of the files: it is refused for `power`, and the
+    ledger is whole once it is gone."""
+    made = scene.owner()
+    scene.works(made.send(b"large", 300_000))
+    scene.works(made.close())
+    memory, file = scene.tmpfs("memory"), scene.ledger / variant
+    if scene.struck:
+        do("cp", "-a", str(file), str(memory / variant))
+        do("mount", "--bind", str(memory / variant), str(file))
+    second = scene.actor()
+    scene.refuses(second.open(), "tmpfs")
+    scene.end()
+    if scene.struck:
+        do("umount", str(file))
+    scene.keeps()
+
+
+@case(twin=False)
+def a_chroot_with_an_engine_open(scene: Scene) -> None:
+    """The path leads nowhere any more; the directory is where it was."""
+    (scene.where / "jail").mkdir()
+    owner = scene.owner()
+    scene.works(owner.ask(change_root, str(scene.where / "jail")))
+    scene.works(owner.go_on("jailed", WINDOW + 1, wait=30.0))
+    scene.works(owner.send(b"large", 300_000))
+    scene.keeps(actor=owner)
+
+
+def change_root(hands: object, place: str) -> None:
+    """Go into a chroot."""
+    os.chroot(place)
 
 
 @case(twin=False)

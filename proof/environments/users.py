@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from proof.environments.cases import Scene, case
@@ -111,6 +113,69 @@ def no_permission(scene: Scene, variant: str) -> None:
     second = scene.actor(before=alice)
     scene.works(second.open())
     scene.keeps(actor=second)
+
+
+@case(0o022, 0o077)
+def a_mode_for_a_group(scene: Scene, variant: int) -> None:
+    """`mode=0o770` under an everyday umask: the group can write, as was asked for."""
+    above = scene.where / "shared"
+    above.mkdir()
+    os.chown(above, ALICE, GROUP)
+    scene.where.chmod(0o755)
+    ledger = above / "log"
+    first = scene.actor(ledger, before=be(ALICE, GROUP, umask=scene.pick(variant, 0o007)))
+    scene.works(first.open(mode=0o770))
+    scene.works(first.own())
+    scene.works(first.send(b"alice", 300_000))
+    scene.works(first.close())
+    above.chmod(0o755)
+    second = scene.actor(ledger, before=be(BOB, GROUP), name="bob")
+    if scene.works(second.open()):
+        scene.works(second.own())
+        scene.works(second.send(b"bob", 300_000))
+        scene.keeps(ledger, actor=second)
+    modes_differ(scene, ledger)
+
+
+NEW_USERS = 0x10000000
+
+
+def in_a_container(ids: str) -> Callable[[], None]:
+    """Be root in a new user namespace with these ids, and of the group outside."""
+
+    def change() -> None:
+        be(BOB, BOB, GROUP)()
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(NEW_USERS):
+            raise OSError(ctypes.get_errno(), "unshare")
+        Path("/proc/self/setgroups").write_text("deny")
+        for kind in ("uid", "gid"):
+            Path(f"/proc/self/{kind}_map").write_text(ids)
+
+    return change
+
+
+@case()
+def a_rootless_container(scene: Scene) -> None:
+    """A container of the group makes files in a ledger whose owner has no id there: the owner can
+    use them."""
+    shared_by_a_group(scene)
+    alice = be(ALICE, GROUP)
+    first = scene.actor(before=alice, name="alice")
+    scene.works(first.open(mode=0o770))
+    scene.works(first.close())
+    (scene.ledger / "lock.mdb").unlink()
+    inside = in_a_container(f"0 {BOB} 1")
+    second = scene.actor(before=scene.pick(inside, be(BOB, GROUP)), name="the container")
+    scene.works(second.open())
+    scene.works(second.own())
+    scene.works(second.send(b"1", 300_000))
+    scene.works(second.close())
+    again = scene.actor(before=alice, name="alice again")
+    if scene.works(again.open()):
+        scene.works(again.own())
+        scene.works(again.send(b"2", 300_000))
+        scene.keeps(actor=again)
 
 
 def spoil_rights(ledger: Path, variant: str) -> None:

@@ -42,7 +42,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerError, LedgerVersionError
@@ -206,7 +206,10 @@ OPENING_TIMEOUT = 10.0
 class LockFile:
     """The mapped file of a ledger: its `slots`, and the wake-up `counters` of its topics."""
 
-    def __init__(self, directory: Directory, *, mode: int = 0o600, readonly: bool = False) -> None:
+    def __init__(
+        self, directory: Directory, *, mode: int = 0o600, readonly: bool = False,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self.path = os.path.join(directory.path, NAME)
         self._directory = directory
         find_clock(self.path)
@@ -216,7 +219,10 @@ class LockFile:
         if self.shared:
             self._fd = make_lock_file(directory, mode)
         try:
-            if self.shared and self._is_of_another_version():
+            other = self.shared and self._is_of_another_version()
+            if other or not self.shared:
+                check()  # that this version opens the ledger, before the file is replaced
+            if other:
                 refuse_other_lock_file(directory, readonly)
                 fd, self._fd = self._fd, -1
                 if readonly:  # no engine is alive: leave the file as it is

@@ -452,6 +452,11 @@ class Presence:
             fcntl.flock(self._fds[0], fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     @property
+    def data(self) -> int:
+        """The descriptor of data.mdb."""
+        return self._fds[FILES.index(DATA)]
+
+    @property
     def files(self) -> dict[str, int]:
         """The open files, by name."""
         return dict(zip(FILES, self._fds, strict=True))

@@ -79,7 +79,9 @@ class OpenFiles:
         self.segments = Segments(directory, self.options.map_size)
         undo.callback(self.segments.close)
         mode = self.options.mode & 0o666
-        self.lockfile = LockFile(directory, mode=mode, readonly=self.readonly)
+        self.lockfile = LockFile(
+            directory, mode=mode, readonly=self.readonly, check=self._check_other_version
+        )
         undo.callback(self.lockfile.close)
         # A reader does not wait for a process that waits to open a ledger in use.
         at_once = self.readonly and self.lockfile.in_use
@@ -97,7 +99,7 @@ class OpenFiles:
             self.environment = Environment(
                 directory, self.options.mode, self.options.map_size, self.options.max_readers,
                 self.readonly, functools.partial(self._in_use, presence),
-                None if presence is None else presence.files[DATA], self.deaths,
+                None if presence is None else presence.data, self.deaths,
             )  # fmt: skip
             undo.callback(self.environment.close)
             with self._writer_lock(presence):
@@ -128,8 +130,6 @@ class OpenFiles:
             there = directory.facts(DATA) is not None
         if there and not inode(directory):
             self._check_tables_alone()
-        else:
-            self._check_other_version()
 
     def _check_tables_alone(self) -> None:
         """The journal is missing: find out whether there never was one, or it was removed."""
