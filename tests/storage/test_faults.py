@@ -475,9 +475,9 @@ def filled_meanwhile(path, monkeypatch) -> None:
     """With another program's file, between our look into it and our copy."""
     look = os.listdir
 
-    def listdir(where: str) -> list[str]:
+    def listdir(where: int) -> list[str]:
         names = look(where)
-        if where == str(path) and names == ["backup-unfinished"]:
+        if names == ["backup-unfinished"] and os.readlink(f"/proc/self/fd/{where}") == str(path):
             (path / "notes.txt").write_bytes(b"")
         return names
 

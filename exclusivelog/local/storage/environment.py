@@ -635,9 +635,13 @@ def _scratch() -> tuple[str, int] | None:
 
 def _next_descriptors(fd: int) -> list[int]:
     """The numbers of the next descriptors that this process opens, found by copies of this one."""
-    fds = [os.dup(fd) for _ in range(LMDB_DESCRIPTORS)]
-    for fd in fds:
-        os.close(fd)
+    fds: list[int] = []
+    try:
+        while len(fds) < LMDB_DESCRIPTORS:
+            fds.append(os.dup(fd))
+    finally:
+        for each in fds:
+            os.close(each)
     return fds
 
 

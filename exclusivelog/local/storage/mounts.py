@@ -56,7 +56,7 @@ def _mount_id(path: str) -> str:
     may be hidden by another, so the path alone does not say it."""
     at = os.path.abspath(path)
     while True:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
             fd = os.open(at, os.O_PATH | os.O_CLOEXEC)
             break
         at = os.path.dirname(at)
