@@ -224,8 +224,8 @@ def duplicate_sequence(
     """The error for messages with the ids from `sequence` on, where `last` is in the log, or on its
     way to it.
 
-    >>> str(duplicate_sequence("orders", "feed", 3, 7))[45:90]
-    '7 last; 3 is below it, and was not appended. '
+    >>> print(duplicate_sequence("orders", "feed", 3, 7))  # doctest: +ELLIPSIS
+    topic 'orders': producer 'feed' has sent sequence id 7 last; 3 is below it, and was not ...
     """
     error = DuplicateSequenceError("", sequence_id=sequence, last_sequence_id=last, count=count)
     error.args = (

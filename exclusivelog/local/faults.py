@@ -19,19 +19,20 @@ from exclusivelog.errors import (
     LedgerIOError,
     LedgerVersionError,
 )
-from exclusivelog.local.files import SEGMENTS, RefusedFile, read_whole
+from exclusivelog.local.files import (
+    SEGMENTS,
+    Ignoring,
+    RefusedFile,
+    is_foreign,
+    pass_on_foreign,
+    read_whole,
+)
 
 NO_SUCH_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR)
 HARDLY_ANY_ROOM = 1 << 18  # bytes; after a truncated write, less is free
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DAMAGED = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
 OPEN_AGAIN = "close the engine and open it again"
-# OSErrors that do not come from a file, but from a signal handler or other code that Python ran
-# meanwhile.
-FOREIGN = (
-    TimeoutError, ConnectionError, ChildProcessError, ProcessLookupError, InterruptedError,
-    LedgerError,  # it is translated already
-)  # fmt: skip
 SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 Found = TypeVar("Found")
@@ -70,7 +71,9 @@ def translation(
         if code > 0 and translated.errno is None:  # the system's; LMDB's own are negative
             translated.errno = code
         return translated
-    if isinstance(error, OSError) and error.errno and not isinstance(error, FOREIGN):
+    if isinstance(error, LedgerError):
+        return None  # it is translated already
+    if isinstance(error, OSError) and error.errno and not is_foreign(error):
         translated = _translate(path, error, error.errno, readonly, way_out)
         translated.errno = error.errno
         return translated
@@ -79,7 +82,7 @@ def translation(
 
 def locks_all_memory() -> bool:
     """Has this process locked its memory (mlockall), so that a limit on that stops each mapping?"""
-    with contextlib.suppress(OSError):
+    with Ignoring(OSError):
         for line in read_whole("/proc/self/status").splitlines():
             if line.startswith(b"VmLck:"):
                 return int(line.split()[1]) > 0
@@ -107,7 +110,8 @@ def _ran_out_of_room(path: str) -> bool:
     """Is the disk full, or a limit reached? LMDB reports every truncated write as an I/O error."""
     try:
         size = os.stat(os.path.join(path, "data.mdb")).st_size
-    except OSError:
+    except OSError as error:
+        pass_on_foreign(error)
         return False
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     limited = limit != resource.RLIM_INFINITY and size + HARDLY_ANY_ROOM > limit
@@ -120,10 +124,12 @@ def _takes(path: str, size: int) -> bool:
     try:
         fd = os.open(path, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
+        pass_on_foreign(error)
         return error.errno not in NO_ROOM and os.statvfs(path).f_bavail > 0
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
+        pass_on_foreign(error)
         return error.errno not in NO_ROOM
     finally:
         os.close(fd)

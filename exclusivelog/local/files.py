@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import inspect
 import os
 import re
 import stat
 import struct
 from collections.abc import Iterator
+from types import FrameType, TracebackType
 
 # The files of a ledger's directory, and the directory of its segments.
 DATA, LOCK, JOURNAL, SEGMENTS = "data.mdb", "lock.mdb", "journal", "segments"
@@ -39,6 +41,74 @@ class RefusedFile(OSError):
 
     def __init__(self, why: str) -> None:
         super().__init__(errno.ELOOP, why)
+
+
+# ---- whose error it is -------------------------------------------------------------------
+
+# Between two instructions of this library, Python runs signal handlers of the application, and
+# other threads raise exceptions in this one. Such an OSError says nothing about a file.
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Did other code raise it than the call in a `try` block, such as a signal handler?
+
+    A system call's error has an errno. A handler, which may give one to its own, has a frame in the
+    traceback whose caller is one of its arguments.
+
+    >>> try:
+    ...     os.stat("/nowhere")
+    ... except OSError as error:
+    ...     is_foreign(error), is_foreign(TimeoutError("raised by a handler"))
+    (False, True)
+    """
+    if isinstance(error, OSError) and error.errno is None:
+        return True
+    trace = error.__traceback__
+    while trace is not None:
+        if _is_of_a_handler(trace.tb_frame):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _is_of_a_handler(frame: FrameType) -> bool:
+    caller, code = frame.f_back, frame.f_code
+    if caller is None or frame.f_globals.get("__name__", "").startswith("exclusivelog."):
+        return False  # not ours: `f_locals` would keep what its variables refer to
+    given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if code.co_flags & inspect.CO_VARARGS:
+        given += frame.f_locals.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
+    return any(argument is caller for argument in given)
+
+
+def pass_on_foreign(error: BaseException) -> None:
+    """Raise the error again if it is foreign."""
+    if is_foreign(error):
+        raise error
+
+
+class Ignoring:
+    """`with Ignoring(FileNotFoundError)` is `with contextlib.suppress(...)`, except for foreign
+    errors."""
+
+    def __init__(self, *kinds: type[BaseException]) -> None:
+        self._kinds = kinds
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        return isinstance(error, self._kinds) and not (
+            isinstance(error, OSError) and is_foreign(error)
+        )
+
+
+# ---- descriptors and locks ---------------------------------------------------------------
 
 
 def above_standard(fd: int) -> int:
@@ -79,9 +149,11 @@ def lock_open_file(fd: int, kind: str, at: int = 0) -> bool:
     wanted = FLOCK.pack(LOCK_TYPES[kind], os.SEEK_SET, at, 1, 0)
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, wanted)
-    except (BlockingIOError, PermissionError):
+    except (BlockingIOError, PermissionError) as error:
+        pass_on_foreign(error)
         return False
     except OSError as error:
+        pass_on_foreign(error)
         raise _without_open_file_locks(error) from error
     return True
 
@@ -107,6 +179,7 @@ def is_locked(fd: int) -> bool:
     try:
         found: bytes = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, wanted)
     except OSError as error:
+        pass_on_foreign(error)
         raise _without_open_file_locks(error) from error
     return bool(FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
@@ -149,6 +222,7 @@ def give_to(fd: int, model: os.stat_result) -> None:
             os.fchown(fd, owner, gid)
             return
         except OSError as error:
+            pass_on_foreign(error)
             if error.errno not in (errno.EPERM, errno.EINVAL):
                 raise
 
@@ -192,7 +266,7 @@ def _shuts_out(fd: int, model: os.stat_result) -> bool:
     alike = mine.st_gid == model.st_gid and model.st_mode & GROUP_WRITES == GROUP_WRITES
     if mine.st_uid == model.st_uid or alike or model.st_mode & OTHERS_WRITE == OTHERS_WRITE:
         return False
-    with contextlib.suppress(OSError):  # there is none, usually
+    with Ignoring(OSError):  # there is none, usually
         return not os.getxattr(fd, "system.posix_acl_access")  # it names the users
     return True
 
@@ -267,6 +341,7 @@ class Directory:
         try:
             facts = os.fstat(self.fd)
         except OSError as error:
+            pass_on_foreign(error)
             return error.errno != errno.EBADF  # the disk may have failed: other calls report that
         return _identity(facts) == self.identity
 
@@ -289,6 +364,7 @@ class Directory:
         try:
             return above_standard(os.open(name, flags | os.O_CLOEXEC, mode, dir_fd=self.fd))
         except OSError as error:
+            pass_on_foreign(error)
             error.filename = os.path.join(self.path, name)
             if isinstance(error, FileNotFoundError | FileExistsError):
                 raise
@@ -321,7 +397,8 @@ class Directory:
         changed."""
         try:
             fd = self.open(name, flags | os.O_CREAT | os.O_EXCL, mode)
-        except FileExistsError:
+        except FileExistsError as error:
+            pass_on_foreign(error)
             if flags & os.O_EXCL:
                 raise
             return self.open(name, flags)
@@ -342,7 +419,8 @@ class Directory:
         exist. Its name is durable after `sync`."""
         try:
             os.mkdir(name, 0o700, dir_fd=self.fd)
-        except FileExistsError:
+        except FileExistsError as error:
+            pass_on_foreign(error)
             return Directory(os.path.join(self.path, name), self)
         found = Directory(os.path.join(self.path, name), self)
         try:
@@ -355,7 +433,7 @@ class Directory:
 
     def facts(self, name: str) -> os.stat_result | None:
         """The result of `lstat` for a file; None if it does not exist."""
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with Ignoring(FileNotFoundError, NotADirectoryError):
             return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         return None
 
@@ -390,9 +468,11 @@ class Directory:
             if _identity(os.stat(self.path)) == self.identity:
                 return ""
             why = "its path leads to another directory now"
-        except PermissionError:
+        except PermissionError as error:
+            pass_on_foreign(error)
             return ""  # privileges were dropped: it cannot be checked
         except OSError as error:
+            pass_on_foreign(error)
             why = f"nothing is at its path any more ({error.strerror})"
         if self._is_in_its_place():
             return ""
@@ -403,7 +483,7 @@ class Directory:
         the directory is still where it was, seen from itself?"""
         if _identity(os.stat("/")) == self._root:
             return False
-        with contextlib.suppress(OSError):  # it was removed
+        with Ignoring(OSError):  # it was removed
             found = os.stat(f"../{self._name}", dir_fd=self.fd, follow_symlinks=False)
             return _identity(found) == self.identity and self._identity_above() == self._above
         return False
@@ -412,7 +492,7 @@ class Directory:
         return _identity(os.stat("..", dir_fd=self.fd))
 
     def _elsewhere(self) -> str:
-        with contextlib.suppress(OSError):
+        with Ignoring(OSError):
             place = os.readlink(self.by_descriptor)
             if place != self.path and not place.endswith(" (deleted)"):
                 return f"; the ledger that this engine has open is at {place}"
@@ -442,7 +522,7 @@ def remove_temporary(directory: Directory, name: str) -> None:
     as the `journal.1` that logrotate makes."""
     temporary = re.compile(rf"{re.escape(name)}\.\d+\.[0-9a-f]{{8}}")
     for found in filter(temporary.fullmatch, directory.names()):
-        with contextlib.suppress(OSError):
+        with Ignoring(OSError):
             directory.remove(found)
 
 

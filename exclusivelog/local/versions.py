@@ -22,7 +22,7 @@ import msgpack
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerVersionError
-from exclusivelog.local.files import Directory, is_locked, read_whole
+from exclusivelog.local.files import Directory, Ignoring, is_locked, pass_on_foreign, read_whole
 from exclusivelog.version import __version__
 
 FORMAT = 7
@@ -66,7 +66,7 @@ class User(NamedTuple):
 
 def lock_version(directory: Directory) -> int | None:
     """The version of the lock file; None if there is none, or the file is not a lock file."""
-    with contextlib.suppress(OSError):
+    with Ignoring(OSError):
         fd = directory.open(LOCK_FILE, os.O_RDONLY)
         try:
             magic = os.pread(fd, 8, 0)
@@ -82,7 +82,7 @@ def in_use(directory: Directory, by_readers: bool = False) -> bool:
     it before this process takes locks of its own."""
     names = ("journal", "data.mdb", LOCK_FILE)
     for name in (*names, "lock.mdb") if by_readers else names:
-        with contextlib.suppress(FileNotFoundError):
+        with Ignoring(FileNotFoundError):
             fd = directory.open(name, os.O_RDONLY)
             try:
                 if is_locked(fd) or (name == "journal" and _is_flocked(fd)):
@@ -96,7 +96,8 @@ def _is_flocked(fd: int) -> bool:
     # Before lock-file version 3, only this lock shows that an engine is alive.
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except BlockingIOError as error:
+        pass_on_foreign(error)
         return True
     return False
 
@@ -112,7 +113,7 @@ def users(directory: Directory) -> list[User]:
 
 def _engines(directory: Directory) -> list[User]:
     data = b""
-    with contextlib.suppress(OSError):
+    with Ignoring(OSError):
         fd = directory.open(LOCK_FILE, os.O_RDONLY)
         with open(fd, "rb") as file:
             facts, data = os.fstat(fd), file.read()
@@ -147,7 +148,7 @@ def _processes_with(directory: Directory) -> set[int]:
     found = set()
     for process in filter(str.isdecimal, os.listdir("/proc")):
         if int(process) != os.getpid():
-            with contextlib.suppress(OSError):
+            with Ignoring(OSError):
                 opened = f"/proc/{process}/fd"
                 if any(_is_one_of(f"{opened}/{fd}", files) for fd in os.listdir(opened)):
                     found.add(int(process))
@@ -155,7 +156,7 @@ def _processes_with(directory: Directory) -> set[int]:
 
 
 def _is_one_of(path: str, files: set[tuple[int, int]]) -> bool:
-    with contextlib.suppress(OSError):
+    with Ignoring(OSError):
         facts = os.stat(path)
         return (facts.st_dev, facts.st_ino) in files
     return False

@@ -6,12 +6,17 @@ very thread that it interrupts. It must not wait for itself, and must not break 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
+import itertools
+import os
 import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -374,3 +379,87 @@ def test_f5_a_claim_that_an_interrupt_strikes_behind_its_commit_is_given_back(
     until(lambda: not claimants())
     with claim(engine):
         assert claimants() == 1
+
+
+# ---- errors of signal handlers ------------------------------------------------------------
+
+
+@dataclass
+class Striking:
+    """A signal strikes within a call of `os`, and its handler raises an error of the kind that the
+    call itself may raise."""
+
+    monkeypatch: pytest.MonkeyPatch
+    error: Callable[[], OSError]
+    struck: int = 0
+    after: int = 0  # so many calls; 0: not at all
+
+    def __post_init__(self) -> None:
+        for name in ("stat", "fstat", "open", "readlink", "statvfs", "listdir", "fsync"):
+            self.monkeypatch.setattr(os, name, self._then_strike(getattr(os, name)))
+
+    def _then_strike(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def strike(*args: Any, **options: Any) -> Any:
+            found = call(*args, **options)
+            if self.after and threading.current_thread() is threading.main_thread():
+                self.after -= 1
+                if not self.after:
+                    self.struck += 1
+                    signal.raise_signal(signal.SIGALRM)
+            return found
+
+        return strike
+
+    def handler(self, number: int, frame: Any) -> None:
+        raise self.error()
+
+
+HANDLERS_ERRORS = {
+    "TimeoutError": TimeoutError,
+    "with an errno": lambda: TimeoutError(errno.ETIMEDOUT, "too long"),
+    "not found": lambda: FileNotFoundError(errno.ENOENT, "not there"),
+    "not permitted": lambda: PermissionError(errno.EACCES, "not permitted"),
+    "full": lambda: OSError(errno.ENOSPC, "full"),
+    "broken": lambda: OSError(errno.EIO, "broken"),
+}
+
+
+@pytest.mark.parametrize("error", HANDLERS_ERRORS.values(), ids=HANDLERS_ERRORS)
+def test_h2_the_error_of_a_signal_handler_is_none_of_the_ledger(
+    path, tmp_path, monkeypatch, error
+) -> None:
+    """A time limit by SIGALRM raises it, at any call of the library that asks the system. It
+    reaches the caller as it is, or has no effect, and the ledger works on."""
+    with xl.open(path) as engine:
+        topic = engine.topic("orders")
+        producer = topic.producer("exclusive")
+        striking = Striking(monkeypatch, error)
+        former = signal.signal(signal.SIGALRM, striking.handler)
+        other = itertools.count()
+
+        def send_in_a_transaction() -> None:
+            with engine.transaction() as txn:
+                producer.send(b"t", transaction=txn)
+
+        calls: list[Callable[[], object]] = [
+            engine.ledger.integrity.check_place, send_in_a_transaction, engine.stats, engine.verify,
+            lambda: producer.send(bytes(200_000)), lambda: next(topic.reader()).value,
+            lambda: engine.topic(f"t{next(other)}").producer().close(),
+            engine.ledger.usage.check_room, lambda: xl.open(path).close(),
+            lambda: engine.backup(str(tmp_path / f"backup{next(other)}")),
+        ]  # fmt: skip
+        try:
+            for call in calls:
+                for after in (1, 2, 3, 5, 8):
+                    striking.after = after
+                    with contextlib.suppress(type(error())):
+                        call()
+                    striking.after = 0
+                    assert not engine.ledger.integrity.failed
+        finally:
+            striking.after = 0
+            signal.signal(signal.SIGALRM, former)
+        assert striking.struck > len(calls)
+        producer.send(b"last")
+        assert engine.verify().ok
+        assert [message.value for message in topic.reader()][-1] == b"last"

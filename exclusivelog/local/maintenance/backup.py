@@ -38,8 +38,10 @@ from exclusivelog.local.files import (
     DATA,
     SEGMENTS,
     Directory,
+    Ignoring,
     above_standard,
     give_to,
+    pass_on_foreign,
     sync_directory,
     temporary_name,
 )
@@ -100,7 +102,7 @@ class Target:
         try:
             if kind is not None and not self._complete and self._lock.in_place:
                 # Report the error that ended the backup, not one of the clean-up.
-                with contextlib.suppress(OSError):
+                with Ignoring(OSError):
                     self.clear()
         finally:
             self._lock.close()
@@ -181,6 +183,7 @@ class Target:
         try:
             os.rmdir(UNFINISHED_BACKUP, dir_fd=self._place.fd)
         except OSError as error:
+            pass_on_foreign(error)
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             raise LedgerError(
@@ -205,7 +208,8 @@ class Lock:
         backup into `target` holds it."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except BlockingIOError as error:
+            pass_on_foreign(error)
             who = os.pread(self._fd, 1000, 0).decode(errors="replace") or "not known which"
             raise LedgerError(
                 f"a backup into {target} is being made by another process ({who}); wait for its "
@@ -226,7 +230,8 @@ class Lock:
     def _is_named(self) -> bool:
         try:
             found = os.stat(f"{UNFINISHED_BACKUP}/{LOCK}", dir_fd=self._place.fd)
-        except OSError:
+        except OSError as error:
+            pass_on_foreign(error)
             return False
         return self._fd >= 0 and os.path.samestat(found, os.fstat(self._fd))
 
@@ -296,6 +301,7 @@ def _make_marked(path: str, mode: int) -> None:
             os.mkdir(UNFINISHED_BACKUP, 0o700, dir_fd=directory.fd)
         os.rename(made, path)  # also replaces an empty directory that another process made
     except OSError as error:
+        pass_on_foreign(error)
         _remove_empty([made, os.path.join(made, UNFINISHED_BACKUP)])
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
@@ -303,7 +309,7 @@ def _make_marked(path: str, mode: int) -> None:
 
 def _remove_empty(made: list[str]) -> None:
     for directory in reversed(made):
-        with contextlib.suppress(OSError):
+        with Ignoring(OSError):
             os.rmdir(directory)
 
 
@@ -320,7 +326,8 @@ def _claim(place: Directory) -> tuple[Lock, Directory]:
                 undo.callback(marker.close)
                 _refuse_foreign_marker(marker)
                 lock = Lock(place, marker)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                pass_on_foreign(error)
                 continue  # the process that made the marker has just finished
             except BaseException:
                 if fresh:
@@ -354,7 +361,7 @@ def _maker_on(marker: Directory) -> int:
 
 
 def _remove_marker(place: Directory) -> None:
-    with contextlib.suppress(OSError):
+    with Ignoring(OSError):
         os.rmdir(UNFINISHED_BACKUP, dir_fd=place.fd)
 
 
@@ -366,7 +373,8 @@ def _make_marker(place: Directory) -> bool:
     """Create the marker; False if it exists already."""
     try:
         os.mkdir(UNFINISHED_BACKUP, 0o700, dir_fd=place.fd)
-    except FileExistsError:
+    except FileExistsError as error:
+        pass_on_foreign(error)
         facts = place.facts(UNFINISHED_BACKUP)
         if facts is not None and not stat.S_ISDIR(facts.st_mode):
             raise _not_empty(place.path) from None
@@ -394,13 +402,13 @@ def _refuse_others(place: Directory, marker: Directory, fresh: bool) -> None:
 
 def set_mode(fd: int, mode: int) -> None:
     """Give a copy the mode of its source, if the file system has modes."""
-    with contextlib.suppress(PermissionError):  # on FAT, for example, the mode is the mount's
+    with Ignoring(PermissionError):  # on FAT, for example, the mode is the mount's
         os.fchmod(fd, mode)
 
 
 def set_owner(fd: int, owner: os.stat_result) -> None:
     """Give a copy the owner of its source, if possible: root may, on most file systems."""
-    with contextlib.suppress(OSError):
+    with Ignoring(OSError):
         give_to(fd, owner)
 
 
@@ -422,7 +430,7 @@ def _remove_copy(directory: Directory) -> None:
                     segments.remove(name)
         os.rmdir(SEGMENTS, dir_fd=directory.fd)
     for name in FILES[1:]:
-        with contextlib.suppress(FileNotFoundError):
+        with Ignoring(FileNotFoundError):
             directory.remove(name)
 
 
@@ -437,6 +445,7 @@ def explained(ledger: str, path: str) -> Iterator[None]:
     except LedgerError:
         raise  # it has advice already
     except (OSError, lmdb.Error) as error:
+        pass_on_foreign(error)
         code = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
         if code in NO_ROOM:
             raise LedgerFullError(
@@ -535,6 +544,7 @@ def _copy_segments(ledger: Ledger, work: str, files: dict[int, int]) -> tuple[in
                 _copy_bytes(source, target, end)
                 os.fsync(target)
         except (ValueError, FileNotFoundError) as error:
+            pass_on_foreign(error)
             raise LedgerCorruptedError(
                 f"segment {segment:016x} of {ledger.path} cannot be copied: {error}; "
                 "verify() lists what is damaged"

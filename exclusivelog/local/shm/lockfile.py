@@ -48,8 +48,10 @@ from exclusivelog import _core
 from exclusivelog.errors import LedgerError, LedgerVersionError
 from exclusivelog.local.files import (
     Directory,
+    Ignoring,
     RefusedFile,
     fill_holes,
+    pass_on_foreign,
     read_whole,
     remove_temporary,
     temporary_name,
@@ -99,7 +101,8 @@ def namespace_offset() -> int | None:
     """
     try:
         own = os.stat("/proc/self/ns/time").st_ino
-    except OSError:
+    except OSError as error:
+        pass_on_foreign(error)
         return 0  # this kernel has no time namespaces
     if own == INITIAL:
         return 0
@@ -119,7 +122,8 @@ def _offset_for_children(process: str, namespace: int) -> int | None:
         rows = {fields[0]: fields[1:] for fields in map(str.split, lines)}
         seconds, nanoseconds = rows["monotonic"]
         return int(seconds) * 1_000_000_000 + int(nanoseconds)
-    except (OSError, LookupError, ValueError):
+    except (OSError, LookupError, ValueError) as error:
+        pass_on_foreign(error)
         return None
 
 
@@ -297,6 +301,7 @@ class LockFile:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except OSError as error:
+                pass_on_foreign(error)
                 if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.EINTR):
                     raise LedgerError(f"{self.path} cannot be locked: {error.strerror}") from error
             # Hundreds of processes may wait: extend the deadline whenever one has opened the
@@ -382,7 +387,8 @@ def _can_be_shared(directory: Directory) -> bool:
         os.close(directory.open(NAME, os.O_RDWR))
     except RefusedFile:
         raise
-    except OSError:
+    except OSError as error:
+        pass_on_foreign(error)
         return False
     return True
 
@@ -393,9 +399,8 @@ def make_lock_file(directory: Directory, mode: int = 0o600) -> int:
     while True:
         try:
             return directory.open(NAME, os.O_RDWR)
-        except (
-            FileNotFoundError
-        ):  # retry: a process of another version may have removed the new file
+        except FileNotFoundError as error:
+            pass_on_foreign(error)  # retry: another version may have removed the new file
             if time.monotonic() > deadline:
                 raise
         _make_whole(directory, mode)
@@ -411,11 +416,11 @@ def _make_whole(directory: Directory, mode: int) -> None:
         os.pwrite(fd, MAGIC.to_bytes(8, "little"), 0)
         os.fsync(fd)
         # Missing: another creator was first, and took this for the leftover of a dead one.
-        with contextlib.suppress(FileExistsError, FileNotFoundError):
+        with Ignoring(FileExistsError, FileNotFoundError):
             directory.link(temporary, NAME)
     finally:
         os.close(fd)
-        with contextlib.suppress(FileNotFoundError):
+        with Ignoring(FileNotFoundError):
             directory.remove(temporary)
 
 
@@ -441,7 +446,8 @@ def _lock_alone(fd: int, path: str) -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
-        except BlockingIOError:
+        except BlockingIOError as error:
+            pass_on_foreign(error)
             if time.monotonic() > deadline:
                 raise LedgerVersionError(
                     f"{path} is another version's lock file, and a process of that version has "

@@ -47,7 +47,6 @@ With `kill_stalled=True`, it is killed once it has been silent for longer than i
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import logging
 import mmap
@@ -67,8 +66,10 @@ from exclusivelog.local.files import (
     JOURNAL,
     OWNERS,
     Directory,
+    Ignoring,
     is_locked,
     lock_open_file,
+    pass_on_foreign,
     read_whole,
 )
 from exclusivelog.types import EngineInfo
@@ -94,7 +95,7 @@ POLL_SECONDS = 0.02  # used if a thread cannot wait for all counters at once
 
 def is_stopped(thread: int) -> bool:
     """Is this thread stopped, by a signal or a debugger?"""
-    with contextlib.suppress(OSError):
+    with Ignoring(OSError):
         return read_whole(f"/proc/{thread}/stat").rpartition(b")")[2].split()[0] in b"Tt"
     return False
 
@@ -132,7 +133,7 @@ class Slots:
         for index in range(SLOT_COUNT):
             at = SLOTS + index * SLOT_SIZE
             if self._is_free(at):
-                with contextlib.suppress(BlockingIOError):
+                with Ignoring(BlockingIOError):
                     return Slot(self, index, info, keepalive)
         raise LedgerFullError(
             f"{self.path}: {SLOT_COUNT} engines have the ledger open, the most possible; close one"
@@ -448,7 +449,7 @@ class Presence:
     def _show_earlier_versions(self) -> None:
         # Versions before lock-file version 4 remove the lock file of a later one unless a process
         # holds a `flock` of the journal. Only they use this lock.
-        with contextlib.suppress(OSError):
+        with Ignoring(OSError):
             fcntl.flock(self._fds[0], fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     @property
@@ -501,7 +502,7 @@ log = logging.getLogger(__name__)
 def process_of(thread: int) -> int | None:
     """The id of the process of a thread; None if the thread has ended, or is hidden from this
     process."""
-    with contextlib.suppress(OSError, ValueError, StopIteration):
+    with Ignoring(OSError, ValueError, StopIteration):
         status = read_whole(f"/proc/{thread}/status").splitlines()
         return int(next(line for line in status if line.startswith(b"Tgid:")).split()[1])
     return None
@@ -596,7 +597,8 @@ class StallWatch:
     ) -> None:
         try:
             process = os.pidfd_open(pid)
-        except OSError:
+        except OSError as error:
+            pass_on_foreign(error)
             return  # it has ended
         try:
             # Check again: this process may have been stopped itself, while the other one resumed.
@@ -607,6 +609,7 @@ class StallWatch:
                 )  # fmt: skip
                 signal.pidfd_send_signal(process, signal.SIGKILL)
         except OSError as error:
+            pass_on_foreign(error)
             logs.emit(log, logs.NOT_KILLED, ledger=self._path, pid=pid, reason=str(error))
         finally:
             os.close(process)

@@ -39,10 +39,12 @@ from exclusivelog.local.files import (
     LOCK,
     SEGMENTS,
     Directory,
+    Ignoring,
     above_standard,
     fill_holes,
     is_locked,
     lock_open_file,
+    pass_on_foreign,
     set_permissions,
     share_process_lock,
     sync_directory,
@@ -69,7 +71,8 @@ def make_directory(path: str, mode: int) -> None:
             if not os.path.exists(above := os.path.dirname(path)):
                 os.makedirs(above, exist_ok=True)
             os.mkdir(path, 0o700)
-        except FileExistsError:
+        except FileExistsError as error:
+            pass_on_foreign(error)
             if os.path.isdir(path):  # another process has just made it
                 return
             raise LedgerError(f"{path} is a file; a ledger is a directory") from None
@@ -91,7 +94,7 @@ def refuse_incomplete(directory: Directory) -> None:
             directory.refuse_foreign(name, facts)
         if facts is None or facts.st_nlink <= 1:
             continue
-        with contextlib.suppress(FileNotFoundError, PermissionError):  # reported when it is opened
+        with Ignoring(FileNotFoundError, PermissionError):  # reported when it is opened
             fd = directory.open(name, os.O_RDONLY)
             try:
                 why = why_shared(fd)
@@ -163,7 +166,7 @@ def refuse_missing_data(directory: Directory) -> None:
 
 
 def _has_frames(directory: Directory) -> bool:
-    with contextlib.suppress(OSError):
+    with Ignoring(OSError):
         fd = directory.open(JOURNAL, os.O_RDONLY)
         try:
             return any(os.pread(fd, 64, JOURNAL_HEADER_BYTES))
@@ -173,7 +176,7 @@ def _has_frames(directory: Directory) -> bool:
 
 
 def _has_segments(directory: Directory) -> bool:
-    with contextlib.suppress(OSError):
+    with Ignoring(OSError):
         segments = Directory(os.path.join(directory.path, SEGMENTS), directory)
         with contextlib.closing(segments):
             return bool(segments.names())
@@ -238,7 +241,7 @@ def create_environment(directory: Directory, mode: int) -> None:
         directory.sync()
     finally:
         temporary.close()
-        with contextlib.suppress(OSError):
+        with Ignoring(OSError):
             _remove_created(directory, name)
 
 
@@ -387,7 +390,7 @@ class Environment:
     def _watch_deaths(self, deaths: _core.DeathWatch) -> None:
         """Have LMDB's own mutexes looked at, too, once its lock file has them."""
         if self._lock >= 0 and os.fstat(self._lock).st_size:
-            with contextlib.suppress(PermissionError):  # a read-only mount: LMDB locks nothing
+            with Ignoring(PermissionError):  # a read-only mount: LMDB locks nothing
                 deaths.add_lmdb(self._lock)
 
     def _keep_readers(self) -> None:
@@ -524,7 +527,8 @@ class Environment:
             facts = os.fstat(self._lock)
             with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
                 lines = [line.split(maxsplit=5) for line in maps]
-        except OSError:
+        except OSError as error:
+            pass_on_foreign(error)
             return False
         for span, _, _, _, number, *name in lines:
             if int(number) == facts.st_ino and name and "/lock.mdb" in name[0]:
@@ -584,7 +588,8 @@ def _map_sizes(map_size: int) -> list[int]:
 def _is_room_for(size: int) -> bool:
     try:
         mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0).close()
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        pass_on_foreign(error)
         return False
     return True
 
@@ -611,10 +616,10 @@ def _only(directory: Directory, files: Mapping[str, int]) -> Iterator[str]:
         yield f"/proc/self/fd/{at}"
     finally:
         for name in files:
-            with contextlib.suppress(OSError):
+            with Ignoring(OSError):
                 os.unlink(name, dir_fd=at)
         os.close(at)
-        with contextlib.suppress(OSError):
+        with Ignoring(OSError):
             os.rmdir(path)
 
 
@@ -623,7 +628,7 @@ def _scratch() -> tuple[str, int] | None:
     place for one."""
     for place in SCRATCH:
         path = f"{place}/exclusivelog-{os.urandom(8).hex()}"
-        with contextlib.suppress(OSError):
+        with Ignoring(OSError):
             os.mkdir(path, 0o700)
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             fd = above_standard(os.open(path, flags))
@@ -672,7 +677,8 @@ def _adopted(
             continue
         try:
             facts = os.fstat(number)
-        except OSError:
+        except OSError as error:
+            pass_on_foreign(error)
             continue  # none is open there, or not any more
         if name := wanted.get((facts.st_dev, facts.st_ino)):
             os.set_inheritable(number, False)
@@ -700,7 +706,7 @@ def _keep_lock_file(
     except BaseException:
         os.close(fd)
         raise
-    with contextlib.suppress(OSError):  # a copy may have holes; not on a read-only mount
+    with Ignoring(OSError):  # a copy may have holes; not on a read-only mount
         fill_holes(fd)
     return fd  # no other process has it open: LMDB may initialise it
 
@@ -710,12 +716,14 @@ def _make_lock_file(directory: Directory, mode: int, max_readers: int) -> int:
     try:
         fd = directory.make(LOCK, os.O_RDWR, mode & 0o666)
     except OSError as error:
+        pass_on_foreign(error)
         if error.errno == errno.EROFS:
             return -1
         raise
     try:
         os.posix_fallocate(fd, 0, 64 * (max_readers + 2))
-    except OSError:
+    except OSError as error:
+        pass_on_foreign(error)
         directory.remove(LOCK)
         os.close(fd)
         raise
@@ -726,6 +734,7 @@ def _open_lock_file(directory: Directory, readonly: bool) -> int:
     try:
         return directory.open(LOCK, os.O_RDWR)
     except OSError as error:
+        pass_on_foreign(error)
         if not readonly or error.errno != errno.EROFS:
             raise
     return directory.open(LOCK, os.O_RDONLY)

@@ -15,7 +15,7 @@ import lmdb
 from exclusivelog import _core, logs
 from exclusivelog.errors import EngineClosedError, ExclusiveLogError, LedgerError, LedgerIOError
 from exclusivelog.local.faults import translation
-from exclusivelog.local.files import Directory
+from exclusivelog.local.files import Directory, pass_on_foreign
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,8 @@ class Integrity:
         for name, (number, size) in self._files.items():
             try:
                 facts = self._directory.facts(name)
-            except OSError:  # privileges were dropped, or another thread closes the ledger
+            except OSError as error:  # privileges were dropped, or another thread closes the ledger
+                pass_on_foreign(error)
                 continue  # it cannot be checked; a call that uses the file reports why
             if facts is None or facts.st_ino != number:
                 return f"its {name} was {'removed' if facts is None else 'replaced'}"

@@ -15,13 +15,12 @@ applied twice.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError
-from exclusivelog.local.files import JOURNAL, Directory, remove_temporary, temporary_name
+from exclusivelog.local.files import JOURNAL, Directory, Ignoring, remove_temporary, temporary_name
 
 JOURNAL_GIVEN_UP = "journal-given-up"  # made by hand: open the ledger without its journal
 MAGIC = b"XLJFILE\x01"
@@ -69,7 +68,7 @@ def _create(directory: Directory, mode: int) -> None:
         directory.rename(temporary, JOURNAL)
         directory.sync()
     except BaseException:
-        with contextlib.suppress(OSError):
+        with Ignoring(OSError):
             directory.remove(temporary)
         raise
     finally:

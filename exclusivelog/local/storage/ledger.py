@@ -40,6 +40,7 @@ from exclusivelog.local.files import (
     JOURNAL,
     LOCK,
     OWNERS,
+    pass_on_foreign,
     standard_descriptors_taken,
 )
 from exclusivelog.local.storage.changes import is_logged, log_changes
@@ -85,12 +86,13 @@ def _identity_of_directory(path: str) -> tuple[int, int]:
     facts: os.stat_result | None = None
     try:
         facts = os.stat(path)
-    except PermissionError:
+    except PermissionError as error:
+        pass_on_foreign(error)
         raise LedgerError(
             f"{path} cannot be reached by this user; check owner and mode of the directories above"
         ) from None
-    except OSError:
-        pass
+    except OSError as error:
+        pass_on_foreign(error)
     if facts is None or not stat.S_ISDIR(facts.st_mode):
         raise LedgerError(f"{path} does not exist or is not a directory; a ledger is a directory")
     return facts.st_dev, facts.st_ino

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from exclusivelog._core import file_system_magic
 from exclusivelog.errors import LedgerError
-from exclusivelog.local.files import Directory, read_whole
+from exclusivelog.local.files import Directory, Ignoring, pass_on_foreign, read_whole
 
 # Locks, shared mappings and flushes there do not give the guarantees of a local disk.
 REMOTE_FILE_SYSTEMS = {
@@ -56,7 +55,7 @@ def _mount_id(path: str) -> str:
     may be hidden by another, so the path alone does not say it."""
     at = os.path.abspath(path)
     while True:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        with Ignoring(FileNotFoundError, NotADirectoryError, PermissionError):
             fd = os.open(at, os.O_PATH | os.O_CLOEXEC)
             break
         at = os.path.dirname(at)
@@ -133,9 +132,10 @@ def copy_up(directory: Directory, names: Iterable[str]) -> None:
     when a file is first opened for writing, and a descriptor opened before keeps the old file."""
     if file_system(directory.path) == "overlay":
         for name in names:
-            with contextlib.suppress(FileNotFoundError):
+            with Ignoring(FileNotFoundError):
                 try:
                     os.close(directory.open(name, os.O_RDWR))
                 except OSError as error:
+                    pass_on_foreign(error)
                     if error.errno != errno.EROFS:
                         raise

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from exclusivelog import _core, logs
 from exclusivelog.errors import LedgerFullError
-from exclusivelog.local.files import DATA, JOURNAL, Directory
+from exclusivelog.local.files import DATA, JOURNAL, Directory, Ignoring
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Reserve:
         if facts is not None and facts.st_blocks * BLOCK >= self._end + RESERVED:
             self.spent = False  # it is there, as at most openings: that is known without the file
             return
-        with contextlib.suppress(OSError), self._opened(JOURNAL) as fd:
+        with Ignoring(OSError), self._opened(JOURNAL) as fd:
             room = os.fstatvfs(fd)
             if room.f_bavail * room.f_frsize >= LEFT:
                 _core.allocate_behind(fd, self._end, RESERVED)
@@ -62,9 +62,9 @@ class Reserve:
 
     def _spend(self) -> None:
         self.spent = True
-        with contextlib.suppress(OSError), self._opened(JOURNAL) as fd:
+        with Ignoring(OSError), self._opened(JOURNAL) as fd:
             os.ftruncate(fd, self._end)  # its size is the same
-        with contextlib.suppress(OSError), self._opened(DATA) as fd:
+        with Ignoring(OSError), self._opened(DATA) as fd:
             _core.allocate_behind(fd, os.fstat(fd).st_size, RESERVED)
 
     @contextlib.contextmanager

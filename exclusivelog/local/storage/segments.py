@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping
 
 from exclusivelog import _core, logs
 from exclusivelog.errors import LedgerError
-from exclusivelog.local.files import SEGMENTS, Directory, why_shared
+from exclusivelog.local.files import SEGMENTS, Directory, Ignoring, pass_on_foreign, why_shared
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class Segments:
     def _directory(self) -> Directory | None:
         """The directory of the segments; None if there is none."""
         if self._place is None:
-            with contextlib.suppress(FileNotFoundError):
+            with Ignoring(FileNotFoundError):
                 self._place = Directory(self.path, self._ledger)
         return self._place
 
@@ -211,7 +211,8 @@ class Segments:
     def _map(self, segment: int, stop: int) -> tuple[int, _core.Mapping]:
         try:
             fd = self.open(segment)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            pass_on_foreign(error)
             raise ValueError(f"{self.file(segment)} is missing") from None
         try:
             # Map the size to which a segment may grow, once; map more only for a larger entry.
@@ -304,9 +305,10 @@ class Segments:
         try:
             place = self._directory()
             if place is not None:
-                with contextlib.suppress(FileNotFoundError):
+                with Ignoring(FileNotFoundError):
                     place.remove(_name(segment))
         except OSError as error:  # the next process that opens the ledger retries
+            pass_on_foreign(error)
             logs.emit(log, logs.SEGMENT_KEPT, file=self.file(segment), reason=str(error))
         self.forget_removed()
 
@@ -351,7 +353,7 @@ class Segments:
         files: dict[int, int] = {}
         try:
             for name in self._names():
-                with contextlib.suppress(FileNotFoundError):
+                with Ignoring(FileNotFoundError):
                     files[int(name, 16)] = self.open(int(name, 16))
             yield files
         finally:

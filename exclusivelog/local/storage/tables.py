@@ -76,6 +76,7 @@ from exclusivelog.errors import (
     TopicNotFoundError,
     TopicTerminatedError,
 )
+from exclusivelog.local.files import Ignoring
 from exclusivelog.local.records import (
     ANNOUNCED,
     COMPRESSION,
@@ -328,7 +329,7 @@ class LargeEntries:
     def undo(self) -> None:
         """Cut off what the transaction has written."""
         for segment, end in self._grown.items():
-            with contextlib.suppress(OSError):  # the next transaction overwrites it
+            with Ignoring(OSError):  # the next transaction overwrites it
                 self._segments.cut(segment, end)
 
     def _total(self) -> tuple[int, int]:

@@ -24,7 +24,7 @@ import lmdb
 from exclusivelog import _core, logs
 from exclusivelog.errors import LedgerIOError
 from exclusivelog.local.faults import translated
-from exclusivelog.local.files import DATA, JOURNAL, Directory, read_whole
+from exclusivelog.local.files import DATA, JOURNAL, Directory, pass_on_foreign, read_whole
 from exclusivelog.local.shm.slots import Slots, StallWatch, describe
 from exclusivelog.local.storage.environment import Reading, parse_readers
 from exclusivelog.local.storage.segments import Segments
@@ -81,9 +81,11 @@ def _culprit(reading: Reading) -> tuple[int, int]:
 def _is_gone(pid: int) -> bool:
     try:
         state = read_whole(f"/proc/{pid}/stat").rpartition(b")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError) as error:
+        pass_on_foreign(error)
         return True
-    except (OSError, IndexError):
+    except (OSError, IndexError) as error:
+        pass_on_foreign(error)
         return False
     return state in b"ZX"
 
@@ -214,7 +216,8 @@ class Room:
         dropped privileges (writes then report the cause)."""
         try:
             facts = os.statvfs(self._directory.by_descriptor)
-        except OSError:
+        except OSError as error:
+            pass_on_foreign(error)
             return None
         free, size = facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
         return Disk(free, size, free < max(min(LOW_SHARE * size, LOW_BYTES), LEAST_BYTES))
