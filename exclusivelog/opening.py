@@ -140,20 +140,25 @@ def open(
         Options(create and not readonly, mode, map_size, max_readers, readonly, kill_stalled),
         power=durability == "power",
     )
+    backend = None
     try:
         backend = Runtime(
             ledger, name or f"engine-{os.getpid()}", properties or {}, keepalive, readonly, _map_at,
             unflushed=durability == "process", kill_stalled=kill_stalled,
         )  # fmt: skip
+        backend.start()
+        logs.emit(
+            log, logs.OPENED, ledger=ledger.path, engine=backend.name, engine_id=backend.id,
+            durability=durability, keepalive=keepalive, readonly=readonly,
+            seconds=time.monotonic() - began,
+        )  # fmt: skip
+        return Engine(backend)
     except BaseException:
-        ledger.close()
+        if backend is not None and backend.started:
+            backend.close()  # closes the ledger, too
+        else:
+            ledger.close()
         raise
-    logs.emit(
-        log, logs.OPENED, ledger=ledger.path, engine=backend.name, engine_id=backend.id,
-        durability=durability, keepalive=keepalive, readonly=readonly,
-        seconds=time.monotonic() - began,
-    )  # fmt: skip
-    return Engine(backend)
 
 
 def _check_cluster_options(

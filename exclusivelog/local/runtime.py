@@ -123,13 +123,19 @@ class OpenEngine(abc.ABC):
         self.id = "0" * 16
         self.info = EngineInfo("0" * 16, name, os.getpid(), dict(properties), 0.0)
         self._kill_stalled = kill_stalled
+        self.started = False
+
+    def start(self) -> None:
+        """Join the other engines, and start the threads. It is not done by `__init__`, so that
+        after an interrupt at any moment the caller has what it must close."""
         try:
-            if not readonly:
-                self._join(properties)
+            if not self.readonly:
+                self._join(self.info.properties)
             _engines.add(self)
-            ledger.holders.append(name)
-            # A program may drop a read-only engine, as a reader of files does.
-            self._drop = weakref.finalize(self, ledger.dropped.append, name) if readonly else None
+            self.ledger.holders.append(self.name)
+            if self.readonly:  # a program may drop it, as a reader of files does
+                self._drop = weakref.finalize(self, self.ledger.dropped.append, self.name)
+            self.started = True
         except BaseException:
             self._leave_at_once()
             raise
@@ -145,6 +151,7 @@ class OpenEngine(abc.ABC):
             self.name, self.ledger, self._slot, self._keepalive, self.worker, self.pending,
             self.callbacks,
         )  # fmt: skip
+        self._heartbeat.start()
         self._clear_up()
         self.worker.start(self, self._slot)
 
@@ -170,6 +177,8 @@ class OpenEngine(abc.ABC):
         if self._heartbeat is not None:
             self._heartbeat.join()
         self.worker.stop()
+        if self._drop is not None:
+            self._drop.detach()
 
     def check_not_forked(self) -> None:
         """EngineClosedError in a forked child (rule C5)."""

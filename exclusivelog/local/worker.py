@@ -70,13 +70,15 @@ class BackgroundWorker:
         words = self._ledger.lockfile.atomics
         self._drops = _core.DropQueue(self._dropped, words, slot.wake_ups)
         run = functools.partial(self._run, engine, slot, slot.wake_up_count())
-        self.thread = start_thread(self._ledger.path, run, f"exclusivelog-{self._name}", self._name)
+        self.thread = thread_of(self._ledger.path, run, f"exclusivelog-{self._name}", self._name)
+        threads.start(self._ledger.path, self.thread)  # an interrupt may come here
 
     def stop(self) -> None:
         """Wait for the end of the thread, after the engine was closed."""
         self.wake()
-        if self.thread is not None and self.thread is not threading.current_thread():
-            self.thread.join(timeout=60)  # the thread uses the lock file's mapping
+        thread = self.thread
+        if thread is not None and thread is not threading.current_thread() and thread.is_alive():
+            thread.join(timeout=60)  # the thread uses the lock file's mapping
 
     def wake(self) -> None:
         """Start the next round now."""
@@ -321,16 +323,20 @@ class Heartbeat:
         self, name: str, ledger: Ledger, slot: Slot, keepalive: float | None, worker: Waking,
         waits: Waits, callbacks: Calling,
     ) -> None:  # fmt: skip
-        self._ended, self._limits = threading.Event(), waits.limits
+        self._ended, self._limits, self._path = threading.Event(), waits.limits, ledger.path
         run = functools.partial(self._run, ledger, slot, keepalive, worker, waits, callbacks)
-        self._thread = start_thread(ledger.path, run, f"exclusivelog-heart-{name}", name)
+        self._thread = thread_of(ledger.path, run, f"exclusivelog-heart-{name}", name)
+
+    def start(self) -> None:
+        """Start the thread. Call it when `stop` can be called: an interrupt may come here."""
+        threads.start(self._path, self._thread)
 
     def _run(
         self, ledger: Ledger, slot: Slot, keepalive: float | None, worker: Waking, waits: Waits,
         callbacks: Calling,
     ) -> None:  # fmt: skip
         beat = LONGEST_BEAT_SECONDS if keepalive is None else keepalive / 4
-        while True:
+        while not self._ended.is_set():
             late = self._limits.wait(min(LONGEST_BEAT_SECONDS, beat))
             if self._ended.is_set():
                 return
@@ -356,7 +362,7 @@ class Heartbeat:
 
     def join(self) -> None:
         """Wait for the end of the thread, which uses the lock file's mapping."""
-        if self._thread is not threading.current_thread():
+        if self._thread is not threading.current_thread() and self._thread.is_alive():
             self._thread.join(timeout=60)
 
 
@@ -400,8 +406,8 @@ class Callbacks:
             self._worker.retry(lambda: self.call_later(function))
 
 
-def start_thread(path: str, run: Callable[[], None], name: str, engine: str) -> threading.Thread:
-    """Start a thread for an engine; an error in it is logged."""
+def thread_of(path: str, run: Callable[[], None], name: str, engine: str) -> threading.Thread:
+    """A thread for an engine, to be started; an error in it is logged."""
 
     def failed(error: BaseException) -> None:
         logs.emit(
@@ -410,4 +416,4 @@ def start_thread(path: str, run: Callable[[], None], name: str, engine: str) -> 
         )  # fmt: skip
 
     keep = functools.partial(_core.keep_running, run, failed)
-    return threads.start(path, threading.Thread(target=keep, name=name, daemon=True))
+    return threading.Thread(target=keep, name=name, daemon=True)

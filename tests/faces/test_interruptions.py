@@ -463,3 +463,119 @@ def test_h2_the_error_of_a_signal_handler_is_none_of_the_ledger(
         producer.send(b"last")
         assert engine.verify().ok
         assert [message.value for message in topic.reader()][-1] == b"last"
+
+
+# ---- opening --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["exclusivelog-heart-", "exclusivelog-mine"])
+def test_c3_an_open_that_is_interrupted_as_a_thread_starts_leaves_none(
+    path, monkeypatch, which
+) -> None:
+    """The thread runs, and its `start` has not returned. Left behind, it would beat for the engine
+    that gets the slot next, and this would never be evicted."""
+    start, struck = threading.Thread.start, []
+
+    def strike(self: threading.Thread) -> None:
+        start(self)
+        if self.name.startswith(which) and not struck:
+            struck.append(self)
+            raise KeyboardInterrupt
+
+    with xl.open(path, name="other") as other:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", strike)
+            with pytest.raises(KeyboardInterrupt):
+                xl.open(path, name="mine")
+        assert struck
+        until(lambda: not struck[0].is_alive())
+        assert [info.name for info in other.engines()] == ["other"]
+
+
+def test_c3_a_heartbeat_is_for_the_engine_that_it_was_begun_for(path) -> None:
+    with xl.open(path) as engine:
+        slots = engine.ledger.lockfile.slots
+        left = slots.join("left", {}, None)
+        left.leave()
+        mine = slots.join("next", {}, None)
+        assert mine.index == left.index
+        beat = slots.silent_for(mine.engine)
+        assert beat is not None
+        until(lambda: (slots.silent_for(mine.engine) or 0) > 0.05)
+        left.beat()
+        assert (slots.silent_for(mine.engine) or 0) > 0.05
+        mine.leave()
+
+
+INTERRUPTED_OPEN = """
+    import os, sys, threading, time
+    import exclusivelog as xl
+
+    directory, step = sys.argv[1], int(sys.argv[2])
+    xl.open(directory + "/warm").close()
+    OURS = ("/exclusivelog/", "/threading.py")
+
+    def strike(path, number):
+        # KeyboardInterrupt at the n-th line; what is wrong then, None if there are fewer lines.
+        lines = 0
+
+        def in_a_function(frame, event, arg):
+            nonlocal lines
+            if event == "line":
+                lines += 1
+                if lines == number:
+                    raise KeyboardInterrupt
+            return in_a_function
+
+        def tracer(frame, event, arg):
+            if any(ours in frame.f_code.co_filename for ours in OURS) and lines < number:
+                return in_a_function
+
+        sys.settrace(tracer)
+        try:
+            engine = xl.open(path, name="killed")
+            sys.settrace(None)
+            engine.close()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        end = time.monotonic() + 10
+        while left := [t for t in threading.enumerate() if "killed" in t.name and t.ident]:
+            if time.monotonic() > end:
+                return f"line {number} leaves {left}"
+            time.sleep(0.01)
+        with xl.open(path, name="probe") as probe:
+            assert [info.name for info in probe.engines()] == ["probe"]
+        return None if lines < number else "sound"
+
+    def in_a_process_of_its_own(number):
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            found = "it raised"
+            try:
+                found = str(strike(f"{directory}/{number}", number))
+            finally:
+                os.write(writing, found.encode())
+                os._exit(0)
+        os.close(writing)
+        os.waitpid(pid, 0)
+        with open(reading, "rb") as answer:
+            return answer.read().decode()
+
+    number = 1
+    while (found := in_a_process_of_its_own(number)) != "None":
+        if found != "sound":
+            sys.exit(found)
+        number += step
+    print(number)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.once
+def test_c3_an_interrupt_at_any_line_of_opening_leaves_no_thread_and_no_slot(
+    tmp_path, sweep
+) -> None:
+    assert int(finish(INTERRUPTED_OPEN, tmp_path, sweep(97, 3), timeout=900)) > 1000

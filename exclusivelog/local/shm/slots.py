@@ -319,14 +319,17 @@ class Slot:
         atomics.store64(self._at + KEEPALIVE, 0 if keepalive is None else int(keepalive * 1e9))
         atomics.store(self._at + INFO_SIZE, len(info))
         slots.memory[self._at + INFO : self._at + INFO + len(info)] = info
-        self.beat()
-        atomics.store64(self._at + ENGINE, int(self.engine, 16))
+        self._id = int(self.engine, 16)
+        atomics.store64(self._at + HEARTBEAT, _core.now())
+        atomics.store64(self._at + ENGINE, self._id)
         atomics.add(ARRIVALS, 1)
         atomics.wake(ARRIVALS)
 
     def beat(self) -> None:
-        """Store a heartbeat, which shows that the process is responsive (rule C3)."""
-        self._atomics.store64(self._at + HEARTBEAT, _core.now())
+        """Store a heartbeat, which shows that the process is responsive (rule C3). Not if the slot
+        is another engine's by now: a thread that was left behind must not beat for that one."""
+        if self._atomics.load64(self._at + ENGINE) == self._id:
+            self._atomics.store64(self._at + HEARTBEAT, _core.now())
 
     def wake_up_count(self) -> int:
         """The counter that each notification increments."""
