@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from exclusivelog import _core
@@ -49,7 +50,7 @@ class Calls:
         self._jobs: deque[tuple[CallFuture[Any], Callable[[], Any]]] = deque()
         self._done: deque[_Done] = deque()
         self._working = self._flushing = False
-        self._threads: list[concurrent.futures.ThreadPoolExecutor] = []
+        self._threads: list[_OneThread] = []
         self._here = threading.local()
 
     def submit(self, call: Callable[[], R]) -> CallFuture[R]:
@@ -57,7 +58,7 @@ class Calls:
         future: CallFuture[R] = CallFuture()
         with _core.Holding(self._lock):
             if not self._threads:
-                self._threads = [_one_thread(), _one_thread()]
+                self._threads = [_OneThread(), _OneThread()]
             self._jobs.append((future, call))
             if not self._working:
                 self._working = True
@@ -94,7 +95,7 @@ class Calls:
     def close(self) -> None:
         """Run all calls that were submitted, then end the threads."""
         for thread in self._threads:
-            thread.shutdown(wait=True)
+            thread.end()
 
     # ---- in the background ---------------------------------------------------------------
 
@@ -168,7 +169,39 @@ def _set_outcome(done: _Done, failed: BaseException | None) -> None:
         done.future.set_result(done.result)
 
 
-def _one_thread() -> concurrent.futures.ThreadPoolExecutor:
-    threads = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=NAME)
-    threads.submit(int)  # starts the thread now, so that a failure to start it accepts no call
-    return threads
+class _OneThread:
+    """Calls functions one after the other in a thread of its own, until `end` or until it is
+    dropped.
+
+    It is no pool of concurrent.futures: the interpreter waits for the threads of those before any
+    `atexit` function can end what they wait for.
+    """
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._ended = False
+        self._thread = threading.Thread(
+            target=_call_all, args=(self._queue,), name=NAME, daemon=True
+        )
+        self._thread.start()
+
+    def submit(self, function: Callable[[], object]) -> None:
+        """Call it after the others. RuntimeError after `end`."""
+        if self._ended:
+            raise RuntimeError("the thread has ended")
+        self._queue.put(function)
+
+    def end(self) -> None:
+        """Wait until all functions were called; the thread ends then."""
+        self._ended = True
+        self._queue.put(None)
+        self._thread.join()
+
+    def __del__(self) -> None:
+        self._queue.put(None)
+
+
+def _call_all(queue: SimpleQueue[Callable[[], object] | None]) -> None:
+    while (function := queue.get()) is not None:
+        function()
+        del function  # it refers to what must be freed when the application drops it

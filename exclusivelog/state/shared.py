@@ -18,11 +18,13 @@ waits for the topic (rules B2, D8, I1). **Snapshots** are taken by a background 
 
 from __future__ import annotations
 
+import atexit
 import concurrent.futures
 import functools
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
@@ -476,6 +478,7 @@ class Shared(_core.SharedBase, Closing):
         replica = Replica(topic, content, self._snapshots)
         replica.catch_up()
         self._replica = replica  # set last: from now on the state may be called
+        _states[id(self)] = self
 
     # ---- checks --------------------------------------------------------------------------
 
@@ -722,6 +725,27 @@ class Shared(_core.SharedBase, Closing):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on topic {self.topic.name!r}>"
+
+
+# By id: a map is not hashable.
+_states: weakref.WeakValueDictionary[int, Shared] = weakref.WeakValueDictionary()
+
+
+def _close_all() -> None:
+    # Before the engines, whose function was registered earlier: what was submitted is executed, and
+    # what waits for a topic ends.
+    for state in list(_states.values()):
+        engine = state.topic.engine
+        try:
+            state.close()
+        except Exception as error:
+            logs.emit(
+                log, logs.CLOSING_FAILED, ledger=engine.path, engine=engine.name,
+                engine_id=engine.id, reason=str(error),
+            )  # fmt: skip
+
+
+atexit.register(_close_all)
 
 
 def acknowledge(shared: Shared, future: Any, result: Any, appended: Appended) -> None:

@@ -593,3 +593,26 @@ def test_i1_one_to_whom_a_topic_was_handed_over_learns_that_a_producer_waits(
         other.answer(PATIENCE / 2)
         with xl.SharedMap(engine.topic("orders")) as shared:
             assert everything(shared) == {"ours": 1, "theirs": 1}
+
+
+ENDS_WHILE_IT_WAITS = """
+    import sys, time
+    import exclusivelog as xl
+
+    engine, other = xl.open(sys.argv[1]), xl.open(sys.argv[1], name="other")
+    free, taken = (xl.SharedMap(engine.topic(name)) for name in ("free", "taken"))
+    owner = other.topic("taken").producer("exclusive")
+    waits = taken.put_async("a", 1)
+    while not other.topic("taken").waiters:
+        time.sleep(0.01)
+    for number in range(100):
+        free.put_async(str(number), number)
+"""
+
+
+def test_c1_a_program_ends_although_a_background_call_waits_for_its_topic(path) -> None:
+    """The interpreter does not wait for it. What need not wait is executed first."""
+    finish(ENDS_WHILE_IT_WAITS, path)
+    with xl.open(path) as engine:
+        assert len(xl.SharedMap(engine.topic("free"))) == 100
+        assert len(xl.SharedMap(engine.topic("taken"))) == 0
