@@ -79,6 +79,8 @@ class BackgroundWorker:
         thread = self.thread
         if thread is not None and thread is not threading.current_thread() and thread.is_alive():
             thread.join(timeout=60)  # the thread uses the lock file's mapping
+        if thread is not None and not thread.is_alive():
+            self.thread = None  # one that could not be started would keep the engine
 
     def wake(self) -> None:
         """Start the next round now."""
