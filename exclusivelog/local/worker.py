@@ -327,10 +327,12 @@ class Heartbeat:
     ) -> None:  # fmt: skip
         self._ended, self._limits, self._path = threading.Event(), waits.limits, ledger.path
         run = functools.partial(self._run, ledger, slot, keepalive, worker, waits, callbacks)
-        self._thread = thread_of(ledger.path, run, f"exclusivelog-heart-{name}", name)
+        thread = thread_of(ledger.path, run, f"exclusivelog-heart-{name}", name)
+        self._thread: threading.Thread | None = thread
 
     def start(self) -> None:
         """Start the thread. Call it when `stop` can be called: an interrupt may come here."""
+        assert self._thread is not None
         threads.start(self._path, self._thread)
 
     def _run(
@@ -364,8 +366,11 @@ class Heartbeat:
 
     def join(self) -> None:
         """Wait for the end of the thread, which uses the lock file's mapping."""
-        if self._thread is not threading.current_thread() and self._thread.is_alive():
-            self._thread.join(timeout=60)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread() and thread.is_alive():
+            thread.join(timeout=60)
+        if thread is not None and not thread.is_alive():
+            self._thread = None  # one that could not be started would keep the ledger
 
 
 class Callbacks:
