@@ -239,6 +239,12 @@ class Sending(Protocol):
     def await_flush(self, position: int, generation: int) -> None:
         """Return once what `append` has appended is durable."""
 
+    def served(self) -> None:
+        """The call of this thread that has waited by `await_resumed` has been made."""
+
+    def await_turns(self) -> None:
+        """Before a transaction pauses it again: let calls be made that waited for the last one."""
+
     def duplicate(
         self, appender: _core.Appender, sequence: int | None, count: int = 1
     ) -> ExclusiveLogError:

@@ -243,6 +243,17 @@ class ProducerSender:
     ) -> Sent:  # fmt: skip
         """Return `call(session, seconds left)` as soon as the session is not paused; after a
         hand-over within this process, with the next session."""
+        waited: list[ProducerSession] = []  # for the end of a pause
+        try:
+            return self._call(call, timeout, sequence, waited)
+        finally:
+            for session in waited:
+                session.sending.served()
+
+    def _call(
+        self, call: Callable[[ProducerSession, float | None], Sent], timeout: float | None,
+        sequence: int | None, waited: list[ProducerSession],
+    ) -> Sent:  # fmt: skip
         deadline = None if timeout is None else time.monotonic() + timeout
         left = timeout
         while True:
@@ -255,6 +266,7 @@ class ProducerSender:
                 return call(session, left)
             except ProducerFencedError as error:
                 refused = session.refused(error)
+            waited.append(session)
             try:
                 if not self._await_change(session, refused, left):
                     raise WaitTimeoutError(

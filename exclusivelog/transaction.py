@@ -478,9 +478,14 @@ class Transaction(OfThisProcess):
             self._give_back_others()
         _begun.discard(self)
 
+    def _is_beside(self, other: Transaction) -> bool:
+        """Does the same caller use the other one at the same time?"""
+        same = other._maker == self._maker and other._engine.ledger is self._engine.ledger
+        return same and other is not self and other._state == "open" and bool(other._parts)
+
     def _give_back_others(self) -> None:
         """Have readers go back whose positions it would have got, had it not failed before."""
-        if any(other._maker == self._maker for other in _begun if other is not self):
+        if any(self._is_beside(other) for other in _begun):
             return  # they may belong to that one
         for reader in members_in_use():
             membership = reader.membership

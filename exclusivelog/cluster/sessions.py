@@ -173,6 +173,12 @@ class ClusterSending:
         keys, values, properties = (_core.strings([m[i] for m in messages]) for i in range(3))
         return self.appender.make_batch(values, keys, properties, None)
 
+    def served(self) -> None:
+        """No effect: no transaction pauses it."""
+
+    def await_turns(self) -> None:
+        """No effect: no transaction pauses it."""
+
     def await_flush(self, position: int, generation: int) -> None:
         """Return once the messages of an `append` count."""
         self._owning.await_counting(position)

@@ -680,6 +680,8 @@ class Attempt(Generic[Who]):
     def commit(self) -> bool:
         """False if a session is paused, and nothing was written."""
         paused: list[ProducerSession] = []
+        for session in self._sessions:
+            session.sending.await_turns()
         with self._ledger.pause_lock:
             try:
                 for session in self._sessions:

@@ -45,6 +45,7 @@ APPENDED_AT_ONCE = 1 << 15  # appenders; a copy of their messages is held in mem
 LOOKED_UP_AT_ONCE = 1000
 LOOK_UP_SECONDS = 30.0  # longer than a thousand changes of ownership by other processes take
 RETRY_SECONDS = 0.25  # after a commit that could not begin
+TURN_SECONDS = 0.5  # the longest that a transaction lets the sends before it go first
 
 # ---- to the journal, or to the tables --------------------------------------------------
 
@@ -570,11 +571,23 @@ class LocalSending:
     engine: Appending
     options: SessionOptions
     topic: str
+    _pauses: Pauses | None
 
     @property
     def sending(self) -> LocalSending:
         """It appends by itself."""
         return self
+
+    def served(self) -> None:
+        """The call of this thread that has waited for the end of a pause has been made."""
+        if self._pauses is not None:
+            self._pauses.served()
+
+    def await_turns(self) -> None:
+        """Before a transaction pauses it again: let calls be made that waited for the last one
+        (rule K4)."""
+        if self._pauses is not None:
+            self._pauses.await_turns()
 
     # ---- one message -----------------------------------------------------------------------
 
@@ -738,7 +751,9 @@ class Pauses:
 
     True while appends are paused. What was accepted before is still sent."""
 
-    __slots__ = ("_appender", "_lock", "_resumed", "_stopped", "_topic", "count")
+    __slots__ = (
+        "_appender", "_due", "_lock", "_resumed", "_stopped", "_topic", "_waiting", "count",
+    )  # fmt: skip
 
     def __init__(self, appender: _core.Appender, topic: str, lock: _core.Lock) -> None:
         self.count = 0  # of calls of `begin` without their `end`
@@ -746,6 +761,8 @@ class Pauses:
         self._lock = lock  # one for all sessions of the engine
         self._resumed: threading.Event | None = None  # None: not paused
         self._stopped = False
+        self._waiting: set[int] = set()  # threads that wait for the end of this pause
+        self._due: set[int] = set()  # those that waited for the last one, and whose turn it is
 
     def __bool__(self) -> bool:
         return self._resumed is not None
@@ -775,13 +792,34 @@ class Pauses:
     def _wake(self) -> None:
         resumed, self._resumed = self._resumed, None
         if resumed is not None:
+            self._due, self._waiting = self._waiting, set()
             resumed.set()
 
     def wait(self, timeout: float | None, check: Callable[[], object]) -> bool:
         """Return once appends are not paused; False after `timeout` seconds. Calls `check`
         meanwhile."""
-        resumed = self._resumed
-        return resumed is None or in_slices(resumed.wait, timeout, check)
+        with self._lock:
+            resumed = self._resumed
+            if resumed is None:
+                return True
+            self._waiting.add(threading.get_ident())
+        return in_slices(resumed.wait, timeout, check)
+
+    def served(self) -> None:
+        """The call of this thread that has waited was made, or given up."""
+        with self._lock:
+            self._due.discard(threading.get_ident())
+            self._waiting.discard(threading.get_ident())
+
+    def await_turns(self) -> None:
+        """Let the calls be made that waited for the end of the last pause. Not for longer than
+        `TURN_SECONDS`: their threads may be stopped."""
+        if self._due:
+            end = time.monotonic() + TURN_SECONDS
+            while self._due and time.monotonic() < end:
+                time.sleep(0.0002)
+            with self._lock:
+                self._due = set()
 
 
 def _any_given(column: Iterable[object]) -> bool:
