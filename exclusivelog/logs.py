@@ -404,6 +404,12 @@ GAP = _line(
     "the journal continues topic %(topic)r at offset %(offset)d, but the topic ends at "
     "%(end)d. Run `exclusivelog verify`",
 )  # fmt: skip
+OFFSETS_SKIPPED = _line(
+    "offsets_skipped", _E,
+    "a part of the journal is destroyed, and may have held the last messages of topic %(topic)r: "
+    "it goes on at offset %(stop)d, and readers get an error for %(start)d to the one before. Run "
+    "`exclusivelog verify`",
+)  # fmt: skip
 ENTRY_DAMAGED = _line("entry_damaged", _D, "%(reason)s")
 SPACE_KEPT = _line(
     "space_kept", _W,

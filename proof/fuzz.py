@@ -152,7 +152,7 @@ def framed(parts: list[bytes]) -> bytes:
         footer = dict(zip(FIELDS, FOOTER.unpack(data[-FOOTER.size :]), strict=True))
         head = FRAME.pack(
             MAGIC, len(data), len(ring), GENERATION, footer["topic"], footer["base_offset"],
-            number, footer["count"], 0,
+            number, 0, footer["count"], 0,
         )  # fmt: skip
         ring += _with_sum(head) + data
         ring += bytes(-len(ring) % 16)

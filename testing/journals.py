@@ -21,9 +21,9 @@ if TYPE_CHECKING:  # children import this, and pytest takes 130 ms
 
 CAPACITY = 512 << 10  # of a small journal: it wraps around within one test
 # A frame's header, as _native/journal_file.h tells it: magic, flags and bytes of the entry,
-# position, generation, topic, base offset, version, count, checksum.
-FRAME = struct.Struct("<IIQQQQQII")
-MAGIC = 0x014A4C58
+# position, generation, topic, base offset, version, durable position, count, checksum.
+FRAME = struct.Struct("<IIQQQQQQII")
+MAGIC = 0x024A4C58
 PADDING, MORE = 1 << 31, 1 << 30
 # The counter of flushes among the journal's words, behind two mutexes, six numbers of 64 bits
 # and two of 32.

@@ -226,9 +226,8 @@ cdef int _write(Journal journal, Placing* p, uint64_t position,
     for i in range(p.count):
         memset(&frame, 0, FRAME)
         start = _start_of(journal, position, p.pieces[i].size)
-        if start != position and _left(&journal.ring, position) >= FRAME:
-            frame.size = PADDING
-            failed = _write_frame(journal, position, &frame, NULL, 0, p.durable)
+        if start != position:
+            failed = _write_padding(journal, position, p.durable)
             if failed:
                 return failed
         frame.size = <uint32_t>p.pieces[i].size | (MORE if i < p.count - 1 else 0)
@@ -245,6 +244,7 @@ cdef int _write(Journal journal, Placing* p, uint64_t position,
 cdef void _seal_frame(Journal journal, uint64_t position, xj_frame* frame) noexcept nogil:
     frame.magic, frame.position, frame.generation = FRAME_MAGIC, position, journal.generation
     frame.version = journal.shared.version
+    frame.durable = xl_load64(&journal.shared.synced)
     frame.crc = _crc(<char*>frame, FRAME - 4)
 
 
@@ -263,6 +263,34 @@ cdef int _write_frame(Journal journal, uint64_t position, xj_frame* frame, const
         memcpy(at + FRAME, entry, size)
     memcpy(at, frame, FRAME)
     return 0
+
+
+cdef int _write_padding(Journal journal, uint64_t position, bint durable) noexcept nogil:
+    """Fill the rest of the ring: frames that a dead process left there would seem to be valid if the
+    header of this one were damaged."""
+    cdef char[4096] zeros
+    cdef uint64_t left = _left(&journal.ring, position)
+    cdef uint64_t size
+    cdef xj_frame frame
+    cdef int failed
+    if left < FRAME:
+        return 0
+    memset(&frame, 0, FRAME)
+    frame.size = PADDING
+    failed = _write_frame(journal, position, &frame, NULL, 0, durable)
+    memset(zeros, 0, sizeof(zeros))
+    position += FRAME
+    left -= FRAME
+    while left and failed == 0:
+        size = min(left, <uint64_t>sizeof(zeros))
+        if durable:
+            failed = xj_write(journal.fd, JOURNAL_HEADER + position % journal.ring.capacity,
+                              zeros, size, NULL, 0)
+        else:
+            memset(_frame_at(&journal.ring, position), 0, size)
+        position += size
+        left -= size
+    return failed
 
 
 cdef int _place_and_leave(Journal journal, Placing* p) noexcept nogil:

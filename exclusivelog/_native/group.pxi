@@ -251,12 +251,9 @@ cdef class Group:
         cdef Run* run = &self.run
         cdef char* at = <char*>_frame_at(&journal.ring, run.start)
         cdef Placing refused
-        cdef xj_frame frame
         refused.error = 0
-        if run.start != run.before and _left(&journal.ring, run.before) >= FRAME:
-            memset(&frame, 0, FRAME)
-            frame.size = PADDING
-            refused.error = _write_frame(journal, run.before, &frame, NULL, 0, self.durable)
+        if run.start != run.before:
+            refused.error = _write_padding(journal, run.before, self.durable)
         if refused.error == 0 and self.durable:
             refused.error = EBADF
             if xj_is(journal.fd, &journal.file):

@@ -43,6 +43,10 @@ cdef extern from "<unistd.h>" nogil:
     int close_file "close"(int)
 
 
+# Where nothing was appended since the last recovery, according to a header of this boot, only so many
+# bytes are searched for frames: a search of all takes longer than the rest of the opening.
+cdef uint64_t LOOK_AHEAD = 16 << 10
+
 cdef int64_t CLOSING_NS = 5_000_000_000
 
 JOURNAL_HEADER_BYTES = JOURNAL_HEADER
@@ -80,6 +84,7 @@ cdef class Journal:
     cdef bint idle              # no append of this process since the last checkpoint
     cdef int guard              # of the mapping (see guard.pxi)
     cdef uint32_t gone          # errno: this process, but not others, may not append any more
+    cdef public bint of_this_boot   # the header was initialised in this boot, and not copied
     cdef uint64_t disbelieved   # the header is not valid for this generation
     cdef Figures kept           # with them `figures`
     cdef xf_figures* figures
@@ -190,11 +195,19 @@ cdef class Journal:
         self._notify_flushed()
 
     def known_end(self, uint64_t position, uint64_t generation):
-        """Up to where the frames from `position` on were certainly flushed, by the header of an
-        earlier boot."""
-        if self.shared.generation != generation or self.shared.synced < position:
-            return position
-        return min(self.shared.synced, position + self.ring.capacity)
+        """Up to where the frames from `position` on were certainly flushed: by themselves, and by the
+        header, which may be that of an earlier boot."""
+        cdef uint64_t end = position
+        cdef uint64_t last = position + self.ring.capacity
+        if self.shared.generation == generation and self.shared.synced > position:
+            end = min(self.shared.synced, last)
+        if self.of_this_boot and self.shared.tail == position and self.shared.applied == position:
+            last = min(last, position + LOOK_AHEAD)
+        self._enter()
+        with nogil:
+            end = max(end, _durable_end(&self.ring, position, last, generation))
+        self.busy -= 1
+        return end
 
     @property
     def inode(self):
@@ -271,14 +284,18 @@ cdef class Journal:
         xl_store(&self.shared.ready, 1)
         self._notify_flushed()
 
-    def resume(self, uint64_t generation, uint64_t position, uint64_t mark, uint64_t oldest):
+    def resume(self, uint64_t generation, uint64_t position, uint64_t mark, uint64_t oldest,
+               uint64_t known):
         """Continue the generation of an earlier life, whose frames from `position` on the tables do
-        not have, and return where they end. `mark` and `oldest` as in `live_end`. Under the mutex.
+        not have, and return where they end. The others as in `live_end`. Under the mutex.
 
         What is behind them is erased: the remains of lost frames could be valid behind new ones."""
-        cdef uint64_t newest = 0
-        cdef uint64_t end = _live_end(&self.ring, position, generation, mark, oldest, &newest)
-        cdef int failed = self._erase(end, position + self.ring.capacity)
+        cdef Recovery run
+        cdef uint64_t end
+        cdef int failed
+        _begin_recovery(&self.ring, &run, position, generation, mark, oldest)
+        end = _live_end(&self.ring, &run, known)
+        failed = self._erase(end, position + self.ring.capacity)
         if failed:
             raise OSError(failed, _os.strerror(failed))
         self.shared.begun = end
@@ -286,7 +303,7 @@ cdef class Journal:
         xl_store64(&self.shared.applied, position)
         xl_store64(&self.shared.tail, end)
         xl_store64(&self.shared.synced, end)
-        xl_store64(&self.shared.version, max(self.shared.version, newest, oldest) + 1)
+        xl_store64(&self.shared.version, max(self.shared.version, run.newest, oldest) + 1)
         xl_store(&self.shared.ready, 1)
         self._notify_flushed()
         return end
@@ -412,16 +429,29 @@ cdef class Journal:
     # ---- frames --------------------------------------------------------------------------
 
     def live_end(self, uint64_t position, uint64_t generation, uint64_t mark=0,
-                 uint64_t oldest=0):
-        """The end of the unbroken run of valid frames from `position` on, when the journal's end is
-        unknown after a power loss. From the position `mark` on, a frame with a version before
+                 uint64_t oldest=0, uint64_t known=0):
+        """The end of the run of valid frames from `position` on, when the journal's end is unknown
+        after a power loss. The run is unbroken, except by damage before `known`, up to where the
+        frames were certainly flushed. From the position `mark` on, a frame with a version before
         `oldest` is not valid: a process died before it had moved the tail."""
+        cdef Recovery run
         cdef uint64_t end
+        _begin_recovery(&self.ring, &run, position, generation, mark, oldest)
         self._enter()
         with nogil:
-            end = _live_end(&self.ring, position, generation, mark, oldest)
+            end = _live_end(&self.ring, &run, known)
         self.busy -= 1
         return end
+
+    def holes(self, uint64_t start, uint64_t stop, uint64_t generation):
+        """(bytes, position behind the last one) of the parts between two positions in which neither
+        a frame's header nor its entry is left, so that nobody knows what was there."""
+        cdef Holes holes
+        self._enter()
+        with nogil:
+            holes = _find_holes(&self.ring, start, stop, generation)
+        self.busy -= 1
+        return holes.size, holes.behind
 
     # ---- the ends of topics -------------------------------------------------------
 

@@ -15,8 +15,12 @@
    32      8     first offset of the entry
    40      8     `version` when it was written. If this is lower than that of the frame before, a
                  process wrote the frame and died, or was refused, before it moved `tail`
-   48      4     number of messages in the entry
-   52      4     CRC-32C of the 52 bytes before */
+   48      8     the position up to which its writer knew the journal to be durable
+   56      4     number of messages in the entry
+   60      4     CRC-32C of the 60 bytes before
+
+   Up to ledger format 7 a frame has version 1 and a header of 56 bytes: the number of messages at 48,
+   the CRC-32C of the 52 bytes before at 52. */
 #ifndef EXCLUSIVELOG_JOURNAL_FILE_H
 #define EXCLUSIVELOG_JOURNAL_FILE_H
 
@@ -30,9 +34,17 @@
 
 typedef struct {
     uint32_t magic, size;
-    uint64_t position, generation, topic, base_offset, version;
+    uint64_t position, generation, topic, base_offset, version, durable;
     uint32_t count, crc;
 } xj_frame;
+
+/* A header of version 1 as one of version 2. Returns its checksum. */
+static inline uint32_t xj_renew_header(xj_frame *frame) {
+    const uint64_t last = frame->durable;
+    frame->durable = 0;
+    frame->count = (uint32_t)last;
+    return (uint32_t)(last >> 32);
+}
 
 static inline int64_t xj_wall_ms(void) {
     struct timespec t;

@@ -25,8 +25,8 @@ from exclusivelog.errors import LedgerVersionError
 from exclusivelog.local.files import Directory, Ignoring, is_locked, pass_on_foreign, read_whole
 from exclusivelog.version import __version__
 
-FORMAT = 7
-EARLIER_FORMATS = (3, 4, 5, 6)  # these can be read, and `upgrade` raises them to this one
+FORMAT = 8
+EARLIER_FORMATS = (3, 4, 5, 6, 7)  # these can be read, and `upgrade` raises them to this one
 LOCK_FILE = "owners.lock"
 LOCK_NAME = b"XLLOCK\0"
 LOCK_VERSION = 6
@@ -44,6 +44,7 @@ OPENED_BY = {
     4: "a development version of November 2026 that was never published",
     5: "git commits later than 78870fc, up to the last one before format 6 (231ddc5 is one)",
     6: "git commits from 40af260 on, up to the last one before format 7 (af14e81 is one)",
+    7: "git commits from fb573cd on, up to the last one before format 8 (c34a6a8 is one)",
 }
 
 

@@ -31,8 +31,8 @@ FILLS = """
     import os, pathlib, sys
     import exclusivelog as xl
     from testing.disks import leave
-    path, free = sys.argv[1:]
-    engine = xl.open(path)
+    path, free, durability = sys.argv[1:]
+    engine = xl.open(path, durability=durability)
     other = engine.topic("other")
     with other.producer() as producer:
         producer.send_many([bytes(1000)] * 5000)
@@ -52,12 +52,20 @@ FILLS = """
 """
 
 
-def fill(where: Path, free: int = 0) -> int:
+def fill(where: Path, free: int = 0, durability: str = "power") -> int:
     """How many numbers were acknowledged before the disk, and the journal, were full."""
-    with child(FILLS, where / "log", free) as process:
+    with child(FILLS, where / "log", free, durability) as process:
         said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == -signal.SIGKILL, said
     return int(said)
+
+
+def damage(journal: Path, number: int) -> None:
+    """The journal has lost a part of this message."""
+    data = journal.read_bytes()
+    with journal.open("r+b") as file:
+        file.seek(data.index(b"%06d" % number))
+        file.write(b"lost")
 
 
 def numbers(engine: xl.Engine) -> list[int]:
@@ -224,15 +232,13 @@ def test_h2_a_small_disk_is_all_for_messages(tmp_path) -> None:
 
 
 def test_h2_remains_behind_messages_that_stay_in_the_journal_are_erased(small_disk) -> None:
-    """After a power cut, later frames may have reached the disk without an earlier one."""
+    """After a power cut, later frames that were not flushed may have reached the disk without an
+    earlier one."""
     path = small_disk / "log"
-    count = fill(small_disk)
+    count = fill(small_disk, durability="process")
     journal = path / "journal"
-    data = journal.read_bytes()
-    with journal.open("r+b") as file:
-        file.seek(data.index(b"%06d" % (count - 5)))
-        file.write(b"lost")
-    assert data.find(b"%06d" % (count - 1)) > 0
+    damage(journal, count - 5)
+    assert journal.read_bytes().find(b"%06d" % (count - 1)) > 0
     (path / "owners.lock").unlink()
     with xl.open(path) as engine:
         assert numbers(engine) == list(range(count - 5))
@@ -241,3 +247,23 @@ def test_h2_remains_behind_messages_that_stay_in_the_journal_are_erased(small_di
     with xl.open(path) as engine, engine.topic("t").producer(name="p") as producer:
         producer.send(b"%06d" % (count - 5))
         assert numbers(engine) == list(range(count - 4))
+
+
+def test_h7_a_hole_among_messages_that_stay_in_the_journal(small_disk) -> None:
+    """They were flushed: what is behind the damage is read, before and after there is room."""
+    path = small_disk / "log"
+    count = fill(small_disk)
+    damage(path / "journal", count - 5)
+    (path / "owners.lock").unlink()
+    for full in (True, False):
+        if not full:
+            (small_disk / "ballast").unlink()
+        with xl.open(path) as engine:
+            reader = engine.topic("t").reader()
+            assert len(reader.read_batch(count)) == count - 5
+            with pytest.raises(xl.LedgerCorruptedError) as caught:
+                reader.read_next(0)
+            assert caught.value.offsets == range(count - 5, count - 4)
+            reader.seek(count - 4)
+            assert len(reader.read_batch(count)) == 4
+            assert not engine.verify().ok

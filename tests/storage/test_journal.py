@@ -52,9 +52,10 @@ def test_d8_a_successor_sees_what_its_predecessor_died_over(path, worker) -> Non
 
 
 def test_h1_what_a_power_cut_has_cut_off_stays_off(path, tmp_path) -> None:
-    """A power cut has taken a frame, and left those behind it. What is sent next goes where it was,
-    in the same size: those behind must not count again, though opening commits nothing."""
-    with xl.open(path) as engine, no_checkpoints(engine):
+    """A power cut has taken a frame that was not flushed, and left those behind it. What is sent
+    next goes where it was, in the same size: those behind must not count again, though opening
+    commits nothing."""
+    with xl.open(path, durability="process") as engine, no_checkpoints(engine):
         with engine.topic("orders").producer(name="p") as producer:
             producer.send_many([b"a"])
             producer.send_many([b"b"])

@@ -347,6 +347,12 @@ def verify(ledger: Store, unflushed: bool = False) -> Report:
     topics, entries, messages, problems = 0, 0, 0, list[str]()
     with ledger.read() as tables:
         there = tables.topics.all()
+        damaged = tables.journal.damaged_at()
+    if damaged is not None:
+        problems.append(
+            f"the journal is damaged at position {damaged}; the last messages of topics may be "
+            "missing"
+        )
     for name, topic in there:
         with naming(name):
             result = _verify_one(ledger, topic, unflushed)

@@ -580,10 +580,11 @@ def _copy_journal(
         source = ledger.directory.open("journal", os.O_RDONLY)
         files.callback(os.close, source)
         facts = os.fstat(source)
+        tail = journal.tail  # what is appended during the copy may be in it without its predecessor
         copy = files.enter_context(_created(os.path.join(work, "journal"), facts.st_mode & 0o777))
         _copy_bytes(source, copy, facts.st_size)
         if version is not None:
-            cut_off(copy, applied, generation, journal.capacity, version)
+            cut_off(copy, applied, generation, journal.capacity, version, tail)
         os.fsync(copy)
     if version is None:  # no process had it open to write, unless one has opened it meanwhile
         return not journal.ready

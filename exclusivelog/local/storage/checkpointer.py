@@ -278,8 +278,8 @@ def recover(
     """
     applied, alone = tables.journal, begin_life is not None
     before = AppliedJournal(tables.rows, journal)
-    # Acknowledged frames are recovered even if a frame before them is damaged.
-    known = journal.known_end(applied.applied, applied.generation)
+    # Acknowledged frames are recovered even if a frame before them is damaged (rule H7).
+    known = applied.known_end()
     if begin_life is not None:
         begin_life()
     journal.lock()
@@ -287,12 +287,14 @@ def recover(
         end = applied.live_end()
         if known > end:
             logs.emit(log, logs.JOURNAL_DAMAGED, ledger=tables.rows.path, position=end)
-        stop = max(end, known) if alone else journal.tail
+        stop = applied.live_end(known) if alone else journal.tail
         generation = int.from_bytes(os.urandom(8)) >> 1 | 1
         # Skip the commit if nothing was applied: the first transaction records the generation, and
         # no process appends before that.
         if stop > applied.applied or not alone or not applied.generation:
+            doubted = _doubted(tables, stop) if known > end else {}
             apply_frames(tables, stop)
+            _skip_lost(tables, doubted)
             applied.begin_generation(generation, applied.applied)
             tables.large.sync()
             txn.commit()
@@ -301,13 +303,46 @@ def recover(
         full = translation(tables.rows.path, error)
         tables.large.undo()
         txn.abort()  # no effect if it has ended
-        if not (alone and known <= end and before.generation and isinstance(full, LedgerFullError)):
+        if not (alone and before.generation and isinstance(full, LedgerFullError)):
             raise
         # Who opens a ledger on a full disk wants to read it, or to trim it.
-        before.resume()
+        before.resume(known)
         logs.emit(log, logs.RECOVERY_PUT_OFF, ledger=tables.rows.path, reason=str(full))
     except BaseException:
         tables.large.undo()
         raise
     finally:
         journal.unlock()
+
+
+LEAST_OF_A_MESSAGE = 4  # bytes in the journal
+
+
+def _doubted(tables: Tables, stop: int) -> dict[int, int]:
+    """{topic: most messages}, which may have been destroyed so completely that nothing tells (rule
+    H7). Other frames of the topic behind the destroyed part show which offsets are missing."""
+    journal = tables.journal
+    assert journal.file is not None
+    start, generation = journal.applied, journal.generation
+    size, behind = journal.file.holes(start, stop, generation)
+    if not size:
+        return {}
+    with journal.file.gather(start, stop, generation) as bundles:
+        topics = {bundle.topic for bundle in bundles} | tables.sessions.owned()
+    return {
+        topic: size // LEAST_OF_A_MESSAGE for topic in topics
+        if journal.file.end_of(topic, behind, stop, generation) is None
+    }  # fmt: skip
+
+
+def _skip_lost(tables: Tables, doubted: dict[int, int]) -> None:
+    """Give none of the offsets again that destroyed messages may have had."""
+    for topic, most in doubted.items():
+        row = tables.topics.intact(topic, "offsets of lost messages may be given again")
+        if row is not None and not row.flags & _core.DELETED:
+            logs.emit(
+                log, logs.OFFSETS_SKIPPED, ledger=tables.rows.path, topic=row.name,
+                start=row.next_offset, stop=row.next_offset + most,
+            )  # fmt: skip
+            row.next_offset += most
+            tables.topics.put(row)

@@ -26,8 +26,9 @@ JOURNAL_GIVEN_UP = "journal-given-up"  # made by hand: open the ledger without i
 MAGIC = b"XLJFILE\x01"
 CAPACITY = 8 << 20
 HEADER = _core.JOURNAL_HEADER_BYTES
-# A frame's header, as _native/journal_file.h documents it.
-FRAME = struct.Struct("<4sIQQQQQII")
+# A frame's header, as _native/journal_file.h documents it; and that of each version.
+FRAME = struct.Struct("<4sIQQQQQQII")
+HEADERS = {b"XLJ\1": struct.Struct("<4sIQQQQQII"), b"XLJ\2": FRAME}
 STEP, PADDING, SIZE = 16, 1 << 31, (1 << 30) - 1
 
 
@@ -96,22 +97,46 @@ def _check(path: str, fd: int) -> int:
 # ---- copy --------------------------------------------------------------------------------
 
 
-def cut_off(fd: int, position: int, generation: int, capacity: int, version: int) -> None:
-    """End a copied journal before the first frame after `position` that was written under a later
-    `version`: it may depend on a topic, an owner or a large batch that the copied tables lack."""
+def cut_off(
+    fd: int, position: int, generation: int, capacity: int, version: int, tail: int
+) -> None:  # fmt: skip
+    """End a copied journal, whose frames from `position` on the copied tables lack: at the `tail`
+    of the time before it was copied, or before the first frame that was written under a later
+    `version`, which may depend on a topic, an owner or a large batch that these tables lack.
+
+    What is behind is erased: its notes of what was durable would show the end to be damage.
+    """
     stop = position + capacity
+    end = min(_first_later(fd, position, generation, capacity, version, tail), tail)
+    while end < stop:
+        place = end % capacity
+        size = min(stop - end, capacity - place)
+        os.pwrite(fd, bytes(size), HEADER + place)
+        end += size
+
+
+def _first_later(
+    fd: int, position: int, generation: int, capacity: int, version: int, stop: int
+) -> int:  # fmt: skip
     while position < stop:
-        place = position % capacity
-        if capacity - place >= FRAME.size:
-            header = os.pread(fd, FRAME.size, HEADER + place)
-            _, size, at, of, _, _, written, _, _ = FRAME.unpack(header)
-            if at != position or of != generation:
-                return  # a recovery would end here, too
-            if written > version:
-                os.pwrite(fd, bytes(FRAME.size), HEADER + place)
-                return
-            if not size & PADDING:
-                length = FRAME.size + (size & SIZE)
-                position += -(-length // STEP) * STEP
-                continue
-        position += capacity - place
+        left = capacity - position % capacity
+        found = _frame(fd, position, generation, capacity) if left >= FRAME.size else None
+        if found is None:  # damaged: a recovery looks for the next frame, too
+            position += STEP
+            continue
+        length, written, padding = found
+        if written > version:
+            return position
+        position += left if padding else -(-length // STEP) * STEP
+    return stop
+
+
+def _frame(fd: int, position: int, generation: int, capacity: int) -> tuple[int, int, bool] | None:
+    """(bytes with the header, version, is it padding) of the frame there; None if its header is
+    damaged."""
+    data = os.pread(fd, FRAME.size, HEADER + position % capacity)
+    header = HEADERS.get(data[:4], FRAME)
+    _, size, at, of, _, _, written, *_, crc = header.unpack(data[: header.size])
+    if (at, of) != (position, generation) or crc != _core.crc32c(data[: header.size - 4]):
+        return None
+    return header.size + (size & SIZE), written, bool(size & PADDING)

@@ -171,6 +171,7 @@ class OpenFiles:
                 self.lockfile.figures,
             )  # fmt: skip
             undo.callback(journal.close)
+            journal.of_this_boot = self.lockfile.in_use
             killers = int(self.options.kill_stalled)
             self.watch = StallWatch(self.path, self.lockfile.slots, journal, killers)
             journal.on_stall = self.watch.stalled

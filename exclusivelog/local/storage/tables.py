@@ -661,16 +661,29 @@ class AppliedJournal:
         row = APPLIED.pack(self.generation, self.applied, self._mark, self._oldest)
         self._rows.put("meta", b"journal", row)
 
-    def live_end(self) -> int:
-        """The end of the valid frames, where shared memory does not have the journal's end."""
+    def known_end(self) -> int:
+        """Up to where the frames were certainly flushed (rule H7)."""
         assert self.file is not None
-        return self.file.live_end(self.applied, self.generation, self._mark, self._oldest)
+        return self.file.known_end(self.applied, self.generation)
 
-    def resume(self) -> int:
-        """Continue the generation of an earlier life instead of applying its frames; returns where
-        they end. After the transaction that could not be committed."""
+    def damaged_at(self) -> int | None:
+        """Where the journal is damaged, if it was not recovered yet; None if it is whole."""
+        if self.file is None or self.file.ready:
+            return None
+        end = self.live_end()
+        return end if self.known_end() > end else None
+
+    def live_end(self, known: int = 0) -> int:
+        """The end of the valid frames, where shared memory does not have the journal's end. Damage
+        before `known` is not the end."""
         assert self.file is not None
-        return self.file.resume(self.generation, self.applied, self._mark, self._oldest)
+        return self.file.live_end(self.applied, self.generation, self._mark, self._oldest, known)
+
+    def resume(self, known: int) -> int:
+        """Continue the generation of an earlier life instead of applying its frames; returns where
+        they end. After the transaction that could not be committed. `known` as in `live_end`."""
+        assert self.file is not None
+        return self.file.resume(self.generation, self.applied, self._mark, self._oldest, known)
 
     def mark(self, position: int, version: int) -> None:
         """Record that all valid frames from this position on have at least this version. A frame
@@ -683,7 +696,7 @@ class AppliedJournal:
     def see(self, visible: int | None) -> None:
         """Include the journal's frames up to this position (None: to its end)."""
         if visible is None and self.file is not None:
-            visible = self.live_end()
+            visible = self.live_end(self.known_end())
         self.visible = visible or 0
 
     def begin_generation(self, generation: int, position: int) -> None:
@@ -763,6 +776,10 @@ class SessionTable:
     def holds(self, topic: int, session: int) -> bool:
         """Is this session admitted?"""
         return self.rows.get("holders", PAIR.pack(topic, session)) is not None
+
+    def owned(self) -> set[int]:
+        """The topics that have admitted sessions."""
+        return {PAIR.unpack(key)[0] for key, _ in self.rows.cursor("holders")}
 
     def holders(self, topic: int) -> list[Session]:
         """All admitted sessions of a topic."""

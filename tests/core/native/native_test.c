@@ -351,14 +351,16 @@ static void test_unreported_deaths(void) {
 static void test_journal_file(void) {
     char path[] = "/tmp/native-XXXXXX", data[3000], back[3000];
     int fd = mkstemp(path);
-    xj_frame frame = {.magic = 0x014A4C58, .size = sizeof data, .position = 4096, .count = 7}, seen;
+    xj_frame frame = {.magic = 0x024A4C58, .size = sizeof data, .position = 4096, .count = 7}, seen;
     xj_file file, other;
-    CHECK(fd >= 0 && sizeof frame == 56);
+    CHECK(fd >= 0 && sizeof frame == 64);
     for (size_t i = 0; i < sizeof data; i++) data[i] = (char)(i * 31);
     CHECK(xj_write(fd, 4096, &frame, sizeof frame, data, sizeof data) == 0);
     CHECK(pread(fd, back, sizeof frame, 4096) == sizeof frame);
     xj_copy_header(&seen, back);
     CHECK(memcmp(&seen, &frame, sizeof frame) == 0);
+    seen.durable = 7 | (uint64_t)0xC0FFEE << 32;    /* as in a header of version 1 */
+    CHECK(xj_renew_header(&seen) == 0xC0FFEE && seen.count == 7 && seen.durable == 0);
     CHECK(pread(fd, back, sizeof data, 4096 + sizeof frame) == sizeof data);
     CHECK(memcmp(back, data, sizeof data) == 0);
 
