@@ -20,9 +20,10 @@ from pathlib import Path
 
 import exclusivelog as xl
 from exclusivelog.local.storage import journal
+from exclusivelog.local.storage.tables import AppliedJournal
 from proof.jobs import spread
 from testing.entries import refooted
-from testing.journals import FRAME, MAGIC, MORE, checkpoint, no_checkpoints
+from testing.journals import FRAME, MAGIC, MORE, PADDING, checkpoint, no_checkpoints
 from testing.judges import Broken, judge_damage
 
 PAGE = 4096
@@ -135,8 +136,11 @@ def forged(files: Files) -> Files:
 # ---- the judge's children ----------------------------------------------------------------
 
 
-def read_all(path: Path, sent: Sent, readonly: bool) -> tuple[list[Broken], int]:
-    """Open the ledger, and judge what every topic of it gives out; how much was named, too."""
+def read_all(
+    path: Path, sent: Sent, readonly: bool, proven: bool = False
+) -> tuple[list[Broken], int]:  # fmt: skip
+    """Open the ledger, and judge what every topic of it gives out; how much was named, too.
+    `proven`: a later frame of the journal tells that what was damaged was there (rule H7)."""
     broken: list[Broken] = []
     lost = 0
     with xl.open(path, readonly=readonly) as engine:
@@ -144,7 +148,9 @@ def read_all(path: Path, sent: Sent, readonly: bool) -> tuple[list[Broken], int]
             topic = engine.topic(name, create=False)
             seen, named, end = step_over(topic)
             # At the journal's end damage cannot be told from what was never written.
-            known = {offset: value for offset, value in expected.items() if offset < end}
+            known = {
+                offset: value for offset, value in expected.items() if proven or offset < end
+            }  # fmt: skip
             broken += judge_damage(known, seen, named)
             lost += len(named)
         engine.verify()
@@ -168,7 +174,9 @@ def step_over(topic: xl.Topic) -> tuple[dict[int, bytes | None], set[int], int]:
             reader.seek(error.offsets.stop)
 
 
-def in_child(path: Path, sent: Sent, readonly: bool) -> tuple[int, str]:
+def in_child(
+    path: Path, sent: Sent, readonly: bool, proven: bool = False
+) -> tuple[int, str]:  # fmt: skip
     """How a child ends that reads the ledger, and what it says."""
     ours, theirs = os.pipe()
     pid = os.fork()
@@ -177,7 +185,7 @@ def in_child(path: Path, sent: Sent, readonly: bool) -> tuple[int, str]:
         signal.alarm(DEADLINE)
         code = STRAY
         try:
-            broken, lost = read_all(path, sent, readonly)
+            broken, lost = read_all(path, sent, readonly, proven)
             code = WRONG if broken else NAMED if lost else SOUND
             os.write(theirs, "; ".join(map(str, broken[:3])).encode())
         except (xl.ExclusiveLogError, MemoryError) as error:
@@ -223,6 +231,42 @@ def flip(where: Path, seed: int, count: int, control: bool = False) -> Flipped:
         if len(found.broken) > MOST_BROKEN:
             break
     return found
+
+
+def flip_frames(where: Path, seed: int, blind: bool = False) -> Flipped:
+    """Damage each frame of the journal but the last one, after a power cut, which has taken the
+    lock files: all that was acknowledged has to be read or named. `blind`, the control: no frame
+    is asked what was durable."""
+    files, sent = make(where / "log")
+    found, dice = Flipped(), random.Random(seed)
+    places = list(_frames(files["journal"]))[:-1]
+    assert len(places) > MOST_BROKEN
+    known_end = AppliedJournal.known_end
+    try:
+        if blind:
+            setattr(AppliedJournal, "known_end", lambda applied: applied.applied)  # noqa: B010
+        for number, (start, stop) in enumerate(places):
+            damage = Damage("journal", ((dice.randrange(start, stop), 1 << dice.randrange(8)),))
+            path = where / str(number)
+            _lay_out(path, {**files, "journal": damage.done_to(files["journal"])}, locks=False)
+            code, said = in_child(path, sent, readonly=number % 2 == 0, proven=True)
+            _take(found, damage, code, said)
+            shutil.rmtree(path)
+    finally:
+        setattr(AppliedJournal, "known_end", known_end)  # noqa: B010
+    return found
+
+
+def _frames(content: bytes) -> Iterator[tuple[int, int]]:
+    """(start, stop) of the frames of the newest generation, in their order."""
+    generations: dict[int, list[tuple[int, int, int]]] = {}
+    for at in range(PAGE, len(content) - FRAME.size, 16):
+        magic, size, position, generation, *_ = FRAME.unpack_from(content, at)
+        if magic == MAGIC and 0 < size < PADDING:
+            stop = at + FRAME.size + (size & (MORE - 1))
+            generations.setdefault(generation, []).append((position, at, stop))
+    newest = max(generations.values(), key=max)
+    return ((at, stop) for _, at, stop in sorted(newest))
 
 
 def _lay_out(path: Path, files: Files, locks: bool) -> None:
@@ -274,3 +318,16 @@ def flip_beside(where: Path, count: int, seed: int, control: bool = False) -> It
     seconds = SECONDS + SECONDS_OF_A_FLIP * SLICE
     for found in spread("proof.bit_flips:flip_some", jobs, seconds):
         yield Flipped(**found)
+
+
+def flip_each_frame(where: str, seed: int, blind: bool) -> dict[str, object]:
+    """`flip_frames` as a job."""
+    Path(where).mkdir(parents=True)
+    return vars(flip_frames(Path(where), seed, blind))
+
+
+def flip_frames_beside(where: Path, seed: int, blind: bool = False) -> Flipped:
+    """`flip_frames` in a process of its own."""
+    seconds = SECONDS + SECONDS_OF_A_FLIP * 100
+    [found] = spread("proof.bit_flips:flip_each_frame", [(str(where), seed, blind)], seconds)
+    return Flipped(**found)

@@ -32,7 +32,7 @@ from proof import (
     suites,
     world,
 )
-from proof.bit_flips import flip_beside
+from proof.bit_flips import flip_beside, flip_frames_beside
 from proof.environments import running
 from proof.environments.actors import FORGETS, SAYS_YES
 from proof.environments.cases import FAULT
@@ -501,6 +501,9 @@ def bit_flips(size: Size, where: Path) -> Figure:
             deaths_inside_lmdb=found.lmdb_deaths,
         )  # fmt: skip
         figure.broken += found.broken
+    frames = flip_frames_beside(where / "frames", seed)
+    figure.count(frames_flipped=frames.flips)
+    figure.broken += frames.broken
     if figure.counts["deaths_inside_lmdb"] > 0.01 * figure.counts["flips"]:
         figure.broken.append("LMDB dies of its own damaged pages more often than was known")
     if size.controlled:
@@ -508,6 +511,8 @@ def bit_flips(size: Size, where: Path) -> Figure:
         figure.controls["values changed under checksums that hold"] = any(
             "wrong data" in text for text in control.broken
         )
+        blind = flip_frames_beside(where / "blind", seed, blind=True)
+        figure.controls["frames that do not say what was durable"] = bool(blind.broken)
     return figure
 
 

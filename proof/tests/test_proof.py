@@ -25,7 +25,7 @@ from proof import (
     stateful,
     table,
 )
-from proof.bit_flips import flip_beside
+from proof.bit_flips import flip_beside, flip_frames_beside
 from proof.instruments import INSTRUMENTS
 from proof.report import Card, Figure
 from proof.sizes import SIZES
@@ -52,6 +52,15 @@ def test_g9_control_values_under_checksums_that_hold_are_found_out(tmp_path: Pat
     [found] = flip_beside(tmp_path, 2, 1, control=True)
     assert all("wrong data" in text for text in found.broken)
     assert found.broken
+
+
+@pytest.mark.sampled
+@pytest.mark.rule("H7")
+@pytest.mark.parametrize("blind", [False, True])
+def test_each_frame_of_the_journal_damaged(tmp_path, blind) -> None:
+    found = flip_frames_beside(tmp_path / "flips", 1, blind)
+    assert found.flips > 5
+    assert bool(found.broken) == blind, found.broken
 
 
 @pytest.mark.long
