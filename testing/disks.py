@@ -27,13 +27,15 @@ FOR_EXTENTS = 1.021  # ext4 keeps 2 % of the blocks for itself
 
 @contextlib.contextmanager
 def disk(where: Path, megabytes: float, kind: str = "ext4") -> Iterator[Path]:
-    """Mount a small file system with that much room: ext4 in a file, or "tmpfs"."""
+    """Mount a small file system with that much room: ext4 in a file, or "tmpfs"; or a "btrfs" or
+    "xfs" of that size, at least 300 MB."""
     where.mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:
         if kind == "tmpfs":
             source, options = "tmpfs", f"size={int(megabytes * 1024)}k"
         else:
-            source, options = str(stack.enter_context(_image(megabytes))), "loop"
+            image = _image(megabytes) if kind == "ext4" else _large_image(megabytes, kind)
+            source, options = str(stack.enter_context(image)), "loop"
         _run("mount", "-t", kind, "-o", options, source, str(where))
         stack.callback(subprocess.run, ["umount", "-l", where], check=True, timeout=PATIENCE)
         with contextlib.suppress(FileNotFoundError):
@@ -47,6 +49,14 @@ def _image(megabytes: float) -> Iterator[Path]:
     with tempfile.NamedTemporaryFile(prefix="disk-") as file:
         os.truncate(file.name, int(megabytes * FOR_EXTENTS * (1 << 20)) + METADATA)
         _run("mkfs.ext4", *EXT4.split(), file.name)
+        yield Path(file.name)
+
+
+@contextlib.contextmanager
+def _large_image(megabytes: float, kind: str) -> Iterator[Path]:
+    with tempfile.NamedTemporaryFile(prefix="disk-") as file:
+        os.truncate(file.name, int(megabytes * (1 << 20)))
+        _run(f"mkfs.{kind}", "-q", file.name)
         yield Path(file.name)
 
 

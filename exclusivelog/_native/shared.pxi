@@ -395,12 +395,21 @@ def file_system_magic(bytes path not None):
 cdef extern from "<fcntl.h>" nogil:
     int fallocate(int, int, int64_t, int64_t)
     int FALLOC_FL_KEEP_SIZE
+    int FALLOC_FL_UNSHARE_RANGE
 
 
 def allocate_behind(int fd, int64_t end, int64_t size):
     """Allocate so many bytes of the disk behind the file's end, which stays where it is. OSError if
     there is no room, or the file system cannot do it."""
     if fallocate(fd, FALLOC_FL_KEEP_SIZE, end, size):
+        raise OSError(errno, _os.strerror(errno))
+
+
+def unshare_blocks(int fd, int64_t size):
+    """Give a file blocks that no other file shares. OSError if there is no room; no effect where
+    files do not share blocks."""
+    if fallocate(fd, FALLOC_FL_UNSHARE_RANGE, 0, size) and (
+            errno == ENOSPC or errno == EDQUOT):
         raise OSError(errno, _os.strerror(errno))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -267,3 +268,50 @@ def test_h7_a_hole_among_messages_that_stay_in_the_journal(small_disk) -> None:
             reader.seek(count - 4)
             assert len(reader.read_batch(count)) == 4
             assert not engine.verify().ok
+
+
+@pytest.mark.long
+@pytest.mark.rule("H2")
+@pytest.mark.parametrize("durability", ["power", "process"])
+@pytest.mark.parametrize(("kind", "copied"), [("btrfs", False), ("xfs", False), ("xfs", True)])
+def test_a_disk_that_copies_what_is_written_fills_up(tmp_path, kind, copied, durability) -> None:
+    """btrfs writes to new blocks, and so does xfs in a copy that shares its blocks with the
+    original. The mapped files of a ledger have blocks of their own that are written in place: a
+    full disk is LedgerFullError as on any other, and the same engine goes on when there is room."""
+    with disk(tmp_path / "disk", 320, kind) as where:
+        path = where / "log"
+        with xl.open(path) as engine, engine.topic("t").producer() as producer:
+            producer.send(b"0")
+        if copied:
+            subprocess.run(["cp", "-a", "--reflink=always", path, where / "copy"], check=True)
+            path = where / "copy"
+        with xl.open(path, durability=durability) as engine:
+            with engine.topic("t").producer() as producer:
+                sent = [b"0", b"1"]
+                producer.send(b"1")
+                fill_up(where)
+                with contextlib.suppress(xl.LedgerFullError):
+                    for _ in range(20):
+                        producer.send(bytes(1000))
+                        sent.append(bytes(1000))
+                (where / "ballast").unlink()
+                for _ in range(20):
+                    producer.send(b"more")
+                    sent.append(b"more")
+            assert values(engine.topic("t")) == sent
+            assert engine.verify().ok
+        fill_up(where)
+        for readonly in (True, False):
+            with xl.open(path, readonly=readonly) as engine:
+                assert values(engine.topic("t")) == sent
+
+
+def fill_up(where: Path) -> None:
+    """Take all of the disk, and have everything written, so that each page is stored anew."""
+    with (where / "ballast").open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        for size in (1 << 20, 4096):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(size))
+        os.fsync(file.fileno())
+    subprocess.run(["sync", "-f", where], check=True)

@@ -50,7 +50,8 @@ from exclusivelog.local.files import (
     Directory,
     Ignoring,
     RefusedFile,
-    fill_holes,
+    keep_in_place,
+    own_blocks,
     pass_on_foreign,
     read_whole,
     remove_temporary,
@@ -332,7 +333,7 @@ class LockFile:
         """
         self.slots.refuse_engines_that_answer()
         self.atomics.store(JOURNAL_READY, 0)
-        fill_holes(self._fd)  # before the first store to the mapping
+        own_blocks(self._fd)  # before the first store to the mapping
         self.atomics.clear(FIGURES, SIZE)
         self._map[DEVICE : BOOT + 16] = self._identity()
 
@@ -412,6 +413,7 @@ def _make_whole(directory: Directory, mode: int) -> None:
     temporary = temporary_name(NAME)
     fd = directory.make(temporary, os.O_RDWR | os.O_EXCL, mode)
     try:
+        keep_in_place(fd)
         os.posix_fallocate(fd, 0, SIZE)  # a full disk must fail here, not as SIGBUS later
         os.pwrite(fd, MAGIC.to_bytes(8, "little"), 0)
         os.fsync(fd)

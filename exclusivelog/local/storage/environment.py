@@ -41,9 +41,10 @@ from exclusivelog.local.files import (
     Directory,
     Ignoring,
     above_standard,
-    fill_holes,
     is_locked,
+    keep_in_place,
     lock_open_file,
+    own_blocks,
     pass_on_foreign,
     set_permissions,
     share_process_lock,
@@ -707,7 +708,7 @@ def _keep_lock_file(
         os.close(fd)
         raise
     with Ignoring(OSError):  # a copy may have holes; not on a read-only mount
-        fill_holes(fd)
+        own_blocks(fd)
     return fd  # no other process has it open: LMDB may initialise it
 
 
@@ -721,6 +722,7 @@ def _make_lock_file(directory: Directory, mode: int, max_readers: int) -> int:
             return -1
         raise
     try:
+        keep_in_place(fd)
         os.posix_fallocate(fd, 0, 64 * (max_readers + 2))
     except OSError as error:
         pass_on_foreign(error)

@@ -20,7 +20,14 @@ import struct
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError
-from exclusivelog.local.files import JOURNAL, Directory, Ignoring, remove_temporary, temporary_name
+from exclusivelog.local.files import (
+    JOURNAL,
+    Directory,
+    Ignoring,
+    keep_in_place,
+    remove_temporary,
+    temporary_name,
+)
 
 JOURNAL_GIVEN_UP = "journal-given-up"  # made by hand: open the ledger without its journal
 MAGIC = b"XLJFILE\x01"
@@ -58,6 +65,7 @@ def _create(directory: Directory, mode: int) -> None:
     temporary = temporary_name(JOURNAL)
     fd = directory.make(temporary, os.O_RDWR | os.O_EXCL, mode)
     try:
+        keep_in_place(fd)
         os.posix_fallocate(fd, 0, HEADER + CAPACITY)  # a full disk must fail here
         # Linux keeps what one call has written in one folio, if it can (ext4: from 6.16 on), and a
         # flush of a mapped file goes through every page of the folios that it writes.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from exclusivelog import _core, threads
 from exclusivelog.errors import LedgerCorruptedError, LedgerError
-from exclusivelog.local.files import DATA, JOURNAL, Directory, fill_holes
+from exclusivelog.local.files import DATA, JOURNAL, Directory, own_blocks
 from exclusivelog.local.shm.lockfile import JOURNAL_OFFSET, LockFile
 from exclusivelog.local.shm.slots import Presence, StallWatch, writers_live
 from exclusivelog.local.storage.environment import (
@@ -183,7 +183,7 @@ class OpenFiles:
             undo.callback(presence.close)
             presence.enter()
             if presence.alone:
-                fill_holes(fd)
+                own_blocks(fd)
                 self.lockfile.begin_here()
             else:
                 self._check_same_files(journal)
