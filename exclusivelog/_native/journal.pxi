@@ -85,6 +85,9 @@ cdef class Journal:
     cdef int guard              # of the mapping (see guard.pxi)
     cdef uint32_t gone          # errno: this process, but not others, may not append any more
     cdef public bint of_this_boot   # the header was initialised in this boot, and not copied
+    cdef uint64_t searched_generation   # of the last search in `known_end`, and its position
+    cdef uint64_t searched_from
+    cdef uint64_t searched_end  # its result
     cdef uint64_t disbelieved   # the header is not valid for this generation
     cdef Figures kept           # with them `figures`
     cdef xf_figures* figures
@@ -203,11 +206,14 @@ cdef class Journal:
             end = min(self.shared.synced, last)
         if self.of_this_boot and self.shared.tail == position and self.shared.applied == position:
             last = min(last, position + LOOK_AHEAD)
-        self._enter()
-        with nogil:
-            end = max(end, _durable_end(&self.ring, position, last, generation))
-        self.busy -= 1
-        return end
+        # A reader without a live writer asks again for each of its reads.
+        if (self.searched_generation, self.searched_from) != (generation, position):
+            self._enter()
+            with nogil:
+                self.searched_end = _durable_end(&self.ring, position, last, generation)
+            self.busy -= 1
+            self.searched_generation, self.searched_from = generation, position
+        return max(end, self.searched_end)
 
     @property
     def inode(self):
