@@ -27,9 +27,13 @@ import stat
 import sys
 import termios
 import threading
+import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
+
+from exclusivelog import _core
 
 COMMON = ("event", "ledger", "engine", "engine_id", "pid", "topic", "epoch", "reason")
 MOST_NAMES = 10  # of topics, in the text of one line
@@ -55,6 +59,7 @@ def _line(event: str, level: int, text: str, begin: str = "%(ledger)s: ") -> Lin
 
 class _Logging(threading.local):
     now = False
+    later = False  # is this a thread that must not wait for a handler?
 
 
 _logging = _Logging()
@@ -68,6 +73,8 @@ def emit(
 
     - `error`: logged with its traceback.
     - `fields`: the attributes of the record.
+
+    In a thread that has called `emit_later`, another thread calls the handlers, in order.
     """
     if not log.isEnabledFor(line.level) or _logging.now:  # a handler that uses the library itself
         return
@@ -77,7 +84,10 @@ def emit(
         with contextlib.suppress(Exception):
             size = _size_of(line, facts, error)
             blocked = [handler for handler in _handlers(log) if _is_blocked(handler, size)]
-            if blocked:
+            if _logging.later:
+                record = _record(log, line, facts, error)
+                _queue.put(lambda: _handle(blocked, log, record))
+            elif blocked:
                 _log_without(blocked, log, line, facts, error)
             else:
                 log.log(line.level, line.text, facts, exc_info=error, extra=facts, stacklevel=2)
@@ -133,15 +143,114 @@ def _log_without(
     error: BaseException | None,
 ) -> None:  # fmt: skip
     """As `Logger.log`, but without the blocked handlers."""
-    file, number, function, _ = log.findCaller(stacklevel=3)
+    _handle(blocked, log, _record(log, line, facts, error, stacklevel=4))
+
+
+def _record(
+    log: logging.Logger, line: Line, facts: Mapping[str, object], error: BaseException | None,
+    stacklevel: int = 3,
+) -> logging.LogRecord:  # fmt: skip
+    file, number, function, _ = log.findCaller(stacklevel=stacklevel)
     told = None if error is None else (type(error), error, error.__traceback__)
-    record = log.makeRecord(
+    return log.makeRecord(
         log.name, line.level, file, number, line.text, (facts,), told, function, facts
     )
+
+
+def _handle(blocked: list[logging.Handler], log: logging.Logger, record: logging.LogRecord) -> None:
     if log.filter(record):
         for handler in _handlers(log):
             if handler not in blocked and record.levelno >= handler.level:
                 handler.handle(record)
+
+
+# ---- lines of threads that must not wait -------------------------------------------------
+
+MOST_QUEUED = 1000  # lines; later ones are dropped, and counted
+IDLE_SECONDS = 1.0
+
+
+class _Queue:
+    """Calls the handlers for other threads, in a thread of its own, which ends when it is idle."""
+
+    def __init__(self) -> None:
+        self._calls: deque[Callable[[], None]] = deque()
+        self._lock = threading.Lock()
+        self._more = _core.Signal()
+        self._running = False
+        self._dropped = 0
+
+    def put(self, call: Callable[[], None]) -> None:
+        """Make this call, unless too many wait."""
+        with self._lock:
+            if len(self._calls) >= MOST_QUEUED:
+                self._dropped += 1
+                return
+            self._calls.append(call)
+            if self._running:
+                self._more.set()
+                return
+            self._running = True
+        try:
+            threading.Thread(target=self._run, name="exclusivelog-log", daemon=True).start()
+        except RuntimeError:  # there can be no thread now: the next line tries again
+            self._running = False
+
+    def _run(self) -> None:
+        _logging.now = True  # a handler that uses the library itself
+        while self._wait():
+            while self._calls:
+                with contextlib.suppress(Exception):
+                    self._calls[0]()
+                self._calls.popleft()  # not before: `drained`
+
+    def _wait(self) -> bool:
+        if self._calls or self._more.wait(IDLE_SECONDS):
+            self._more.clear()
+            return True
+        with self._lock:
+            self._running = bool(self._calls)
+            return self._running
+
+    def take_dropped(self) -> int:
+        """How many calls were dropped since the last one; 0 while there is no room to say so."""
+        with self._lock:
+            found = 0 if len(self._calls) >= MOST_QUEUED else self._dropped
+            self._dropped -= found
+            return found
+
+    def drain(self, seconds: float) -> None:
+        """Wait until all calls were made, at most for so many seconds."""
+        end = _core.monotonic() + seconds
+        while self._calls and self._running and _core.monotonic() < end:
+            time.sleep(0.001)
+
+
+_queue = _Queue()
+
+
+def emit_later() -> None:
+    """From now on this thread waits for no handler."""
+    _logging.later = True
+
+
+def take_dropped() -> int:
+    """How many lines of such threads were dropped since the last call (see `DROPPED`)."""
+    return _queue.take_dropped()
+
+
+def drain(seconds: float) -> None:
+    """Wait until the lines of other threads were handled, at most for so many seconds."""
+    if not _logging.now:  # a handler that uses the library itself
+        _queue.drain(seconds)
+
+
+def _forget() -> None:
+    global _queue
+    _queue = _Queue()
+
+
+os.register_at_fork(after_in_child=_forget)  # the parent has the thread, and logs its lines
 
 
 def some(names: list[str]) -> str:
@@ -188,6 +297,10 @@ THREAD_FAILED = _line(
     "thread_failed", _E,
     "unexpected error in thread %(thread_of)r of engine %(engine)r, which continues: "
     "%(reason)s",
+)  # fmt: skip
+DROPPED = _line(
+    "lines_dropped", _W,
+    "%(count)d lines of background threads were dropped: a log handler is slower than they come",
 )  # fmt: skip
 WAITERS_WAIT_ON = _line(
     "waiters_wait_on", _W,

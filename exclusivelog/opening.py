@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from exclusivelog import logs, threads
+from exclusivelog import _core, logs, threads
 from exclusivelog.backend import check_flag, check_name, is_whole
 from exclusivelog.engine import Engine
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError, UnsupportedError
@@ -134,7 +134,7 @@ def open(
     _check_options(durability, keepalive, mode, map_size, max_readers)
     where = check_path(path)
     threads.refuse_patched(where)
-    began = time.monotonic()
+    began = _core.monotonic()
     ledger = Ledger.open(
         where,
         Options(create and not readonly, mode, map_size, max_readers, readonly, kill_stalled),
@@ -150,7 +150,7 @@ def open(
         logs.emit(
             log, logs.OPENED, ledger=ledger.path, engine=backend.name, engine_id=backend.id,
             durability=durability, keepalive=keepalive, readonly=readonly,
-            seconds=time.monotonic() - began,
+            seconds=_core.monotonic() - began,
         )  # fmt: skip
         return Engine(backend)
     except BaseException:
@@ -343,9 +343,9 @@ def _alone(directory: Directory) -> Iterator[None]:
         if directory.facts(name) is not None
     ]
     try:
-        end = time.monotonic() + ALONE_SECONDS
+        end = _core.monotonic() + ALONE_SECONDS
         while not _take_all(directory, fds):
-            if time.monotonic() > end:
+            if _core.monotonic() > end:
                 raise LedgerVersionError(
                     f"{directory.path} is in use by {describe_users(directory)}. No engine may "
                     "have it open during an upgrade: close these processes first"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import os
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -254,7 +253,7 @@ class ProducerSender:
         self, call: Callable[[ProducerSession, float | None], Sent], timeout: float | None,
         sequence: int | None, waited: list[ProducerSession],
     ) -> Sent:  # fmt: skip
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else _core.monotonic() + timeout
         left = timeout
         while True:
             if self._lost is not None or self._closed or self._moved is not None:
@@ -275,7 +274,7 @@ class ProducerSender:
                     )
             finally:
                 del refused  # an error and a frame that refer to each other keep this sender
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            left = None if deadline is None else max(0.0, deadline - _core.monotonic())
 
     def _await_change(
         self, session: ProducerSession, refused: ExclusiveLogError, left: float | None

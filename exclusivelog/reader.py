@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -199,14 +198,14 @@ class Reader(GroupMember, Closing):
         message = cursor.take_ready()
         if message is not None:
             return message
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else _core.monotonic() + timeout
         while True:
             seen = cursor.mark()  # before reading: a later append ends the wait
             message = cursor.take_one()
             if message is not None:
                 return message
             cursor.check()
-            left = None if deadline is None else deadline - time.monotonic()
+            left = None if deadline is None else deadline - _core.monotonic()
             if cursor.is_over():
                 raise TopicTerminatedError(
                     f"topic {self.topic!r} is terminated, and ends at offset {self.position}"
@@ -526,7 +525,7 @@ class GroupReader(GroupMember, Closing):
         Raises TopicTerminatedError at the end of all topics if all of them are terminated.
         """
         check_timeout(timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else _core.monotonic() + timeout
         while True:
             marks = self.marks()  # before reading: a later append ends the wait
             found = self._take()
@@ -536,7 +535,7 @@ class GroupReader(GroupMember, Closing):
                 raise TopicTerminatedError(
                     f"topics {', '.join(self.topics)} are all terminated, and read to their ends"
                 )
-            left = None if deadline is None else deadline - time.monotonic()
+            left = None if deadline is None else deadline - _core.monotonic()
             if left is not None and left <= 0:
                 raise self.nothing_came(timeout)
             seconds = 3600.0 if left is None else left

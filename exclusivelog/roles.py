@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
+from exclusivelog import _core
 from exclusivelog.backend import (
     ClaimSession,
     Closing,
@@ -437,7 +437,7 @@ def request_role(
     names = _names("topics", topics)
     reading = _groups(groups, names)
     wanted = _claims(claims, reading)
-    until = time_limit(timeout, time.monotonic_ns())
+    until = time_limit(timeout, _core.now())
     definition = RoleDefinition(
         tuple(backend.catalog.topic(topic, True, until)[0] for topic in names),
         {

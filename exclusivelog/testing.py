@@ -31,6 +31,7 @@ from typing import Any, Protocol, TypeVar
 import pytest
 
 import exclusivelog as xl
+from exclusivelog import _core
 from exclusivelog.waits import check_seconds
 
 __all__ = ["Process", "Start", "fence", "ledger", "second_process", "wait_until"]
@@ -172,9 +173,9 @@ def wait_until(
     1
     """
     check_seconds(timeout, "timeout", "seconds from 0 on")
-    deadline = time.monotonic() + timeout
+    deadline = _core.monotonic() + timeout
     while not (found := condition()):
-        if time.monotonic() >= deadline:
+        if _core.monotonic() >= deadline:
             raise AssertionError(f"waited {timeout} s for {what or condition}")
         time.sleep(POLL_SECONDS)
     return found

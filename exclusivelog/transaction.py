@@ -21,13 +21,12 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import os
-import time
 import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
-from exclusivelog import threads
+from exclusivelog import _core, threads
 from exclusivelog.backend import (
     Backend,
     ClaimSession,
@@ -50,7 +49,7 @@ from exclusivelog.errors import (
     describe_engine,
 )
 from exclusivelog.members import Caller, GroupMember, members_in_use, this_caller
-from exclusivelog.waits import check_timeout, in_slices, settled, time_limit
+from exclusivelog.waits import check_timeout, in_slices, time_limit, until_settled
 
 # ---- claims ----------------------------------------------------------------------------
 
@@ -207,15 +206,15 @@ def own(
     def make(session: ClaimSession) -> Claim:
         return Claim(engine, session, on_lost)
 
-    end = time.monotonic() + (timeout or 0.0)
-    until = time_limit(timeout, time.monotonic_ns())
+    end = _core.monotonic() + (timeout or 0.0)
+    until = time_limit(timeout, _core.now())
     while True:
         backend.check_open()
         seen = backend.claims.mark()
         try:
             return backend.claims.hold(name, resources, make, until)
         except OwnershipError as error:
-            left = end - time.monotonic()
+            left = end - _core.monotonic()
             if left <= 0 or not error.retriable:
                 raise
         backend.claims.wait(seen, left)
@@ -414,7 +413,7 @@ class Transaction(OfThisProcess):
         self._running = running
         try:
             _committing.call(self._engine.path, functools.partial(self._commit_for, running))
-            in_slices(functools.partial(settled, running), None, self._engine.check_not_forked)
+            in_slices(until_settled(running), None, self._engine.check_not_forked)
             running.result(0)
         finally:
             if running.cancel():  # an interrupt may come before the commit has begun
@@ -461,7 +460,7 @@ class Transaction(OfThisProcess):
         for a commit that goes on after an interrupt."""
         running = self._running
         if running is not None and not running.done():
-            in_slices(functools.partial(settled, running), None, self._engine.check_not_forked)
+            in_slices(until_settled(running), None, self._engine.check_not_forked)
         if self._state != "open":
             self._settle_readers_now()
 

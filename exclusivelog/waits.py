@@ -7,11 +7,11 @@ for a thread that only its parent has. So every wait periodically checks for a f
 from __future__ import annotations
 
 import concurrent.futures
-import functools
-import time
 from collections.abc import Callable, Set
 from concurrent.futures import Future
 from typing import Any, Generic, Protocol, TypeVar
+
+from exclusivelog import _core
 
 # ---- waits -----------------------------------------------------------------------------
 
@@ -33,26 +33,26 @@ def in_slices(
     >>> in_slices(lambda seconds: False, 0.0, check=int)
     False
     """
-    end = None if timeout is None else time.monotonic() + timeout
+    end = None if timeout is None else _core.monotonic() + timeout
     while True:
-        left = SLICE_SECONDS if end is None else max(0.0, end - time.monotonic())
+        left = SLICE_SECONDS if end is None else max(0.0, end - _core.monotonic())
         if wait(min(left, SLICE_SECONDS)):
             return True
         check()
-        if end is not None and time.monotonic() >= end:
+        if end is not None and _core.monotonic() >= end:
             return False
 
 
-def settled(future: Future[Any], seconds: float) -> bool:
-    """Wait up to so many seconds until the future is done; return whether it is.
+def until_settled(future: Future[Any]) -> Callable[[float], bool]:
+    """A function that waits for the future, up to so many seconds, and returns whether it is done.
 
-    `Future.exception` does not serve here: its TimeoutError looks like one that a signal handler
-    raises. Nor does `concurrent.futures.wait`: after an interrupt it leaves its locks taken.
+    `Future.exception` does not serve for this: its TimeoutError looks like one that a signal
+    handler raises. Nor does `concurrent.futures.wait`, which leaves its locks taken then.
     """
-    with future._condition:
-        if not future.done():
-            future._condition.wait(seconds)
-    return future.done()
+    done = _core.Signal()
+    # Not the method of a subclass, which may count callbacks of the application.
+    Future.add_done_callback(future, lambda _: done.set())
+    return done.wait
 
 
 def check_timeout(timeout: object) -> None:
@@ -70,7 +70,7 @@ def check_seconds(value: object, argument: str, takes: str) -> None:
 
 
 def time_limit(timeout: float | None, now: int) -> int:
-    """The time so many seconds after `now`, in ns of the monotonic clock; 0 for None.
+    """The time so many seconds after `now`, in ns of `_core.now`; 0 for None.
 
     >>> time_limit(1.5, 10), time_limit(None, 10)
     (1500000010, 0)
@@ -116,6 +116,7 @@ class EngineFuture(concurrent.futures.Future[Granted], Generic[Granted]):
     def __init__(self, engine: ForkChecked) -> None:
         super().__init__()
         self._engine = engine
+        self._until_settled: Callable[[float], bool] | None = None
 
     def result(self, timeout: float | None = None) -> Granted:
         """Return the result; wait for it up to `timeout` seconds (None, the default: no limit)."""
@@ -132,7 +133,9 @@ class EngineFuture(concurrent.futures.Future[Granted], Generic[Granted]):
     def _await(self, timeout: float | None) -> None:
         if not self.done():
             self._engine.check_not_forked()  # only the parent has the thread that would settle it
-            in_slices(functools.partial(settled, self), timeout, self._engine.check_not_forked)
+            if self._until_settled is None:  # one callback, however often it is waited for
+                self._until_settled = until_settled(self)
+            in_slices(self._until_settled, timeout, self._engine.check_not_forked)
 
 
 class Host(ForkChecked, Protocol):

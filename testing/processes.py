@@ -322,12 +322,15 @@ def forked(function: Callable[[], Any], timeout: float = PATIENCE) -> Any:
 
 
 def threads_since(before: set[threading.Thread]) -> list[str]:
-    """The names of the threads of this process that have begun since, and still run. Those of an
-    engine that commits in the background are left out: they begin when there is something to
-    commit, and end with the engine."""
+    """The names of the threads of this process that have begun since, and still run. Those that an
+    engine starts late are left out: they begin when there is something to commit, with the first
+    heartbeat, or with a line to log, and end with the engine."""
     new = (thread for thread in threading.enumerate() if thread not in before)
-    passing = ("exclusivelog-commit", "exclusivelog-checkpoint", "within")
-    return [thread.name for thread in new if thread.name not in passing]
+    passing = (
+        "exclusivelog-commit", "exclusivelog-checkpoint", "exclusivelog-place", "exclusivelog-log",
+        "within",
+    )  # fmt: skip
+    return [thread.name for thread in new if not thread.name.startswith(passing)]
 
 
 def rows(engine: xl.Engine) -> dict[str, list[tuple[bytes, bytes]]]:

@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #endif
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -47,9 +48,39 @@ static inline int xl_swap(uint32_t *w, uint32_t from, uint32_t to) {
 static inline uint64_t xl_load64(uint64_t *w) { return __atomic_load_n(w, __ATOMIC_ACQUIRE); }
 static inline void xl_store64(uint64_t *w, uint64_t v) { __atomic_store_n(w, v, __ATOMIC_RELEASE); }
 
+/* The kernel's own clock, from its vDSO (a system call where there is none). A library such as
+   libfaketime may have replaced `clock_gettime`, so that its process would judge all others, and
+   its own waits, by another time than theirs. */
+typedef int (*xl_clock_type)(clockid_t, struct timespec *);
+
+__attribute__((unused)) static int xl_ask_kernel(clockid_t id, struct timespec *t) {
+    return (int)syscall(SYS_clock_gettime, id, t);
+}
+
+__attribute__((unused)) static xl_clock_type xl_find_clock(void) {
+    void *vdso = dlopen("linux-vdso.so.1", RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
+    void *found = vdso == NULL ? NULL : dlsym(vdso, "__vdso_clock_gettime");
+    xl_clock_type clock = xl_ask_kernel;
+    if (vdso != NULL && found == NULL)
+        found = dlsym(vdso, "__kernel_clock_gettime");      /* aarch64 */
+    if (found != NULL)
+        *(void **)&clock = found;
+    return clock;
+}
+
+static inline void xl_read_clock(clockid_t id, struct timespec *t) {
+    static xl_clock_type known;
+    xl_clock_type clock = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (clock == NULL) {
+        clock = xl_find_clock();
+        __atomic_store_n(&known, clock, __ATOMIC_RELAXED);
+    }
+    clock(id, t);
+}
+
 static inline int64_t xl_now(void) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    xl_read_clock(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 

@@ -94,7 +94,7 @@ static inline int xj_repair(xj_header *w) {
 
 static inline int xj_wait_for(pthread_mutex_t *m) {
     struct timespec t;
-    clock_gettime(XJ_CLOCK, &t);
+    xl_read_clock(XJ_CLOCK, &t);
     t.tv_nsec += 500000000;
     t.tv_sec += t.tv_nsec / 1000000000;
     t.tv_nsec %= 1000000000;

@@ -96,3 +96,34 @@ cdef class Lock:
 
     def __exit__(self, *error):
         self.release()
+
+
+@cython.final
+cdef class Signal:
+    """A flag that threads wait for, as `threading.Event`. Its waits end by the kernel's clock, and a
+    signal handler may set it that has interrupted another use of it."""
+
+    cdef uint32_t word
+
+    def set(self):
+        """Set it, and wake the threads that wait."""
+        xl_store(&self.word, 1)
+        xl_wake(&self.word, INT_MAX)
+
+    def clear(self):
+        """Reset it."""
+        xl_store(&self.word, 0)
+
+    def wait(self, double seconds):
+        """Wait until it is set, at most so many seconds; returns whether it is."""
+        cdef int64_t end = xl_now() + <int64_t>(min(max(seconds, 0.0), LONGEST_WAIT) * 1e9)
+        cdef int64_t left
+        cdef uint32_t* word = &self.word
+        while xl_load(word) == 0:
+            left = end - xl_now()
+            if left <= 0:
+                break
+            with nogil:
+                xl_wait(word, 0, left)
+            PyErr_CheckSignals()
+        return xl_load(word) != 0

@@ -49,7 +49,8 @@ cdef class Gate:
 
 
 cdef inline bint is_over(int64_t until) noexcept:
-    return until != 0 and xl_now() >= until
+    # `until` is a time of `now()`.
+    return until != 0 and xl_now() - _clock_offset >= until
 
 
 cdef _hold(lock, int64_t until=0, Journal journal=None):

@@ -50,6 +50,12 @@ def now():
     return xl_now() - _clock_offset
 
 
+def monotonic():
+    """Seconds of the kernel's monotonic clock, for deadlines: `time.monotonic`, but for libraries
+    that replace that (freezegun, libfaketime)."""
+    return xl_now() / 1e9
+
+
 def set_clock_offset(int64_t ns):
     """Set how many nanoseconds this process's monotonic clock is ahead of the machine's."""
     global _clock_offset

@@ -11,12 +11,11 @@ import contextlib
 import functools
 import inspect
 import threading
-import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from exclusivelog import threads
+from exclusivelog import _core, threads
 from exclusivelog.errors import LedgerError
 
 R = TypeVar("R")
@@ -176,30 +175,30 @@ class Steps:
     __slots__ = ("_count", "_since")
 
     def __init__(self) -> None:
-        self._count, self._since = 0, time.monotonic()
+        self._count, self._since = 0, _core.monotonic()
 
     def too_many(self) -> bool:
         """Count a step. Returns whether other tasks should run before it."""
         self._count += 1
         if self._count % STEPS_PER_CLOCK:
             return False
-        if self._count < STEPS_PER_SWITCH and time.monotonic() - self._since < SWITCH_SECONDS:
+        if self._count < STEPS_PER_SWITCH and _core.monotonic() - self._since < SWITCH_SECONDS:
             return False
-        self._count, self._since = 0, time.monotonic()
+        self._count, self._since = 0, _core.monotonic()
         return True
 
 
 async def in_steps(begin: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
     """Iterate over an iterator asynchronously; let other tasks run as often as `Steps` does."""
-    count, since = 0, time.monotonic()
+    count, since = 0, _core.monotonic()
     for found in begin():
         yield found
         count += 1
         if count % STEPS_PER_CLOCK == 0 and (
-            count >= STEPS_PER_SWITCH or time.monotonic() - since > SWITCH_SECONDS
+            count >= STEPS_PER_SWITCH or _core.monotonic() - since > SWITCH_SECONDS
         ):
             await asyncio.sleep(0)  # before taking the next one, so that none is lost
-            count, since = 0, time.monotonic()
+            count, since = 0, _core.monotonic()
 
 
 # ---- callbacks ---------------------------------------------------------------------------

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, Unpack, cast, overload
 
+from exclusivelog import _core
 from exclusivelog.aio.calls import Callbacks, in_steps, in_task, in_thread, like, opened, outcome_of
 from exclusivelog.aio.handles import Handle, Opening
 from exclusivelog.aio.producers import Producer, UnloadFuture, begun
@@ -233,9 +233,9 @@ class Engine(Handle[SyncEngine]):
     ) -> Claim:
         callbacks: Callbacks[SyncClaim, Claim] = Callbacks(Claim)
         lost: Any = callbacks.of(on_lost)
-        end = time.monotonic() + (timeout or 0.0)
+        end = _core.monotonic() + (timeout or 0.0)
         while True:
-            left = max(0.0, end - time.monotonic())
+            left = max(0.0, end - _core.monotonic())
             seconds = min(left, OWN_SECONDS)
             claim = functools.partial(self.sync.own, group, resources, seconds, on_lost=lost)
             try:

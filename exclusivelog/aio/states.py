@@ -9,13 +9,12 @@ import contextlib
 import copy as _copy
 import datetime as dt
 import functools
-import time
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, overload
 
-from exclusivelog import serde
+from exclusivelog import _core, serde
 from exclusivelog.aio.calls import deliverable, in_task, in_thread, like, shielded
 from exclusivelog.aio.handles import Handle, Openable
 from exclusivelog.aio.readers import Following, Reader
@@ -483,12 +482,12 @@ class MapWatch(Following[_past.MapWatch[K, V], MapChange[K, V]], Generic[K, V]):
         then raise WaitTimeoutError."""
         check_timeout(timeout)
         await self._opened()
-        end = None if timeout is None else time.monotonic() + timeout
+        end = None if timeout is None else _core.monotonic() + timeout
         while True:
             try:
                 return self.sync.read_next(timeout=0)
             except WaitTimeoutError:
-                left = None if end is None else max(0.0, end - time.monotonic())
+                left = None if end is None else max(0.0, end - _core.monotonic())
                 self.sync.take(await Reader(self.sync.reader).read_next(left))
 
     def __aiter__(self) -> AsyncIterator[MapChange[K, V]]:

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import heapq
 import threading
-import time
 from collections.abc import Callable
 
+from exclusivelog import _core
 from exclusivelog.cluster.ordered import Answer, OrderedLog, Position, Record
 
 __all__ = ["RESEND_SECONDS", "Answers", "Appending"]
@@ -66,7 +66,7 @@ class Appending:
 
     def append(self, data: bytes) -> None:
         """Append a record: at least once or not at all, as reading the log shows."""
-        self.due = min(self.due, time.monotonic() + RESEND_SECONDS)
+        self.due = min(self.due, _core.monotonic() + RESEND_SECONDS)
         self._calling = threading.get_ident()
         try:
             self._log.append(data, lambda answer: self._answered(data, answer))
@@ -84,15 +84,15 @@ class Appending:
 
     def resend_soon(self) -> None:
         """Append again soon, because a record was lost."""
-        self.due = min(self.due, time.monotonic() + RESEND_SECONDS / 10)
+        self.due = min(self.due, _core.monotonic() + RESEND_SECONDS / 10)
 
     def progress(self, unsettled: bool) -> None:
         """Note that a record counts. `unsettled`: are there more to be read back?"""
-        self.due = time.monotonic() + RESEND_SECONDS if unsettled else float("inf")
+        self.due = _core.monotonic() + RESEND_SECONDS if unsettled else float("inf")
 
     def is_due(self) -> bool:
         """Is it time to append again? True only once until the next append."""
-        due = time.monotonic() >= self.due
+        due = _core.monotonic() >= self.due
         if due:
             self.due = float("inf")
         return due
@@ -100,4 +100,4 @@ class Appending:
     @property
     def seconds(self) -> float:
         """Seconds until it is due, at most `RESEND_SECONDS`."""
-        return max(0.0, min(RESEND_SECONDS, self.due - time.monotonic()))
+        return max(0.0, min(RESEND_SECONDS, self.due - _core.monotonic()))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from exclusivelog import _core
 from exclusivelog.backend import ClaimSession, Held, Owned, Place
 from exclusivelog.cluster.following import (
     ANSWER_SECONDS,
@@ -303,8 +304,8 @@ class ClusterClaims:
         self._host.check_writable()
         [(resource, wanted)] = resources.items()
         log = self._host.topics.named(log_name(group, resource))
-        end = time.monotonic() + ANSWER_SECONDS
-        while time.monotonic() < end:
+        end = _core.monotonic() + ANSWER_SECONDS
+        while _core.monotonic() < end:
             log.catch_up()
             seen = inspect(log, self._host.lives)
             last = generation_of(log)

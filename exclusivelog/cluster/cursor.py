@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-import time
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn, Protocol
 
@@ -139,13 +138,13 @@ class _Back:
 
     def next(self, end: int) -> Frame | None:
         """The next frame that counts; None at the offset `end`."""
-        deadline = time.monotonic() + ANSWER_SECONDS
+        deadline = _core.monotonic() + ANSWER_SECONDS
         while self._reader.state.next < end:
             judged = self._reader.next(min(1.0, ANSWER_SECONDS))
             if judged is not None and judged.counts and isinstance(judged.parsed, Frame):
                 return judged.parsed
             self._topic.host.check_not_forked()
-            if judged is None and time.monotonic() > deadline:
+            if judged is None and _core.monotonic() > deadline:
                 raise LedgerIOError(
                     f"topic {self._topic.name!r}: offset {self._reader.state.next} could not be "
                     f"read within {ANSWER_SECONDS} s"

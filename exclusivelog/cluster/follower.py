@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 
+from exclusivelog import _core
 from exclusivelog.backend import Closing
 from exclusivelog.cluster.frames import MAX_BYTES, Frame, Holder
 from exclusivelog.cluster.log import Reader, Status, Ticket, Writer
@@ -56,23 +57,23 @@ class Resends:
 
     def appended(self) -> None:
         """Start the time limit, after an append."""
-        self._due = min(self._due, time.monotonic() + self._seconds)
+        self._due = min(self._due, _core.monotonic() + self._seconds)
 
     def resend_soon(self) -> None:
         """Append again soon, because an append is in doubt."""
-        self._due = min(self._due, time.monotonic() + self._seconds / 10)
+        self._due = min(self._due, _core.monotonic() + self._seconds / 10)
 
     def progressed(self, waits: bool) -> None:
         """Restart the time limit, after a record was read back. `waits`: others were not yet."""
-        self._due = time.monotonic() + self._seconds if waits else NEVER
+        self._due = _core.monotonic() + self._seconds if waits else NEVER
 
     def seconds_left(self) -> float:
         """Seconds until the time limit."""
-        return max(0.0, min(self._seconds, self._due - time.monotonic()))
+        return max(0.0, min(self._seconds, self._due - _core.monotonic()))
 
     def take(self) -> bool:
         """Is the time limit reached? True only once until the next append."""
-        due = time.monotonic() >= self._due
+        due = _core.monotonic() >= self._due
         if due:
             self._due = NEVER
         return due
@@ -192,7 +193,7 @@ class Follower(Closing):
         With `topic_epoch`, go on under that epoch (rule B5). Raises `ProducerFencedError` if
         another process was granted the topic first or the epoch is stale, `InvalidEpochError` if
         the epoch is ahead, and `WaitTimeoutError`, which leaves no owner behind."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else _core.monotonic() + timeout
         self.catch_up(timeout)
         with self._changed:
             if self._writer.status in ("closed", "fenced"):
@@ -212,7 +213,7 @@ class Follower(Closing):
     def _ask(self, writer: Writer, topic_epoch: int | None, deadline: float | None) -> None:
         """Ask once, and wait for the outcome."""
         writer.ask(topic_epoch)
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        left = None if deadline is None else max(0.0, deadline - _core.monotonic())
         try:
             self._wait(lambda: writer.status != "asking", left, "the topic was not granted")
         except BaseException:

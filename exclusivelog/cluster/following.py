@@ -284,7 +284,7 @@ class Owning:
         except ExclusiveLogError as error:
             _fail(appender, [], error)
             return False
-        self._begun[ticket] = time.monotonic()
+        self._begun[ticket] = _core.monotonic()
         self._batches[ticket] = batch
         self._taken.add(id(batch))
         return True
@@ -302,7 +302,7 @@ class Owning:
                 raise appender.error
             expected = self.writer.next_offset
             ticket = self.writer.send(messages, now_ms(), self._note)
-            self._begun[ticket] = time.monotonic()
+            self._begun[ticket] = _core.monotonic()
             appender.advance(self.writer.last_sequence)
             self._number += 1
             self._numbers[ticket] = self._number
@@ -318,7 +318,7 @@ class Owning:
         self._done.append(ticket)
         begun = self._begun.pop(ticket, None)
         if ticket.error is None and begun is not None:
-            size, seconds = ticket.weight, time.monotonic() - begun
+            size, seconds = ticket.weight, _core.monotonic() - begun
             self.topic.host.figures.sent(ticket.count, size, seconds)
         number = self._numbers.pop(ticket, None)
         if number is not None:  # in order; after a failed one, all fail
@@ -627,9 +627,9 @@ class TopicLog:
 
     def terminate(self) -> int:
         """End all writing for good; the next offset, which no message will have (rule G8)."""
-        deadline = time.monotonic() + ANSWER_SECONDS
+        deadline = _core.monotonic() + ANSWER_SECONDS
         while not self._try_to_terminate():
-            if time.monotonic() > deadline:
+            if _core.monotonic() > deadline:
                 raise WaitTimeoutError(
                     f"topic {self.name!r}: its termination was not read back within "
                     f"{ANSWER_SECONDS} s"

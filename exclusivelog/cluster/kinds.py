@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 import msgpack
 
+from exclusivelog import _core
 from exclusivelog.backend import Kind
 from exclusivelog.cluster.frames import sealed, unsealed
 from exclusivelog.cluster.ordered import OrderedLog, Tail
@@ -66,16 +67,16 @@ class Kinds:
     def record(self, topic: str, kind: Kind) -> None:
         """Record what a topic holds, unless that is recorded; StateError if it holds something
         else."""
-        deadline, due = time.monotonic() + ANSWER_SECONDS, 0.0
+        deadline, due = _core.monotonic() + ANSWER_SECONDS, 0.0
         while not self.check(topic, kind):
-            if time.monotonic() > deadline:
+            if _core.monotonic() > deadline:
                 raise LedgerIOError(
                     f"topic {topic!r}: what it holds could not be recorded within "
                     f"{ANSWER_SECONDS} s"
                 )
-            if time.monotonic() >= due and self._log is not None:
+            if _core.monotonic() >= due and self._log is not None:
                 self._log.append(_encode(topic, kind))
-                due = time.monotonic() + RESEND_SECONDS
+                due = _core.monotonic() + RESEND_SECONDS
             time.sleep(0.001)
 
     def _read(self) -> None:
@@ -84,13 +85,13 @@ class Kinds:
             self._log = self._open_log()
             self._tail = self._log.tail()
         assert self._tail is not None
-        end, deadline = self._log.end(), time.monotonic() + ANSWER_SECONDS
+        end, deadline = self._log.end(), _core.monotonic() + ANSWER_SECONDS
         while end is not None and self._position < end:
             record = self._tail.next(1.0)
             if record is not None:
                 self._position = record.position
                 self._take(record.data)
-            elif time.monotonic() > deadline:
+            elif _core.monotonic() > deadline:
                 raise LedgerIOError(f"{TOPIC} could not be read within {ANSWER_SECONDS} s")
 
     def _take(self, data: bytes) -> None:

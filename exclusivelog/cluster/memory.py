@@ -24,11 +24,11 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from exclusivelog import _core
 from exclusivelog.cluster.frames import MAX_BYTES
 from exclusivelog.cluster.ordered import (
     Answer,
@@ -354,7 +354,7 @@ class MemoryPlace:
         """Register a live engine, until `close`."""
         self._engine = engine.id
         with self._shared.lock:
-            self._shared.engines[engine.id] = engine, time.monotonic()
+            self._shared.engines[engine.id] = engine, _core.monotonic()
 
     def lives(self, engine: str) -> bool:
         """Does the engine of that id live?"""

@@ -29,6 +29,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
+from exclusivelog import _core
 from exclusivelog._core import Message
 from exclusivelog.backend import Closing
 from exclusivelog.cluster.copies import (
@@ -256,7 +257,7 @@ class TopicMirror:
         self._reader: Reading | None = None
         self._ledger: int | None = None
         self._had_copies = False
-        self._checked = time.monotonic()
+        self._checked = _core.monotonic()
         self._target = Target(self._cluster, self._copies, name, mirror.source_id)
         self._thread = threading.Thread(target=self._run, name=f"mirror-{name}", daemon=True)
 
@@ -343,7 +344,7 @@ class TopicMirror:
     def _check_idle(self) -> None:
         # Check now, to detect a deleted target before the next message is sent.
         empty = not self._had_copies and self._flight.position == self._flight.begin
-        if empty or time.monotonic() - self._checked < CHECK_SECONDS:
+        if empty or _core.monotonic() - self._checked < CHECK_SECONDS:
             return
         try:
             self._target.check_beginning()
@@ -352,7 +353,7 @@ class TopicMirror:
         except ClusterError:
             # The broker is unreachable, which does not matter before the next message.
             pass
-        self._checked = time.monotonic()
+        self._checked = _core.monotonic()
 
     def _batches(self, reader: Reading) -> Iterator[Sequence[Message]]:
         goal = self._topic.next_offset
@@ -427,14 +428,14 @@ class Target:
 
     def _last(self, writer: Writer) -> Copied | None:
         """The last copy, once all earlier sends are stored."""
-        sent, deadline = writer.last_sequence_id, time.monotonic() + STORED_SECONDS
+        sent, deadline = writer.last_sequence_id, _core.monotonic() + STORED_SECONDS
         while True:
             last = self._read_last()
             end = 0 if last is None else last.end
             if sent < 0 or sent == end - 1:
                 # The broker forgets producers that are silent for hours.
                 return last
-            if time.monotonic() > deadline:
+            if _core.monotonic() > deadline:
                 raise self.mismatch(
                     end, f"it ends before offset {end}, and the broker has got {sent}: messages of "
                     "it were lost"
@@ -480,11 +481,11 @@ class Target:
     def _first(self) -> Any:
         """The first message; None if none comes for a while: a broker that has just started may
         report a topic as empty that is not."""
-        deadline = time.monotonic() + EMPTY_SECONDS
+        deadline = _core.monotonic() + EMPTY_SECONDS
         while True:
             with self._cluster.reader(self.topic) as reader:
                 message = reader.next()
-            if message is not None or time.monotonic() > deadline:
+            if message is not None or _core.monotonic() > deadline:
                 return message
             time.sleep(0.2)
 
@@ -680,9 +681,9 @@ class Mirror(Closing):
     def wait(self, timeout: float) -> bool:
         """Wait up to so many seconds for the end: True once all topics are copied or `stop` was
         called. Raises the first error of any topic, as `run` does."""
-        deadline = time.monotonic() + timeout
+        deadline = _core.monotonic() + timeout
         while self._is_running():
-            left = deadline - time.monotonic()
+            left = deadline - _core.monotonic()
             if left <= 0:
                 return False
             self._changed.wait(left)
@@ -739,11 +740,11 @@ class Mirror(Closing):
 
     def _join(self, timeout: float) -> None:
         """Wait for the ends of all threads, for `timeout` seconds in all."""
-        deadline = time.monotonic() + timeout
+        deadline = _core.monotonic() + timeout
         if self._watcher.is_alive():
             self._watcher.join(timeout)
         for one in list(self._mirrors.values()):
-            one.join(max(0.0, deadline - time.monotonic()))
+            one.join(max(0.0, deadline - _core.monotonic()))
 
     # ---- inspection ----------------------------------------------------------------------
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from exclusivelog import _core
 from exclusivelog.backend import MoveCancelled, check_engine_id, check_selection, is_internal
 from exclusivelog.cluster.following import TopicLog, Topics, inspect, now_ms
 from exclusivelog.cluster.frames import Grant
@@ -105,7 +105,7 @@ class Moving:
         self._target = _find(host, to)
         self._names = topics()
         self._until = now_ms() + int(timeout * 1000)
-        self._end = time.monotonic() + timeout
+        self._end = _core.monotonic() + timeout
         self._stopped = threading.Event()
         self._begun: list[One] = []
 
@@ -197,7 +197,7 @@ class Moving:
             if self._stopped.is_set():
                 raise MoveCancelled("the call was cancelled")
             self._host.check_open()
-            left = self._end - time.monotonic()
+            left = self._end - _core.monotonic()
             if left <= 0 or not self._host.lives(self._target.id):
                 self._withdraw(one, "deadline" if left <= 0 else "the destination is gone")
                 return

@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from exclusivelog import _core
 from exclusivelog.cluster.memory import MemoryPlace
 from exclusivelog.cluster.native import Native
 from exclusivelog.cluster.ordered import OrderedLog, Place, Position, Record
@@ -97,10 +97,10 @@ class PulsarPlace:
         """Does the engine of that id live?"""
         with self._lock:
             until, found = self._known.get(engine, (0.0, False))
-            if time.monotonic() >= until:
+            if _core.monotonic() >= until:
                 found = self._is_taken(engine)
                 seconds = REMEMBER_LIVING_SECONDS if found else REMEMBER_GONE_SECONDS
-                self._known[engine] = time.monotonic() + seconds, found
+                self._known[engine] = _core.monotonic() + seconds, found
             return found
 
     def _is_taken(self, name: str) -> bool:
@@ -156,12 +156,12 @@ class _AskedLog(PulsarLog):
         """The position of the last record at this moment; None for an empty log."""
         self.check_open()
         last = None
-        began = time.monotonic()
+        began = _core.monotonic()
         if began >= self._ask_at:
             try:
                 last = self._admin.admin("GET", self._path)
             except ClusterError:
-                now = time.monotonic()
+                now = _core.monotonic()
                 self._ask_at = now + ASK_AGAIN_SECONDS + ASK_AGAIN_TIMES * (now - began)
         # No entry: the topic is empty, or has just begun a new ledger.
         if last is None or last["entryId"] < 0 or last["ledgerId"] < 0:

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
+from exclusivelog import _core
 from exclusivelog.backend import Closing
 from exclusivelog.cluster.native import Native, enter, stay
 from exclusivelog.errors import ClusterError, EngineClosedError, ProducerBusyError
@@ -237,12 +238,12 @@ def admitted(call: Callable[[], Made], seconds: float = ADMITTED_WITHIN) -> Made
     >>> admitted(lambda: "a producer")
     'a producer'
     """
-    deadline = time.monotonic() + seconds
+    deadline = _core.monotonic() + seconds
     while True:
         try:
             return call()
         except Exception as error:
-            if type(error).__name__ not in NOT_READY or time.monotonic() > deadline:
+            if type(error).__name__ not in NOT_READY or _core.monotonic() > deadline:
                 raise
         time.sleep(0.1)
 
@@ -468,12 +469,12 @@ class Cluster(Closing):
 
         Raises ProducerBusyError if another mirror has it for longer than the timeout: the broker
         takes up to a minute to notice that a machine is gone."""
-        full, deadline = self.address(topic), time.monotonic() + self._timeout
+        full, deadline = self.address(topic), _core.monotonic() + self._timeout
         while True:
             try:
                 return Writer(self, topic, self._producer(full))
             except Exception as error:
-                name, late = type(error).__name__, time.monotonic() > deadline
+                name, late = type(error).__name__, _core.monotonic() > deadline
                 if name not in (*FENCED, *PASSING) or (late and name in PASSING):
                     self.failed(f"topic {topic!r} cannot be written to", error)
                 if late:
@@ -510,10 +511,10 @@ class Cluster(Closing):
                 raise
             except ClusterError as error:
                 away = self._answered and type(error.__cause__).__name__ in AWAY
-                if not away or time.monotonic() > deadline:
+                if not away or _core.monotonic() > deadline:
                     raise
             except Exception as error:
-                if type(error).__name__ not in PASSING or time.monotonic() > deadline:
+                if type(error).__name__ not in PASSING or _core.monotonic() > deadline:
                     self.failed(f"topic {topic!r} cannot be read", error)
             time.sleep(0.1)
 
@@ -651,7 +652,7 @@ class TopicReader(Closing):
     def __init__(self, cluster: Cluster, topic: str, last: bool, timeout: float) -> None:
         self._cluster, self._topic, self._last, self._timeout = cluster, topic, last, timeout
         self._read: Any = None  # the id of the last message that was read
-        self._reader = self._open(time.monotonic() + timeout)
+        self._reader = self._open(_core.monotonic() + timeout)
 
     def _open(self, deadline: float) -> Native:
         reader = self._cluster.open_reader(self._topic, self._last, self._read, deadline)
@@ -663,7 +664,7 @@ class TopicReader(Closing):
 
     def next(self) -> Any:
         """The next message, as an object of the Pulsar client; None at the end."""
-        deadline = time.monotonic() + self._timeout
+        deadline = _core.monotonic() + self._timeout
         while True:
             try:
                 if not self._reader.use().has_message_available():
@@ -672,7 +673,7 @@ class TopicReader(Closing):
             except EngineClosedError:
                 raise
             except Exception as error:
-                if type(error).__name__ != "Timeout" or time.monotonic() > deadline:
+                if type(error).__name__ != "Timeout" or _core.monotonic() > deadline:
                     self._cluster.failed(f"topic {self._topic!r} cannot be read", error)
             else:
                 self._read = message.message_id()

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from exclusivelog import _core
 from exclusivelog.backend import Closing
 from exclusivelog.cluster.frames import MAX_BYTES
 from exclusivelog.cluster.native import Native, stay
@@ -172,7 +173,7 @@ class PulsarLog(Closing):
 
     def _read_at(self, start: Any) -> Any:
         """The message at this position; None if there is none."""
-        deadline = time.monotonic() + self._timeout
+        deadline = _core.monotonic() + self._timeout
         while True:
             reader = self.reader(start, 1)
             try:
@@ -181,7 +182,7 @@ class PulsarLog(Closing):
                 return reader.use().read_next(int(min(PATIENCE_SECONDS, self._timeout) * 1000))
             except Exception as error:
                 self.check_open()
-                if type(error).__name__ != "Timeout" or time.monotonic() > deadline:
+                if type(error).__name__ != "Timeout" or _core.monotonic() > deadline:
                     self._cluster.failed(f"topic {self.topic!r} cannot be read", error)
             finally:
                 close_reader(reader)
@@ -266,7 +267,7 @@ class _Sender:
         self._producer: Native | None = self._open(self._options, "cannot be written to")
 
     def _open(self, options: Any, what: str) -> Native:
-        deadline = time.monotonic() + self._timeout
+        deadline = _core.monotonic() + self._timeout
         while True:
             try:
                 # Use the native client: the Python API has no `create_producer_async`.
@@ -275,7 +276,7 @@ class _Sender:
                 self._client.use()
                 # Another log excludes all others for a moment (`alone`), or the broker is busy.
                 name = type(error).__name__
-                if name not in (*FENCED, *PASSING) or time.monotonic() > deadline:
+                if name not in (*FENCED, *PASSING) or _core.monotonic() > deadline:
                     self._cluster.failed(f"{self._address} {what}", error)
                 time.sleep(BUSY_SECONDS)
             else:
@@ -422,7 +423,7 @@ class _PulsarTail:
         self._reader = self._log.reader(start, AHEAD_RECORDS)
         self._found = self._last is None
         self._is_new = True  # no record behind `_last` came from this reader yet
-        self._ask_at = time.monotonic() + PATIENCE_SECONDS
+        self._ask_at = _core.monotonic() + PATIENCE_SECONDS
 
     def _open_again(self) -> None:
         """Go on with another reader."""
@@ -440,20 +441,20 @@ class _PulsarTail:
 
     def next(self, timeout: float | None = None) -> Record | None:
         """The next record; None if `timeout` seconds have passed without one."""
-        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        deadline = float("inf") if timeout is None else _core.monotonic() + timeout
         while True:
             self._check_open()
-            left = min(WAKE_SECONDS, max(0.0, deadline - time.monotonic()))
+            left = min(WAKE_SECONDS, max(0.0, deadline - _core.monotonic()))
             message = self._receive(int(left * 1000))
             if message is not None:
                 position = _position(message.message_id())
                 if self._is_next(position):
                     self._last, self._is_new, self._more = position, False, False
-                    self._ask_at = time.monotonic() + PATIENCE_SECONDS
+                    self._ask_at = _core.monotonic() + PATIENCE_SECONDS
                     return Record(position, message.data())
                 continue
             self._be_patient()
-            if time.monotonic() >= deadline:
+            if _core.monotonic() >= deadline:
                 return None
 
     def _receive(self, milliseconds: int) -> Any:
@@ -473,14 +474,14 @@ class _PulsarTail:
     def _be_patient(self) -> None:
         """Called when nothing has come for a while: reopen the reader if it announces a message
         again that does not come."""
-        if time.monotonic() < self._ask_at:
+        if _core.monotonic() < self._ask_at:
             return
         said, self._more = self._more, False
         with contextlib.suppress(Exception):  # the broker may be down
             self._more = self._reader is not None and self._reader.use().has_message_available()
         if said and self._more:
             self._open_again()
-        self._ask_at = time.monotonic() + PATIENCE_SECONDS
+        self._ask_at = _core.monotonic() + PATIENCE_SECONDS
 
     def _is_next(self, position: Position) -> bool:
         last = self._last

@@ -16,12 +16,11 @@ import contextlib
 import logging
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from exclusivelog import logs
+from exclusivelog import _core, logs
 from exclusivelog.backend import ProducerRequest
 from exclusivelog.cluster.following import (
     ANSWER_SECONDS,
@@ -96,7 +95,7 @@ class Asking:
     number: int
     since: int
     deadline: float | None
-    begun: float = field(default_factory=time.monotonic)
+    begun: float = field(default_factory=_core.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)  # held during an attempt
     ended: bool = False
 
@@ -183,7 +182,8 @@ class Requests:
         timeout = request.timeout
         asking = Asking(
             topic, future, request, request.name or f"producer-{secrets.token_hex(8)}",
-            secrets.randbits(62), now_ms(), None if timeout is None else time.monotonic() + timeout,
+            secrets.randbits(62), now_ms(),
+            None if timeout is None else _core.monotonic() + timeout,
         )  # fmt: skip
         with asking.lock:
             try:
@@ -206,12 +206,12 @@ class Requests:
             raise name_error(asking.topic.name, self._wait_of(first))
 
     def _try_first(self, asking: Asking) -> None:
-        end = time.monotonic() + ANSWER_SECONDS
+        end = _core.monotonic() + ANSWER_SECONDS
         patient = True
         while not self._attempt(asking, patient):
             if asking.number in self._waiting:
                 return
-            if time.monotonic() > end:
+            if _core.monotonic() > end:
                 raise WaitTimeoutError(
                     f"topic {asking.topic.name!r} was not granted within {ANSWER_SECONDS} s: "
                     "others append to it all the time"
@@ -351,14 +351,14 @@ class Requests:
         if not seen.free:
             self._free_since.pop(topic, None)
             return False
-        since = self._free_since.setdefault(topic, time.monotonic())
+        since = self._free_since.setdefault(topic, _core.monotonic())
         best = None if turn is None else self._waiting.get(turn)
         if best is None:
             return True
         settle = best.request.settle / 1e9
         # It had waited for its delay before the topic was free.
         waited = best.begun + settle <= since
-        return waited or time.monotonic() >= max(since, best.begun) + settle
+        return waited or _core.monotonic() >= max(since, best.begun) + settle
 
     def _poll_one(self, asking: Asking, seen: Seen, turn: int | None) -> None:
         topic = asking.topic
@@ -371,7 +371,7 @@ class Requests:
                     topic.name, "was taken by a producer that fences",
                     None if seen.owner is None else seen.owner.owner(),
                 )  # fmt: skip
-            if asking.deadline is not None and time.monotonic() >= asking.deadline:
+            if asking.deadline is not None and _core.monotonic() >= asking.deadline:
                 self._fail(asking, WaitTimeoutError(asking.future.waited))
             elif asking.number == turn:
                 self._attempt(asking)
@@ -387,7 +387,7 @@ class Requests:
         if not waiting:
             return None
         deadlines = [each.deadline for each in waiting if each.deadline is not None]
-        left = min(deadlines, default=float("inf")) - time.monotonic()
+        left = min(deadlines, default=float("inf")) - _core.monotonic()
         return max(0.0, min(self._pace, left))
 
     # ---- the end -----------------------------------------------------------------------------

@@ -8,7 +8,6 @@ session (`Following`). No effect: no transaction pauses it.
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 import weakref
@@ -47,7 +46,7 @@ from exclusivelog.errors import (
     duplicate_sequence,
 )
 from exclusivelog.messages import Columns, Encoded, Raw
-from exclusivelog.waits import GrantFuture, in_slices, settled
+from exclusivelog.waits import GrantFuture, in_slices, until_settled
 
 __all__ = ["ClusterSending", "ClusterSession", "Registry"]
 
@@ -552,7 +551,7 @@ class Following:
                     target=self._run, args=(left, running), name="exclusivelog-follow", daemon=True
                 )
                 threads.start(self._there.path, thread)
-        if not in_slices(functools.partial(settled, running), timeout, check):
+        if not in_slices(until_settled(running), timeout, check):
             return False
         running.result(0)
         return True
@@ -567,8 +566,8 @@ class Following:
             outcome.set_result(None)
 
     def _find_next(self, left: ClusterSession) -> None:
-        end = time.monotonic() + FOLLOWED_WITHIN
-        while time.monotonic() < end and not self._there.closed:
+        end = _core.monotonic() + FOLLOWED_WITHIN
+        while _core.monotonic() < end and not self._there.closed:
             self._there.topics.named(self._topic).catch_up()
             where = self._where()
             if where is None:
@@ -689,16 +688,16 @@ class Registry:
         for session in list(self._sessions):
             session.end(error)  # what is queued is still sent
         owning = list(self._owning.values())
-        deadline = time.monotonic() + CLOSE_SECONDS
+        deadline = _core.monotonic() + CLOSE_SECONDS
         for each in owning:
-            each.drain(commit, deadline - time.monotonic())
+            each.drain(commit, deadline - _core.monotonic())
         for each in owning:
             with each.topic.changed:
                 each.writer.release()
-        deadline = time.monotonic() + CLOSE_SECONDS
+        deadline = _core.monotonic() + CLOSE_SECONDS
         for each in owning:
             with contextlib.suppress(ExclusiveLogError):
-                each.release(max(0.0, deadline - time.monotonic()))
+                each.release(max(0.0, deadline - _core.monotonic()))
 
     def fail_all(self, error: EngineClosedError) -> None:
         """Fail what is still queued."""

@@ -8,7 +8,6 @@ import functools
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -59,7 +58,7 @@ from exclusivelog.waits import AnyFuture
 
 log = logging.getLogger(__name__)
 
-LONGEST_BEAT_SECONDS = 5.0
+LOGGED_WITHIN = 2.0  # seconds that a closing engine waits for slow log handlers
 RELEASED_AT_ONCE = 1000
 
 Found = TypeVar("Found")
@@ -300,6 +299,7 @@ class OpenEngine(abc.ABC):
         self.ledger.lockfile.counters.announce(MOVES)
         if not self._closed_for_good:
             self._closed_for_good = True
+            logs.drain(LOGGED_WITHIN)
             if self._kill_stalled and self.ledger.watch is not None:
                 self.ledger.watch.killers -= 1
             if self._drop is not None:
@@ -464,9 +464,9 @@ class Runtime(OpenEngine):
 
     def backup(self, path: str) -> None:
         """Copy the ledger into a directory."""
-        began = time.monotonic()
+        began = _core.monotonic()
         backup(self.ledger, path)
-        self._log(logs.BACKUP, target=path, seconds=time.monotonic() - began)
+        self._log(logs.BACKUP, target=path, seconds=_core.monotonic() - began)
 
     def compact(self, topic: int) -> int:
         """Rebuild a topic's compacted view; see `Topic.compact`."""

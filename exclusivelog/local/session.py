@@ -52,7 +52,7 @@ from exclusivelog.local.ownership.steps import put_announcement, topic_moved_err
 from exclusivelog.local.records import EXCLUSIVE, SHARED, Session, Transfer
 from exclusivelog.local.storage.ledger import Ledger, Transaction
 from exclusivelog.local.storage.tables import Tables, check_may_write, owner_of
-from exclusivelog.waits import AnyFuture, GrantFuture, Requests, in_slices, settled
+from exclusivelog.waits import AnyFuture, GrantFuture, Requests, in_slices, until_settled
 
 log = logging.getLogger(__name__)
 
@@ -531,9 +531,7 @@ class Following:
                 )
                 threads.start(self._engine.ledger.path, follow)
                 self._running = running
-        if not in_slices(
-            functools.partial(settled, running), timeout, self._engine.check_not_forked
-        ):
+        if not in_slices(until_settled(running), timeout, self._engine.check_not_forked):
             return False
         self._running = None  # it refers to the error, whose frames would keep the session
         running.result(0)
@@ -554,8 +552,8 @@ class Following:
             outcome.set_result(None)
 
     def _find_next(self, left: LocalSession) -> None:
-        end = time.monotonic() + FOLLOWED_WITHIN
-        while time.monotonic() < end:
+        end = _core.monotonic() + FOLLOWED_WITHIN
+        while _core.monotonic() < end:
             where = self._where()
             if where is None:
                 break

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
@@ -107,7 +106,7 @@ class Chunk:
                 for begun, move in zip(self._begun, self.moves, strict=True)
                 if move.state == "releasing"
             ]
-            left = end - time.monotonic()
+            left = end - _core.monotonic()
             if not releasing or left <= 0 or not self._has_destination():
                 return
             if stopped.is_set():
@@ -124,11 +123,11 @@ class Chunk:
     def _await_release(self, last: Begun, seconds: float, stopped: threading.Event) -> None:
         # Topics are released in this order. To inspect all of them after each transaction would
         # take the interpreter from the thread that releases the next ones.
-        hand_over, until = self._engine.hand_over, time.monotonic() + seconds
+        hand_over, until = self._engine.hand_over, _core.monotonic() + seconds
         while not stopped.is_set():
             seen = hand_over.changes()
             self._engine.check_open()
-            left = until - time.monotonic()
+            left = until - _core.monotonic()
             if left <= 0 or hand_over.inspect([last])[0].state != "releasing":
                 return
             hand_over.wait_for_a_change(seen, left)
@@ -191,7 +190,7 @@ class Unloading:
         self._engine = engine
         self._producer, self._session = producer, session
         self._names = names()
-        self._end = time.monotonic() + timeout
+        self._end = _core.monotonic() + timeout
         self._stopped = threading.Event()
         self._chunks: list[Chunk] = []  # those that have begun; all but the last have ended
 
@@ -202,7 +201,7 @@ class Unloading:
 
     def _begin_next(self) -> None:
         names, self._names = self._names[:MOVED_AT_ONCE], self._names[MOVED_AT_ONCE:]
-        left = min(max(0.0, self._end - time.monotonic()), LONGEST_SECONDS)
+        left = min(max(0.0, self._end - _core.monotonic()), LONGEST_SECONDS)
         until = _core.now() + int(left * 1e9)
         wish = Wish(self._to, self._slot, until, self._groups, self._producer, self._session)
         self._chunks.append(Chunk(self._engine, names, wish))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
@@ -18,14 +19,14 @@ from exclusivelog.local.ownership.pending import Limits
 from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.records import Claimant, Session
-from exclusivelog.local.shm.slots import Slot
+from exclusivelog.local.shm.slots import LONGEST_BEAT_SECONDS, Slot
 from exclusivelog.local.storage.changes import is_logged, log_gone
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.waits import AnyFuture
 
 log = logging.getLogger(__name__)
 
-LONGEST_BEAT_SECONDS = 5.0
+PLACE_PATIENCE_SECONDS = 5.0  # a closing engine waits so long for a file system
 RELEASED_AT_ONCE = 1000
 # The first round finds little to do. Until then, the interpreter is for the caller that opens the
 # engine, unless a notification comes.
@@ -111,6 +112,9 @@ class BackgroundWorker:
                     self._log(logs.WORKER_REFUSED, reason=str(error))
             except Exception as error:  # the worker must survive: waiters depend on it
                 self._log(logs.WORKER_FAILED, error=error, reason=repr(error))
+            dropped = logs.take_dropped()
+            if dropped:
+                self._log(logs.DROPPED, count=dropped)
             if engine.closed:
                 return
             if self._pending.awaits:
@@ -317,15 +321,20 @@ class Calling(Protocol):
 
 
 class Heartbeat:
-    """Sends heartbeats in a thread of its own, so that an engine whose background worker waits for
-    a stopped process does not seem unresponsive itself (rule C3). It also notices requests whose
-    wait that worker should have ended, and has another thread end them (rule D5)."""
+    """Sends heartbeats in a thread of its own, which touches memory alone: no beat waits for a
+    disk, the ledger's path, a log handler or the application (rule C9). It needs the interpreter's
+    lock (the GIL), so a process in which no thread of Python can run falls silent (rule C3).
+
+    It also notices requests whose wait the background worker should have ended, and has another
+    thread end them (rule D5), and starts the thread that watches the ledger's path.
+    """
 
     def __init__(
         self, name: str, ledger: Ledger, slot: Slot, keepalive: float | None, worker: Waking,
         waits: Waits, callbacks: Calling,
     ) -> None:  # fmt: skip
         self._ended, self._limits, self._path = threading.Event(), waits.limits, ledger.path
+        self._place = PlaceWatch(name, ledger, keepalive, self._limits.wake)
         run = functools.partial(self._run, ledger, slot, keepalive, worker, waits, callbacks)
         thread = thread_of(ledger.path, run, f"exclusivelog-heart-{name}", name)
         self._thread: threading.Thread | None = thread
@@ -339,11 +348,11 @@ class Heartbeat:
         self, ledger: Ledger, slot: Slot, keepalive: float | None, worker: Waking, waits: Waits,
         callbacks: Calling,
     ) -> None:  # fmt: skip
-        beat = LONGEST_BEAT_SECONDS if keepalive is None else keepalive / 4
         while not self._ended.is_set():
-            late = self._limits.wait(min(LONGEST_BEAT_SECONDS, beat))
+            late = self._limits.wait(ledger.lockfile.slots.beat_seconds(keepalive))
             if self._ended.is_set():
                 return
+            slot.beat()
             if late:
                 # Not here: it reads the tables, and no beat must wait for that.
                 try:
@@ -351,17 +360,16 @@ class Heartbeat:
                 except (LedgerError, MemoryError):  # no thread can be started now
                     self._limits.add_again(late)
             del late  # a future's result must be freed when the application drops it
-            slot.beat()
-            try:
-                ledger.integrity.check_place()
-            except LedgerError:
-                # The ledger has failed: all calls raise it, and the worker fails waiters.
+            if ledger.integrity.failed:
+                # All calls raise it, and the worker fails waiters.
                 worker.wake()
                 return  # no heartbeat any more: other engines may evict this one
+            self._place.start()
 
     def stop(self) -> None:
-        """Tell the thread to end."""
+        """Tell the threads to end."""
         self._ended.set()
+        self._place.stop()
         self._limits.wake()
 
     def join(self) -> None:
@@ -371,6 +379,50 @@ class Heartbeat:
             thread.join(timeout=60)
         if thread is not None and not thread.is_alive():
             self._thread = None  # one that could not be started would keep the ledger
+        self._place.join()
+
+
+class PlaceWatch:
+    """Checks in a thread of its own that the ledger's files are still those that were opened (rule
+    C7): the file system may not answer for minutes. Calls `failed()` once they are not."""
+
+    def __init__(
+        self, name: str, ledger: Ledger, keepalive: float | None, failed: Callable[[], object]
+    ) -> None:
+        self._name, self._path, self._integrity = name, ledger.path, ledger.integrity
+        self._seconds = LONGEST_BEAT_SECONDS
+        if keepalive is not None:
+            self._seconds = min(self._seconds, keepalive / 4)
+        self._failed = failed
+        self._ended = _core.Signal()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread, unless it runs."""
+        if self._thread is None:
+            name = f"exclusivelog-place-{self._name}"
+            thread = thread_of(self._path, self._run, name, self._name)
+            with contextlib.suppress(LedgerError, MemoryError):  # the next beat tries again
+                self._thread = threads.start(self._path, thread)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._integrity.check_place()
+            except LedgerError:
+                self._failed()
+                return
+            if self._ended.wait(self._seconds):
+                return
+
+    def stop(self) -> None:
+        """Tell the thread to end."""
+        self._ended.set()
+
+    def join(self) -> None:
+        """Wait for the end of the thread, but not for a file system that does not answer."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=PLACE_PATIENCE_SECONDS)
 
 
 class Callbacks:
@@ -422,5 +474,8 @@ def thread_of(path: str, run: Callable[[], None], name: str, engine: str) -> thr
             reason=repr(error),
         )  # fmt: skip
 
-    keep = functools.partial(_core.keep_running, run, failed)
+    def keep() -> None:
+        logs.emit_later()
+        _core.keep_running(run, failed)
+
     return threading.Thread(target=keep, name=name, daemon=True)

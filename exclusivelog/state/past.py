@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -155,9 +154,9 @@ class MapWatch(Closing, Generic[K, V]):
         behind, TopicTerminatedError at the end of a terminated topic.
         """
         check_timeout(timeout)
-        end = None if timeout is None else time.monotonic() + timeout
+        end = None if timeout is None else _core.monotonic() + timeout
         while not self._changes:
-            left = None if end is None else max(0.0, end - time.monotonic())
+            left = None if end is None else max(0.0, end - _core.monotonic())
             try:
                 self.take(self.reader.read_next(left))
             except OffsetTrimmedError as error:

@@ -325,13 +325,13 @@ class Ownership(_core.OwnershipBase):
         except BaseException:
             producer.close()
             raise
-        self._since, self.checked = time.monotonic(), -1
+        self._since, self.checked = _core.monotonic(), -1
         self.producer = producer
         return producer
 
     def _await_producer(self, end: float | None) -> Producer:
         while True:
-            left = None if end is None else max(0.0, end - time.monotonic())
+            left = None if end is None else max(0.0, end - _core.monotonic())
             # Set before the wait: a late cancel of an earlier call must not end it.
             self._waiting_for = call = self._calls.current
             self._waiting = future = self._topic.producer_async(
@@ -376,7 +376,7 @@ class Ownership(_core.OwnershipBase):
 
     def _wanted(self, producer: Producer) -> None:
         """Note that another process waits for the topic."""
-        left = self._since + TENURE_SECONDS - time.monotonic()
+        left = self._since + TENURE_SECONDS - _core.monotonic()
         if 0 < left <= TENURE_SECONDS:
             time.sleep(left)
         self.asked = producer  # a write that comes before this thread releases it
@@ -561,7 +561,7 @@ class Shared(_core.SharedBase, Closing):
         return write.result
 
     def _write_as_owner(self, write: Write[Any]) -> None:
-        end = None if self._timeout is None else time.monotonic() + self._timeout
+        end = None if self._timeout is None else _core.monotonic() + self._timeout
         with self._writing:
             while not write.done:
                 self._check_usable()

@@ -10,10 +10,12 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from exclusivelog import _core
 from exclusivelog.cluster import native, pulsar_log
 from exclusivelog.cluster.follower import Follower
 from exclusivelog.cluster.native import Native
@@ -129,7 +131,9 @@ def test_an_engine_that_is_gone_is_asked_about_once_while_it_is_followed(
 ) -> None:
     now, asked, found = [1000.0], list[str](), [True]
     place = PulsarPlace(Access.parse("pulsar://127.0.0.1:1/public/default"), check_policies=False)
-    monkeypatch.setattr("exclusivelog.cluster.places.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(
+        "exclusivelog.cluster.places._core", SimpleNamespace(monotonic=lambda: now[0])
+    )
 
     def is_taken(name: str) -> bool:
         asked.append(name)
@@ -247,7 +251,7 @@ def test_the_admin_api_is_asked_again_after_it_was_away(
         assert log.end() == position  # as a reader finds it
         assert log.end() == position
         assert len(asked) == 1
-        monkeypatch.setattr(log, "_ask_at", time.monotonic())
+        monkeypatch.setattr(log, "_ask_at", _core.monotonic())
         assert log.end() == position
         assert len(asked) == 2
 

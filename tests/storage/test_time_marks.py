@@ -387,7 +387,7 @@ def test_g8_arrivals_hold_back_what_is_younger_and_no_more(monkeypatch: pytest.M
     """Four messages a second, for a while, seen each time; then none. What is protected is never
     older than `max_age` and a hundredth."""
     arrivals, times_seen, now = retention.Arrivals(), [], 1000.0
-    monkeypatch.setattr(retention, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(retention, "_core", SimpleNamespace(monotonic=lambda: now))
     for number in range(4000):
         now += 0.25 if number < 3000 else 0.15
         if number < 3000:

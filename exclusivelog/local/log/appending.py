@@ -179,8 +179,8 @@ def look_up(ledger: Store, appender: _core.Appender) -> None:
     session, journal = appender.session, ledger.journal
     assert journal is not None
     ledger.check()
-    end = time.monotonic() + LOOK_UP_SECONDS
-    while time.monotonic() < end:
+    end = _core.monotonic() + LOOK_UP_SECONDS
+    while _core.monotonic() < end:
         version = journal.version  # before the tables, to notice later changes
         if journal.unsettled:
             ledger.settle()
@@ -815,8 +815,8 @@ class Pauses:
         """Let the calls be made that waited for the end of the last pause. Not for longer than
         `TURN_SECONDS`: their threads may be stopped."""
         if self._due:
-            end = time.monotonic() + TURN_SECONDS
-            while self._due and time.monotonic() < end:
+            end = _core.monotonic() + TURN_SECONDS
+            while self._due and _core.monotonic() < end:
                 time.sleep(0.0002)
             with self._lock:
                 self._due = set()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import time
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
@@ -434,7 +433,7 @@ class JournalTail:
 
     def note_read(self, version: int) -> None:
         """Record that the tables were read after the journal had this version."""
-        self._version, self._read_at = version, time.monotonic()
+        self._version, self._read_at = version, _core.monotonic()
 
     @property
     def is_current(self) -> bool:
@@ -446,7 +445,7 @@ class JournalTail:
             journal is not None
             and journal.version == self._version
             and bool(journal.ready)
-            and time.monotonic() - self._read_at < READER_LOOK_UP_SECONDS / 2
+            and _core.monotonic() - self._read_at < READER_LOOK_UP_SECONDS / 2
         )
 
     def continue_behind(self, tables: Tables) -> None:
@@ -464,7 +463,7 @@ class JournalTail:
         visible = journal.tail if self._host.unflushed else journal.synced
         if since >= visible:
             # The process that committed may have died before it changed the version.
-            recently = time.monotonic() - self._read_at < READER_LOOK_UP_SECONDS / 2
+            recently = _core.monotonic() - self._read_at < READER_LOOK_UP_SECONDS / 2
             return [] if recently else None
         found: list[_core.Entry] = []
         try:
@@ -652,10 +651,10 @@ class LogCursor(_core.Cursor):
     def wait(self, seen: int, seconds: float | None) -> None:
         """Sleep until `mark()` is no longer `seen`, or about so many seconds have passed; spins
         first while messages come in quick succession."""
-        began = time.monotonic()
+        began = _core.monotonic()
         spin = began < self._busy_until
         self._host.ledger.lockfile.counters.wait(self.word, seen, seconds, spin=spin)
-        woken = time.monotonic()
+        woken = _core.monotonic()
         if woken - began < BUSY_SECONDS:
             self._busy_until = woken + BUSY_SECONDS
 

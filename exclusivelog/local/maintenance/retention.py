@@ -66,7 +66,7 @@ class Arrivals:
     def note(self, next_offset: int, max_age: float) -> int:
         """Record that the topic ends at `next_offset` now. Returns the offset from which on all
         messages have certainly arrived within `max_age` seconds."""
-        now = time.monotonic()
+        now = _core.monotonic()
         if not self._seen or now - self._seen[-1][0] >= max_age * ARRIVALS_RESOLUTION:
             self._seen.append((now, next_offset))
         while len(self._seen) > 1 and self._seen[1][0] <= now - max_age:
@@ -286,7 +286,7 @@ class RetentionWorker:
 
     def start_if_needed(self) -> None:
         """Start the thread if there is work; reads the ledger only every few seconds."""
-        now = time.monotonic()
+        now = _core.monotonic()
         if self._thread is None and now - self._checked >= ROUND_SECONDS:
             self._checked = now
             with self._ledger.read() as tables:

@@ -18,7 +18,6 @@ They are made in the background, in the same steps as compacted views.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -50,7 +49,7 @@ class Compacted(NamedTuple):
 
 def compact(ledger: Store, topic: int, slot: int, engine: str) -> Compacted:
     """Rebuild the topic's compacted view, up to its current end."""
-    began = time.monotonic()
+    began = _core.monotonic()
     ledger.checkpoint()
     while True:
         basis = _basis(ledger, topic)
@@ -61,7 +60,7 @@ def compact(ledger: Store, topic: int, slot: int, engine: str) -> Compacted:
                 raise  # else it was trimmed, or its view replaced, meanwhile: retry
         else:
             if done is not None:
-                _log_compacted(ledger, topic, done, time.monotonic() - began)
+                _log_compacted(ledger, topic, done, _core.monotonic() - began)
                 return done
 
 
@@ -246,7 +245,7 @@ def write_snapshot(
 ) -> None:
     """Store these items as the state after the topic's messages before `offset`."""
     snapshot = None
-    began = time.monotonic()
+    began = _core.monotonic()
     try:
         with ledger.write_concurrent() as tables:
             snapshot = View(tables.rows.next_id(b"topic"), offset)
@@ -268,7 +267,7 @@ def write_snapshot(
         delete_pending(ledger)
     logs.emit(
         log, logs.SNAPSHOT, ledger=ledger.path, topic=row.name, epoch=row.epoch, offset=offset,
-        count=count, seconds=time.monotonic() - began,
+        count=count, seconds=_core.monotonic() - began,
     )  # fmt: skip
 
 

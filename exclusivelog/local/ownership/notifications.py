@@ -198,7 +198,7 @@ class Releases:
             self._asked = later
         while asked:
             chunk = asked[: self._size]
-            began = time.monotonic()
+            began = _core.monotonic()
             try:
                 with self._engine().ledger.pause_lock:
                     self._hand_over(chunk)
@@ -207,7 +207,7 @@ class Releases:
                     self._asked = asked + self._asked
                 raise
             del asked[: len(chunk)]
-            self._adapt(len(chunk), time.monotonic() - began)
+            self._adapt(len(chunk), _core.monotonic() - began)
             if asked:
                 time.sleep(BETWEEN_CHUNKS_SECONDS)
 

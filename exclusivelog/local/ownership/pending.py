@@ -16,7 +16,6 @@ import functools
 import heapq
 import itertools
 import logging
-import queue
 import time
 import weakref
 from collections import deque
@@ -112,12 +111,12 @@ class Arrivals:
 
     def overdue(self) -> list[Arrival]:
         """Those whose `timeout` has passed."""
-        now = time.monotonic()
+        now = _core.monotonic()
         return [a for a in list(self._waiting) if a.deadline is not None and a.deadline <= now]
 
     def next_times(self) -> Iterable[float]:
         """The seconds until each of them is due."""
-        now, clock = _core.now(), time.monotonic()
+        now, clock = _core.now(), _core.monotonic()
         for arrival in list(self._waiting):
             yield (arrival.until - now) / 1e9
             if arrival.deadline is not None:
@@ -193,11 +192,11 @@ class Queued:
     def next_times(self) -> Iterator[float]:
         """The seconds until the first deadline."""
         if self._deadlines:
-            yield self._deadlines[0][0] - time.monotonic()
+            yield self._deadlines[0][0] - _core.monotonic()
 
     def end_waits(self, end: Callable[[AnyFuture], None]) -> None:
         """Call `end` for each one whose deadline has passed."""
-        now = time.monotonic()
+        now = _core.monotonic()
         while self._deadlines and self._deadlines[0][0] <= now:
             # Pop it first: an earlier deadline may be pushed meanwhile.
             entry = heapq.heappop(self._deadlines)
@@ -239,7 +238,7 @@ class Limits:
         self._lock = _core.Lock()  # no thread waits for the writer lock with it
         self._most = FEW_ENTRIES  # more of them are looked through for dropped futures
         # Unlike an Event, it can be used in a signal handler that has interrupted such a use.
-        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._woken = _core.Signal()
 
     def add(self, future: AnyFuture, deadline: float) -> None:
         """Watch a request that is to end at this time of the monotonic clock."""
@@ -254,20 +253,20 @@ class Limits:
         """Watch those that have not ended yet once more."""
         for future in futures:
             if not future.done():
-                self.add(future, time.monotonic())
+                self.add(future, _core.monotonic())
 
     def wake(self) -> None:
         """End the present `wait`."""
-        self._woken.put(None)
+        self._woken.set()
 
     def wait(self, seconds: float) -> list[AnyFuture]:
         """Sleep until requests are late, at most for so many seconds; returns those."""
-        left = [at - time.monotonic() for at, _, _ in self._entries[:1]]
-        with contextlib.suppress(queue.Empty):
-            self._woken.get(timeout=max(0.0, min([seconds, *left])))
+        left = [at - _core.monotonic() for at, _, _ in self._entries[:1]]
+        self._woken.wait(min([seconds, *left]))
+        self._woken.clear()
         due = []
         with self._lock:
-            while self._entries and self._entries[0][0] <= time.monotonic():
+            while self._entries and self._entries[0][0] <= _core.monotonic():
                 due.append(heapq.heappop(self._entries)[2])
         if len(self._entries) > self._most:
             self._forget_dropped()
@@ -541,7 +540,7 @@ class Pending:
     ) -> None:
         """Register a producer, or queue it until it is promoted or `timeout` seconds have passed
         (None: without an end)."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else _core.monotonic() + timeout
         arrival = Arrival(future, register, timeout, deadline)
         try:
             with self._registering(timeout):

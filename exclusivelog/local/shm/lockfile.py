@@ -308,8 +308,8 @@ class LockFile:
             # Hundreds of processes may wait: extend the deadline whenever one has opened the
             # ledger.
             if (arrivals := self.atomics.load(ARRIVALS)) != seen:
-                seen, deadline = arrivals, time.monotonic() + OPENING_TIMEOUT
-            if time.monotonic() > deadline:
+                seen, deadline = arrivals, _core.monotonic() + OPENING_TIMEOUT
+            if _core.monotonic() > deadline:
                 raise LedgerError(
                     f"{self.path} has been locked by another process for {OPENING_TIMEOUT:.0f} s; "
                     "if it is stopped while it opens the ledger, resume or kill it"
@@ -396,13 +396,13 @@ def _can_be_shared(directory: Directory) -> bool:
 
 def make_lock_file(directory: Directory, mode: int = 0o600) -> int:
     """A descriptor of the lock file, created if there is none."""
-    deadline = time.monotonic() + OPENING_TIMEOUT
+    deadline = _core.monotonic() + OPENING_TIMEOUT
     while True:
         try:
             return directory.open(NAME, os.O_RDWR)
         except FileNotFoundError as error:
             pass_on_foreign(error)  # retry: another version may have removed the new file
-            if time.monotonic() > deadline:
+            if _core.monotonic() > deadline:
                 raise
         _make_whole(directory, mode)
 
@@ -443,14 +443,14 @@ def _replace(directory: Directory, fd: int, mode: int) -> int:
 
 def _lock_alone(fd: int, path: str) -> None:
     """Take the lock that every version holds while it opens a ledger."""
-    deadline = time.monotonic() + OPENING_TIMEOUT
+    deadline = _core.monotonic() + OPENING_TIMEOUT
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError as error:
             pass_on_foreign(error)
-            if time.monotonic() > deadline:
+            if _core.monotonic() > deadline:
                 raise LedgerVersionError(
                     f"{path} is another version's lock file, and a process of that version has "
                     f"locked it for {OPENING_TIMEOUT:.0f} s; close that process first"

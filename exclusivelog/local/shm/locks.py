@@ -36,13 +36,13 @@ def lasting_locks(
         held = zip(LOCKS, deaths.held(), strict=True)
         return {lock: progress(lock, thread) for lock, thread in held if thread}
 
-    began = time.monotonic()
+    began = _core.monotonic()
     lasting = look()
-    while lasting and time.monotonic() - began < LASTING_SECONDS:
+    while lasting and _core.monotonic() - began < LASTING_SECONDS:
         time.sleep(LOOK_SECONDS)
         now = look()
         lasting = {lock: seen for lock, seen in lasting.items() if now.get(lock) == seen}
-    seconds = time.monotonic() - began
+    seconds = _core.monotonic() - began
     return [
         LastingLock(
             lock, watch.describe(thread), seconds, _core.has_ended(thread), is_stopped(thread)

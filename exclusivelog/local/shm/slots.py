@@ -92,6 +92,11 @@ POLLS_PER_SECOND = 100
 MOST_WATCHED = _core.MOST_WAITED_FOR - 2  # the other two are the wake-up counter and the arrivals
 POLL_SECONDS = 0.02  # used if a thread cannot wait for all counters at once
 
+LONGEST_BEAT_SECONDS = 5.0
+# Between heartbeats that are more frequent than those of the engine need to be, because of others.
+SHORTEST_WATCH_SECONDS = 0.05
+LEAST_PAUSE_NS = 100_000_000  # a busy machine lets a thread wait for less than this
+
 
 def is_stopped(thread: int) -> bool:
     """Is this thread stopped, by a signal or a debugger?"""
@@ -105,6 +110,46 @@ def pid_namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
+class Observer:
+    """Remembers when this process did not run itself: it then judges no other one by the silence
+    meanwhile (rule C9). After a pause of the whole machine all engines are silent, and the first
+    that resumes must not evict the others.
+
+    Heartbeats and judgements show that it runs. Times are in ns of `_core.now`.
+    """
+
+    def __init__(self) -> None:
+        self._engines = 0  # of this process, whose heartbeats are noted here
+        self._last = 0
+        self._pauses: list[tuple[int, int]] = []  # (length, end), the longest first
+
+    def begin(self, now: int) -> None:
+        """An engine of this process begins its heartbeats."""
+        if not self._engines:  # what was before has not been observed
+            self._last, self._pauses = now, []
+        self._engines += 1
+
+    def end(self) -> None:
+        """An engine of this process has ended its heartbeats."""
+        self._engines -= 1
+
+    def note(self, now: int) -> None:
+        """This process runs now."""
+        pause = now - self._last
+        if self._engines and pause > 0:
+            # It matters to a keepalive of up to twice its length, and for no longer than that.
+            matter = [p for p in self._pauses if p[0] > pause and now - p[1] <= 2 * p[0]]
+            # Before `_last`: another thread that finds it set also finds the pause.
+            self._pauses = [*matter, (pause, now)]
+            self._last = now
+
+    def resumed(self, keepalive: int) -> int:
+        """The end of the last pause in which an engine with this keepalive could have become silent
+        without any fault of its own; 0 if there was none."""
+        least = max(keepalive // 2, LEAST_PAUSE_NS)
+        return next((end for length, end in reversed(self._pauses) if length >= least), 0)
+
+
 class Slots:
     """All slots of the lock file at `path`."""
 
@@ -112,6 +157,8 @@ class Slots:
         self.path = path
         self.memory = memory
         self.atomics = atomics
+        self.observer = Observer()
+        self._shortest = (-1, 0)  # `ARRIVALS` when it was read, and the shortest keepalive
 
     def join(
         self, name: str, properties: Mapping[str, str], keepalive: float | None,
@@ -169,7 +216,27 @@ class Slots:
         if self.atomics.load(at + PID) == os.getpid():
             return True  # its process runs, and is about to send a heartbeat
         keepalive = self.atomics.load64(at + KEEPALIVE)
-        return keepalive == 0 or _core.now() - self.atomics.load64(at + HEARTBEAT) <= keepalive
+        now, heard = _core.now(), self.atomics.load64(at + HEARTBEAT)
+        if keepalive == 0 or now - heard <= keepalive:
+            return True
+        self.observer.note(now)
+        return now - self.observer.resumed(keepalive) <= keepalive
+
+    def beat_seconds(self, keepalive: float | None) -> float:
+        """Seconds between the heartbeats of an engine with this keepalive: short enough also to
+        notice a pause of this process in which another engine may have become silent."""
+        arrivals = self.atomics.load(ARRIVALS)
+        if self._shortest[0] != arrivals:
+            places = (SLOTS + index * SLOT_SIZE for index, _ in self._taken())
+            found = filter(None, (self.atomics.load64(at + KEEPALIVE) for at in places))
+            self._shortest = arrivals, min(found, default=0)
+        others = self._shortest[1] / 1e9
+        beats = [LONGEST_BEAT_SECONDS]
+        if others:
+            beats.append(max(others / 4, SHORTEST_WATCH_SECONDS))
+        if keepalive is not None:
+            beats.append(keepalive / 4)
+        return min(beats)
 
     def exists(self, slot: int, engine: str) -> bool:
         """Is this engine's process alive? It may be unresponsive, and read its notifications
@@ -310,6 +377,7 @@ class Slot:
     def __init__(self, slots: Slots, index: int, info: bytes, keepalive: float | None) -> None:
         self._at = SLOTS + index * SLOT_SIZE
         self._atomics = atomics = slots.atomics
+        self._observer = slots.observer
         self.wake_ups = self._at + WAKE_UPS  # the place of the wake-up counter
         self.index = index
         self.engine = f"{int.from_bytes(os.urandom(8)) >> 1 | 1:016x}"
@@ -319,8 +387,9 @@ class Slot:
         atomics.store64(self._at + KEEPALIVE, 0 if keepalive is None else int(keepalive * 1e9))
         atomics.store(self._at + INFO_SIZE, len(info))
         slots.memory[self._at + INFO : self._at + INFO + len(info)] = info
+        self._observer.begin(_core.now())
         self._id = int(self.engine, 16)
-        atomics.store64(self._at + HEARTBEAT, _core.now())
+        self._store_beat()
         atomics.store64(self._at + ENGINE, self._id)
         atomics.add(ARRIVALS, 1)
         atomics.wake(ARRIVALS)
@@ -329,7 +398,12 @@ class Slot:
         """Store a heartbeat, which shows that the process is responsive (rule C3). Not if the slot
         is another engine's by now: a thread that was left behind must not beat for that one."""
         if self._atomics.load64(self._at + ENGINE) == self._id:
-            self._atomics.store64(self._at + HEARTBEAT, _core.now())
+            self._store_beat()
+
+    def _store_beat(self) -> None:
+        now = _core.now()
+        self._atomics.store64(self._at + HEARTBEAT, now)
+        self._observer.note(now)
 
     def wake_up_count(self) -> int:
         """The counter that each notification increments."""
@@ -363,9 +437,9 @@ class Slot:
         since the first three arguments were read. `timeout` is in seconds; the wait may be shorter,
         so that all engines together poll `POLLS_PER_SECOND` times a second."""
         longest = max(LOOK_UP_SECONDS, len(living) / POLLS_PER_SECOND)
-        end = time.monotonic() + min(timeout, longest)
-        while not self._is_called(seen, arrivals, living) and time.monotonic() < end:
-            self._wait(seen, arrivals, end - time.monotonic())
+        end = _core.monotonic() + min(timeout, longest)
+        while not self._is_called(seen, arrivals, living) and _core.monotonic() < end:
+            self._wait(seen, arrivals, end - _core.monotonic())
 
     def _is_called(self, seen: int, arrivals: int, living: frozenset[int]) -> bool:
         return (
@@ -405,6 +479,7 @@ class Slot:
             return
         self._atomics.store64(self._at + ENGINE, 0)
         self._hold.release()
+        self._observer.end()
 
     def forget(self) -> None:
         """Drop the slot, without releasing it, in a forked child."""
@@ -440,11 +515,11 @@ class Presence:
 
     def enter(self) -> None:
         """Take the locks. Is this process alone? From now on, no other process can be."""
-        end = time.monotonic() + ATTEMPT_SECONDS
+        end = _core.monotonic() + ATTEMPT_SECONDS
         # A dying process that was alone releases its locks one after the other. Meanwhile this
         # process gets neither all of them nor a share, so retry.
         while not (self._take_alone() or self._lock("read")):
-            if time.monotonic() > end:
+            if _core.monotonic() > end:
                 raise self._opened_elsewhere()
             time.sleep(0.002)
         self._show_earlier_versions()

@@ -6,7 +6,6 @@ import functools
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -85,7 +84,7 @@ class Checkpointer:
         journal = self._journal
         if journal is None:
             return
-        applied, now = journal.tail - journal.backlog, time.monotonic()
+        applied, now = journal.tail - journal.backlog, _core.monotonic()
         if not journal.backlog or applied != self._applied:
             self._applied, self._due = applied, now + 2 * CHECKPOINT_SECONDS
         elif now > self._due:
@@ -94,6 +93,7 @@ class Checkpointer:
             journal.request_checkpoint()
 
     def _run(self, journal: _core.Journal) -> None:
+        logs.emit_later()
         due = 0.0
         while True:
             # Read before the check below, so that a later request ends the wait.
@@ -103,13 +103,13 @@ class Checkpointer:
             backlog = journal.backlog
             if not backlog:
                 journal.await_due(seen, -1.0)
-                due = time.monotonic() + CHECKPOINT_SECONDS
+                due = _core.monotonic() + CHECKPOINT_SECONDS
                 continue
-            left = due - time.monotonic()
+            left = due - _core.monotonic()
             if backlog < journal.capacity // 2 and left > 0:
                 journal.await_due(seen, left)
                 continue
-            due = time.monotonic() + CHECKPOINT_SECONDS
+            due = _core.monotonic() + CHECKPOINT_SECONDS
             try:
                 self._make_checkpoint(journal, backlog)
             except LedgerError as error:
@@ -125,9 +125,9 @@ class Checkpointer:
                 self._stopping.wait(RETRY_SECONDS)
 
     def _make_checkpoint(self, journal: _core.Journal, backlog: int) -> None:
-        began = time.monotonic()
+        began = _core.monotonic()
         self._checkpoint()
-        seconds = time.monotonic() - began
+        seconds = _core.monotonic() - began
         if seconds >= OF_NOTE_SECONDS or backlog >= journal.capacity // 2:
             logs.emit(
                 log, logs.CHECKPOINT, ledger=self._path, bytes=backlog, seconds=seconds,

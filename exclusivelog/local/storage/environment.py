@@ -441,11 +441,11 @@ class Environment:
         """Make the map as large as another process has made it. LMDB moves the map, so this waits
         until this process has no transaction."""
         with self._resizing:
-            end = time.monotonic() + RESIZING_SECONDS
+            end = _core.monotonic() + RESIZING_SECONDS
             while not self._resized(FORK_WAIT_SECONDS):
                 # Admit transactions again: a long read must not fail, and it may have to enter a
                 # second time itself.
-                if time.monotonic() > end:
+                if _core.monotonic() > end:
                     raise LedgerError(
                         f"{self.path}: another process has made the map larger, and one read of "
                         f"this process has been under way for {RESIZING_SECONDS:.0f} s; open it "
@@ -745,9 +745,9 @@ def _open_lock_file(directory: Directory, readonly: bool) -> int:
 def _is_held(fd: int, in_use: Callable[[], bool]) -> bool:
     """Does another process have LMDB's lock file open? One that opens or closes the ledger, or
     dies, takes or releases its locks one after the other: wait for it."""
-    end = time.monotonic() + ATTEMPT_SECONDS
+    end = _core.monotonic() + ATTEMPT_SECONDS
     while not is_locked(fd):
-        if not in_use() or time.monotonic() > end:
+        if not in_use() or _core.monotonic() > end:
             return False
         time.sleep(0.002)
     return True

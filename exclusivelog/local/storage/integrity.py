@@ -7,7 +7,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import time
 from collections.abc import Callable
 
 import lmdb
@@ -88,14 +87,14 @@ class Integrity:
                 f"{self._path}: the disk failed to read or write a page of a mapped file. It is "
                 "full or shut down, or a file was cut off; close every engine and open it again"
             ))  # fmt: skip
-        elif time.monotonic() > self._due or (self._journal and self._journal.left):
+        elif _core.monotonic() > self._due or (self._journal and self._journal.left):
             self.check_place()
             self._check_readable()
 
     def check_place(self) -> None:
         """LedgerError, for good, once the directory or a file in it is not the one that was opened
         (rule C7): nothing more is acknowledged here. Other processes check for themselves."""
-        self._due = time.monotonic() + PLACE_SECONDS
+        self._due = _core.monotonic() + PLACE_SECONDS
         if self._failure is None and not self.closed:
             why = self._directory.lost() or self._replaced()
             if why and not self.closed:  # else another thread is closing it

@@ -15,7 +15,6 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
@@ -54,7 +53,7 @@ class CheckInterval:
     @property
     def due(self) -> bool:
         """Is the next check due now?"""
-        return time.monotonic() >= self._next
+        return _core.monotonic() >= self._next
 
     @contextlib.contextmanager
     def claimed(self, seconds: float) -> Iterator[bool]:
@@ -63,7 +62,7 @@ class CheckInterval:
         mine = self._checking.acquire(blocking=False)
         try:
             if mine:
-                self._next = time.monotonic() + seconds
+                self._next = _core.monotonic() + seconds
             yield mine
         finally:
             if mine:
@@ -127,7 +126,7 @@ class PinnedPages:
         }
 
     def _check(self, env: lmdb.Environment) -> None:
-        last, now = env.info()["last_txnid"], time.monotonic()
+        last, now = env.info()["last_txnid"], _core.monotonic()
         behind = {
             each
             for each in parse_readers(env.readers())

@@ -1,0 +1,351 @@
+"""Rule C9: who may judge that another engine is silent, and by which clock.
+
+A process under libfaketime has another time than the rest of the machine. A machine that was
+suspended shows each engine that all others are silent. The directory's file system does not
+answer, or a handler of the log takes seconds. In none of these cases may a healthy owner lose its
+topic, and in none may the topic of a dead one stay with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog import _core, logs
+from exclusivelog.local.shm.slots import Observer
+from testing.children import child, line, tell
+from testing.processes import (
+    EXCLUSIVE,
+    PATIENCE,
+    WAIT,
+    State,
+    Worker,
+    open_producer,
+    send,
+    until,
+    within,
+)
+
+pytestmark = pytest.mark.once
+
+SECOND = 10**9
+
+# ---- the observer ------------------------------------------------------------------------
+
+
+def test_c9_after_a_pause_of_its_own_an_observer_judges_anew() -> None:
+    observer = Observer()
+    observer.begin(0)
+    for now in range(0, 10 * SECOND, SECOND // 2):
+        observer.note(now)
+    assert observer.resumed(2 * SECOND) == 0
+    observer.note(15 * SECOND)  # it was silent for 5.5 seconds
+    observer.note(15 * SECOND + SECOND // 2)
+    assert observer.resumed(2 * SECOND) == 15 * SECOND
+    assert observer.resumed(11 * SECOND) == 15 * SECOND
+    assert observer.resumed(30 * SECOND) == 0  # no such engine became silent for that
+
+
+def test_c9_short_pauses_do_not_hide_a_long_one_nor_pile_up() -> None:
+    observer = Observer()
+    observer.begin(0)
+    observer.note(20 * SECOND)
+    now = 20 * SECOND
+    for _ in range(1000):
+        now += SECOND // 10
+        observer.note(now)
+        if now < 60 * SECOND:
+            assert observer.resumed(30 * SECOND) == 20 * SECOND
+    assert observer.resumed(30 * SECOND) == 0  # it is over
+    assert len(observer._pauses) == 1
+
+
+def test_c9_what_was_before_the_first_engine_is_no_pause() -> None:
+    observer = Observer()
+    observer.note(5 * SECOND)
+    observer.begin(100 * SECOND)
+    observer.note(100 * SECOND + 1000)
+    assert observer.resumed(2 * SECOND) == 0
+
+
+# ---- a pause of the machine --------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_c9_a_standby_that_was_paused_as_well_evicts_no_healthy_owner(
+    path: str, worker: Callable[..., Worker]
+) -> None:
+    """Both are paused for longer than the owner's keepalive. The standby resumes first."""
+    owner, standby = worker(name="owner", keepalive=2), worker(name="standby", keepalive=2)
+    owner.call(open_producer, EXCLUSIVE)
+    standby.start(open_producer, WAIT)
+    with xl.open(path, name="test") as engine:
+        until(lambda: engine.topic("orders").waiters)
+        for each in (owner, standby):
+            each.signal(signal.SIGSTOP)
+            each.await_stop()
+        time.sleep(3)
+        standby.signal(signal.SIGCONT)
+        time.sleep(0.5)  # in which it looks several times
+        owner.signal(signal.SIGCONT)
+        for _ in range(25):
+            owner.call(send, b"x")
+            time.sleep(0.1)
+        assert not standby.answered()
+        # The control: it evicts an owner that is stopped alone.
+        owner.signal(signal.SIGSTOP)
+        assert standby.answer() == 2
+
+
+# ---- other clocks ------------------------------------------------------------------------
+
+FAKE_CLOCK = """
+    #define _GNU_SOURCE
+    #include <errno.h>
+    #include <stdlib.h>
+    #include <sys/syscall.h>
+    #include <time.h>
+    #include <unistd.h>
+
+    int clock_gettime(clockid_t id, struct timespec *t) {
+        const char *shift = getenv("CLOCK_SHIFT");
+        long r = syscall(SYS_clock_gettime, id, t);
+        if (shift[0] == '=') t->tv_sec = atol(shift + 1);
+        else t->tv_sec += atol(shift);
+        return (int)r;
+    }
+
+    /* time.sleep: until a time of the clock above, and libfaketime makes it right, too */
+    int clock_nanosleep(clockid_t id, int flags, const struct timespec *t, struct timespec *left) {
+        struct timespec now = {0, 0}, rest = *t;
+        if (flags & TIMER_ABSTIME) clock_gettime(id, &now);
+        rest.tv_sec -= now.tv_sec;
+        rest.tv_nsec -= now.tv_nsec;
+        if (rest.tv_nsec < 0) { rest.tv_nsec += 1000000000; rest.tv_sec--; }
+        if (rest.tv_sec < 0) return 0;
+        return syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &rest, left) ? EINTR : 0;
+    }
+"""
+
+STANDBY = """
+    import sys, time
+    import exclusivelog as xl
+    with xl.open(sys.argv[1], name="standby") as engine:
+        waiting = engine.topic("orders").producer_async("wait_for_exclusive")
+        print("waits", time.monotonic(), flush=True)
+        input()
+        print(waiting.done(), [each.name for each in engine.engines()], flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def fake_clock(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A library for LD_PRELOAD, as libfaketime, that moves or stops the clock."""
+    where = tmp_path_factory.mktemp("clock")
+    (where / "clock.c").write_text(textwrap.dedent(FAKE_CLOCK))
+    made = str(where / "clock.so")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", made, where / "clock.c"], check=True)
+    return made
+
+
+@pytest.mark.parametrize("shift", ["864000", "=1600000000"])
+def test_c9_a_process_with_another_clock_evicts_no_healthy_owner(
+    path: str, fake_clock: str, shift: str
+) -> None:
+    environment = {**os.environ, "LD_PRELOAD": fake_clock, "CLOCK_SHIFT": shift}
+    with xl.open(path, name="owner", keepalive=30) as engine:
+        with engine.topic("orders").producer(EXCLUSIVE) as owner:
+            with child(STANDBY, path, env=environment) as standby:
+                word, clock = line(standby).split()
+                assert word == "waits"
+                assert abs(float(clock) - time.monotonic()) > 86_400  # the control
+                for _ in range(10):
+                    owner.send(b"x")
+                    time.sleep(0.1)
+                tell(standby)
+                done, names = line(standby).split(" ", 1)
+                assert done == "False"
+                assert "owner" in names
+                assert standby.wait(PATIENCE) == 0
+
+
+WAITS = """
+    import sys
+    import exclusivelog as xl
+    from exclusivelog import _core
+
+    def took(call):
+        began = _core.monotonic()
+        try:
+            call()
+        except TimeoutError:  # of a future, and WaitTimeoutError
+            pass
+        return _core.monotonic() - began
+
+    with xl.open(sys.argv[1]) as engine:
+        topic = engine.topic("orders")
+        owner = topic.producer("exclusive")
+        waiting = topic.producer_async("wait_for_exclusive")
+        print(*(
+            took(call) for call in (
+                lambda: topic.reader("latest").read_next(timeout=0.3),
+                lambda: topic.producer("wait_for_exclusive", timeout=0.3),
+                lambda: waiting.result(timeout=0.3),
+                lambda: engine.role("leader", topics=["orders"], timeout=0.3),
+                lambda: owner.send_async(b"x").result(30),
+            )
+        ))
+"""
+
+
+@pytest.mark.parametrize("shift", ["864000", "-600", "=1600000000"])
+def test_c9_waits_end_in_time_by_whatever_clock(path: str, fake_clock: str, shift: str) -> None:
+    environment = {**os.environ, "LD_PRELOAD": fake_clock, "CLOCK_SHIFT": shift}
+    with child(WAITS, path, env=environment) as process:
+        *waits, sent = map(float, line(process).split())
+        assert all(0.25 < each < PATIENCE / 2 for each in waits)
+        assert sent < PATIENCE / 2
+        assert process.wait(PATIENCE) == 0
+
+
+def test_c9_a_frozen_clock_of_python_ends_no_wait_late(
+    topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As freezegun does it: `time.monotonic` and `time.time` stand still."""
+    with topic.producer(EXCLUSIVE):
+        waiting = topic.producer_async(WAIT)
+        monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+        monkeypatch.setattr(time, "time", lambda: 1000.0)
+        monkeypatch.setattr(time, "monotonic_ns", lambda: 10**12)
+        calls: list[tuple[type[Exception], Callable[[], object]]] = [
+            (xl.WaitTimeoutError, lambda: topic.reader("latest").read_next(timeout=0.2)),
+            (xl.WaitTimeoutError, lambda: topic.producer(WAIT, timeout=0.2)),
+            (FutureTimeoutError, lambda: waiting.result(timeout=0.2)),
+            (xl.WaitTimeoutError, lambda: topic.engine.role("r", topics=["orders"], timeout=0.2)),
+        ]
+
+        def run() -> None:
+            for error, call in calls:
+                with pytest.raises(error):
+                    call()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        end = _core.monotonic() + PATIENCE
+        while thread.is_alive() and _core.monotonic() < end:
+            thread.join(0.05)
+        monkeypatch.undo()
+        assert not thread.is_alive()
+        waiting.cancel()
+
+
+def test_c9_no_deadline_of_the_library_is_a_time_of_python() -> None:
+    """Only programs of their own, and what is measured for people, use `time.monotonic`."""
+    allowed = ("cli", "spark")
+    root = Path(xl.__file__).parent
+    found = [
+        str(file.relative_to(root))
+        for file in root.rglob("*.py")
+        if "time.monotonic" in file.read_text() and file.relative_to(root).parts[0] not in allowed
+    ]
+    assert found == []
+
+
+# ---- what a beat waits for ---------------------------------------------------------------
+
+
+def lose_the_file_system(state: State) -> None:
+    """From now on the ledger's path does not answer."""
+    ledger = state.engine.ledger
+
+    check = ledger.integrity.check_place
+
+    def hang() -> None:
+        if "heart" in threading.current_thread().name or "place" in threading.current_thread().name:
+            time.sleep(3600)
+        check()
+
+    ledger.integrity.check_place = hang
+
+
+@pytest.mark.long
+@pytest.mark.long
+def test_c9_a_path_that_does_not_answer_silences_no_engine(
+    path: str, worker: Callable[..., Worker]
+) -> None:
+    owner = worker(name="owner", keepalive=0.4)
+    owner.call(open_producer, EXCLUSIVE)
+    owner.call(lose_the_file_system)
+    with xl.open(path, name="test") as engine:
+        slots = engine.ledger.lockfile.slots
+        end = time.monotonic() + 1.5
+        oldest = 0.0
+        while time.monotonic() < end:
+            oldest = max(oldest, slots.silent_for(owner_id(engine)) or 0.0)
+            time.sleep(0.02)
+        assert oldest < 1.0
+        owner.call(send, b"still here")
+        owner.kill()  # it would wait for the path when it closes
+
+
+def owner_id(engine: xl.Engine) -> str:
+    return next(e.id for e in engine.ledger.lockfile.slots.present() if e.name == "owner")
+
+
+def test_c9_a_slow_log_handler_delays_no_promotion(
+    path: str, worker: Callable[..., Worker], caplog: pytest.LogCaptureFixture
+) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if threading.current_thread() is not threading.main_thread():
+                inside.set()
+                go_on.wait(PATIENCE)
+
+    slow, log = Slow(), logging.getLogger("exclusivelog")
+    owner = worker(name="owner")
+    owner.call(open_producer, EXCLUSIVE)
+    log.addHandler(slow)
+    log.setLevel(logging.INFO)
+    try:
+        with xl.open(path, name="standby") as engine:
+            waiting = engine.topic("orders").producer_async(WAIT)
+            owner.kill()
+            try:
+                producer = waiting.result(PATIENCE / 3)
+                assert within(lambda: inside.wait(PATIENCE))
+            finally:
+                go_on.set()
+            producer.send(b"x")
+            producer.close()
+        lines = [getattr(record, "event", "") for record in caplog.records]
+        assert "engine_gone" in lines
+        assert "granted" in lines
+    finally:
+        log.setLevel(logging.NOTSET)
+        log.removeHandler(slow)
+
+
+def test_c9_background_lines_are_bounded_and_in_order() -> None:
+    go_on, seen = threading.Event(), []
+    queue = logs._Queue()
+    queue.put(lambda: (go_on.wait(PATIENCE), seen.append(0)))
+    for number in range(1, logs.MOST_QUEUED + 10):
+        queue.put(lambda number=number: seen.append(number))
+    go_on.set()
+    queue.drain(PATIENCE)
+    assert seen == list(range(logs.MOST_QUEUED))
+    assert queue.take_dropped() == 10
+    assert queue.take_dropped() == 0
