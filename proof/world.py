@@ -6,7 +6,8 @@ import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from exclusivelog.local.records import EXCLUSIVE, FENCING, SHARED, WAIT, Known
+from exclusivelog.admission import Known
+from exclusivelog.local.records import EXCLUSIVE, FENCING, SHARED, WAIT
 
 MODES = (SHARED, EXCLUSIVE, WAIT, FENCING)
 NO_CLAIM = -1

@@ -49,13 +49,14 @@ class NoRows:
 class Rows:
     """Access to the rows of all tables of one ledger, while a transaction lasts."""
 
-    __slots__ = ("_databases", "_txn", "changed", "path")
+    __slots__ = ("_databases", "_kept", "_txn", "changed", "path")
 
     def __init__(self, txn: lmdb.Transaction[bytes], databases: dict[str, Any], path: str) -> None:
         self._txn = txn
         self._databases = databases
         self.path = path
         self.changed = False
+        self._kept: dict[tuple[str, bytes], Any] = {}
 
     def get(self, table: str, key: bytes) -> bytes | None:
         """The data of a row; None if there is none."""
@@ -65,6 +66,8 @@ class Rows:
     def put(self, table: str, key: bytes, data: bytes, overwrite: bool = True) -> bool:
         """Write a row; False if there is one that may not be overwritten."""
         self.changed = True
+        if self._kept:
+            self._kept.pop((table, key), None)
         return self._txn.put(key, data, overwrite=overwrite, db=self._databases[table])
 
     def get_many(self, table: str, keys: list[bytes]) -> list[tuple[bytes, bytes]]:
@@ -82,6 +85,8 @@ class Rows:
     def delete(self, table: str, key: bytes) -> bool:
         """Delete a row; False if there was none."""
         self.changed = True
+        if self._kept:
+            self._kept.pop((table, key), None)
         return self._txn.delete(key, db=self._databases[table])
 
     def cursor(self, table: str) -> lmdb.Cursor[bytes]:
@@ -108,6 +113,17 @@ class Rows:
         """The decoded data of a row; None if there is none."""
         data = self.get(table, key)
         return None if data is None else self.decode(table, decode, data)
+
+    def find_kept(
+        self, table: str, key: bytes, decode: Callable[[bytes], Decoded]
+    ) -> Decoded | None:
+        """The same for a row with an entry for each of many parts, which each of them asks for: it
+        is decoded once, until it is written again, and all callers get the same object."""
+        try:
+            found: Decoded | None = self._kept[table, key]
+        except KeyError:
+            found = self._kept[table, key] = self.find(table, key, decode)
+        return found
 
     def decode(self, table: str, decode: Callable[[bytes], Decoded], data: bytes) -> Decoded:
         """The decoded data of a row; LedgerCorruptedError if it cannot be decoded."""
@@ -220,19 +236,6 @@ class Transfer(NamedTuple):
     properties: dict[str, str]
     lineage: int = 0  # the first session of an unbroken series of hand-overs
     groups: tuple[str, ...] = ()  # reader groups whose claims on the topic move with it
-
-
-Known = tuple[int, int]  # the best and the lowest priority of a topic's waiters so far
-
-
-def widened(known: Known | None, *priorities: int) -> Known:
-    """The range of priorities, extended to these.
-
-    >>> widened((5, 1), 7), widened(None, 3)
-    ((7, 1), (3, 3))
-    """
-    seen = (*(known or ()), *priorities)
-    return max(seen), min(seen)
 
 
 def is_role(topic: str) -> bool:

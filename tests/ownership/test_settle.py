@@ -23,6 +23,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import _core
+from exclusivelog import admission as shared_admission
 from exclusivelog.local import records
 from exclusivelog.local.ownership import admission
 from exclusivelog.local.shm.slots import SLOT_SIZE, SLOTS, WAKE_UPS
@@ -321,7 +322,7 @@ def test_d7_the_delay_is_0_for_the_best_and_grows_downward(priority: int, second
 
 
 @pytest.mark.parametrize("known", [None, (0, 0), (7, 7)])
-def test_d7_if_the_best_is_unknown_all_wait(known: records.Known | None) -> None:
+def test_d7_if_the_best_is_unknown_all_wait(known: shared_admission.Known | None) -> None:
     for priority in (-1, 0, 7, 8):
         assert _core.delay(priority, 900, known) == 900
 
@@ -330,7 +331,9 @@ def test_d7_the_delay_is_in_order_whatever_the_priorities_are() -> None:
     chance = random.Random(7)
     for _ in range(2000):
         bits = chance.choice([2, 8, 63])
-        known = records.widened(None, *(chance.randrange(-(2**bits), 2**bits) for _ in range(3)))
+        known = shared_admission.widened(
+            None, *(chance.randrange(-(2**bits), 2**bits) for _ in range(3))
+        )
         better, worse = sorted(chance.randrange(-(2**bits), 2**bits) for _ in range(2))[::-1]
         settle = chance.randrange(10**14)
         delays = [_core.delay(each, settle, known) for each in (better, worse)]
@@ -421,7 +424,7 @@ def test_d7_one_that_died_and_comes_back_leaves_the_topic_to_better_ones(
 def test_d7_priorities_are_known_once_a_waiter_has_had_the_topic(topic: xl.Topic) -> None:
     """While the first ones come, the best of them may be still to come."""
 
-    def known() -> records.Known | None:
+    def known() -> shared_admission.Known | None:
         with topic.engine.ledger.read() as tables:
             return tables.sessions.known(topic.id)
 

@@ -14,12 +14,12 @@ import enum
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from exclusivelog import _core
+from exclusivelog import _core, admission
+from exclusivelog.admission import Known
 from exclusivelog.local.records import (
     FENCING,
     SHARED,
     WAIT,
-    Known,
     Session,
     Transfer,
     unpack_session,
@@ -89,10 +89,12 @@ def granted_epoch(epoch: int, claim: int | None, in_transit: bool) -> int:
 
 
 def eligible_at(session: Session, freed: int, known: Known | None) -> int:
-    """The time from which this waiter may own a topic that has been free since `freed` (rule D7);
-    compiled: `_core.delay` and `_core.eligible_at`."""
-    delay = _core.delay(session.priority, session.settle, known)
-    return _core.eligible_at(session.created, delay, freed)
+    """The time from which this waiter may own a topic that has been free since `freed` (rule
+    D7)."""
+    return admission.eligible_at(
+        created=session.created, priority=session.priority, settle=session.settle, freed=freed,
+        known=known,
+    )  # fmt: skip
 
 
 def held_back(

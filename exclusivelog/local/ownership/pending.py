@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from exclusivelog import _core, logs
+from exclusivelog.admission import held_by
 from exclusivelog.errors import (
     ExclusiveLogError,
     WaitTimeoutError,
@@ -746,10 +747,7 @@ class Pending:
             sessions = self._engine().sessions
             holders = (sessions.holders(topic) for topic in sorted(future.topics))
             owner = next((first for there in holders for first in there), None)
-        by = "" if owner is None else (
-            f"; it is held by producer {owner.producer_name!r} of engine {owner.engine_name!r} "
-            f"(id {owner.engine_id}, pid {owner.pid}, epoch {owner.epoch})"
-        )  # fmt: skip
+        by = "" if owner is None else held_by(owner)
         self.outcomes.fail(
             future, session_id, WaitTimeoutError(f"{future.waited}{by}{blocked}", holder=owner)
         )

@@ -174,7 +174,7 @@ class RoleEnds:
         tables.claims.drop_claimant(claim)
         transfer = self._transfer(tables, role)
         for session in sorted(bound, key=lambda each: each.topic):
-            part = role.has(session.id)
+            part = role.has(session)
             self._sessions.leave(tables, session, kind, reason if session.id == role.seat else ROLE)
             if part and session.id != role.seat and session.epoch and transfer is not None:
                 self._reserve(tables, session, transfer)

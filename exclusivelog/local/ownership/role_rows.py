@@ -55,17 +55,20 @@ class RoleRow:
         for group, resources in self.claims.items():
             yield group, resources, False
 
-    def has(self, session: int) -> bool:
+    def has(self, session: Session) -> bool:
         """Is this session the seat, or one of the parts on topics?"""
-        return session == self.seat or session in self.parts.values()
+        return session.id in (self.seat, self.parts.get(session.topic))
 
 
 FIELDS = [each.name for each in fields(RoleRow)]
 
 
 def find(tables: Tables, claim: int) -> RoleRow | None:
-    """The request whose anchor this claim session is; None for any other claim."""
-    return tables.rows.find("meta", REQUEST + U64.pack(claim), _unpack) if claim else None
+    """The request whose anchor this claim session is; None for any other claim. All callers within
+    a transaction get one object, until it is `put`."""
+    if not claim:
+        return None
+    return tables.rows.find_kept("meta", REQUEST + U64.pack(claim), _unpack)
 
 
 def put(tables: Tables, role: RoleRow) -> None:
@@ -112,7 +115,7 @@ def role_of_claim(tables: Tables, claimant: int) -> RoleRow | None:
 def role_of_session(tables: Tables, session: Session | None) -> RoleRow | None:
     """The role whose seat, or part, this session is."""
     role = None if session is None else find(tables, session.bound_to)
-    return role if role is not None and session is not None and role.has(session.id) else None
+    return role if role is not None and session is not None and role.has(session) else None
 
 
 def put_last(tables: Tables, role: RoleRow) -> None:

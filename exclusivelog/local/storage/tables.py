@@ -68,6 +68,7 @@ import msgpack
 
 from exclusivelog import _core, logs
 from exclusivelog._core import TopicRow
+from exclusivelog.admission import Known, widened
 from exclusivelog.errors import (
     EngineClosedError,
     LedgerCorruptedError,
@@ -88,7 +89,6 @@ from exclusivelog.local.records import (
     TIMES,
     U64,
     Claimant,
-    Known,
     Rows,
     Session,
     Transfer,
@@ -98,7 +98,6 @@ from exclusivelog.local.records import (
     revoked,
     u64,
     unpack_session,
-    widened,
 )
 from exclusivelog.local.storage import compression
 from exclusivelog.local.storage.segments import (
@@ -950,7 +949,7 @@ class ClaimTable:
 
     def claimant(self, claimant: int) -> Claimant | None:
         """A claim session; None if it was revoked or released."""
-        return self.rows.find("claimants", U64.pack(claimant), _unpack_claimant)
+        return self.rows.find_kept("claimants", U64.pack(claimant), _unpack_claimant)
 
     def put_claimant(self, claimant: Claimant) -> None:
         """Register a claim session."""
