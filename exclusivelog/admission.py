@@ -1,15 +1,18 @@
 """Decisions about waiters that are the same on every backend: pure functions (rules A5, D7).
 
->>> eligible_at(created=5, priority=1, settle=900, freed=1000, known=(3, 1))
+>>> eligible_at(created=500, priority=1, settle=900, freed=1000, known=(3, 1))
 1900
->>> eligible_at(created=5, priority=3, settle=900, freed=1000, known=(3, 1))
+>>> eligible_at(created=500, priority=3, settle=900, freed=1000, known=(3, 1))
 1000
 """
 
 from __future__ import annotations
 
+import time
+
 from exclusivelog import _core
-from exclusivelog.types import OwnerInfo
+from exclusivelog.errors import InvalidEpochError, ProducerBusyError, ProducerFencedError
+from exclusivelog.types import AccessMode, OwnerInfo
 
 Known = tuple[int, int]  # the best and the lowest priority of a topic's waiters so far
 
@@ -33,9 +36,75 @@ def eligible_at(
     return _core.eligible_at(created, _core.delay(priority, settle, known), freed)
 
 
-def held_by(owner: OwnerInfo) -> str:
-    """Who holds the topic, as the end of a waiter's error (rule A5)."""
+# ---- how a refusal reads -----------------------------------------------------------------
+# `what` is a topic, or the role that it stands for: "topic 'orders'".
+
+
+def describe(owner: OwnerInfo) -> str:
+    """A producer that holds a topic, or waits for it, for a message."""
+    epoch = "" if owner.access_mode is AccessMode.SHARED else f"epoch {owner.epoch}, "
     return (
-        f"; it is held by producer {owner.producer_name!r} of engine {owner.engine_name!r} "
-        f"(id {owner.engine_id}, pid {owner.pid}, epoch {owner.epoch})"
+        f"producer {owner.producer_name!r} of engine {owner.engine_name!r} (id {owner.engine_id}, "
+        f"pid {owner.pid}, {epoch}since {utc(owner.since)})"
+    )
+
+
+def utc(ms: int) -> str:
+    """A time in ms since 1970, for a message."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ms / 1000))
+
+
+def held_by(owner: OwnerInfo | None) -> str:
+    """Who holds the topic, as a part of an error (rule A5); "" for None."""
+    return "" if owner is None else f"; it is held by {describe(owner)}"
+
+
+def not_free_to_share(what: str, by: OwnerInfo | None, moving: str = "") -> ProducerBusyError:
+    """The error of a shared producer that is not admitted; `moving`: where the topic goes to."""
+    return ProducerBusyError(
+        f"{what} is not free for a shared producer{held_by(by)}{moving}; try again when it is "
+        "free, or use another access mode",
+        holder=by,
+    )
+
+
+def not_free(
+    what: str, by: OwnerInfo | None, moving: str = "", holds: str = "producer"
+) -> ProducerFencedError:
+    """The error of an exclusive producer that is not admitted."""
+    return ProducerFencedError(
+        f"{what} is not free for an exclusive {holds}{held_by(by)}{moving}; wait_for_exclusive "
+        "waits for it, exclusive_with_fencing takes it",
+        holder=by,
+    )
+
+
+def out_of_date(
+    what: str, epoch: int, claim: int, by: OwnerInfo | None, moving: str = ""
+) -> ProducerFencedError:
+    """The error of a producer whose `topic_epoch` is lower than the topic's (rule B5)."""
+    return ProducerFencedError(
+        f"{what} is at epoch {epoch}: topic_epoch={claim} is out of date: another owner came "
+        f"since{held_by(by)}{moving}. Open a producer without topic_epoch",
+        holder=by,
+    )
+
+
+def never_granted(what: str, epoch: int, claim: int) -> InvalidEpochError:
+    """The error of a producer whose `topic_epoch` is higher than the topic's (rule B5)."""
+    return InvalidEpochError(
+        f"{what}: topic_epoch={claim} was never granted: the topic is at epoch {epoch}. Pass the "
+        "epoch that this producer had, or None"
+    )
+
+
+def fenced(
+    what: str, name: str, epoch: int, owner: OwnerInfo | None, topic_epoch: int
+) -> ProducerFencedError:
+    """The error of a fenced producer, which names the owner (rule A5)."""
+    now = f"at epoch {topic_epoch}" if owner is None else f"held by {describe(owner)}"
+    return ProducerFencedError(
+        f"{what}: producer {name!r} with epoch {epoch} was fenced; the topic is {now}. Close this "
+        "producer and open a new one",
+        holder=owner,
     )

@@ -159,6 +159,7 @@ class GrantFuture(EngineFuture[Granted]):
         self.has_callbacks = False
         self.topic_id = topic
         self.session: Any = None  # set once the request is registered
+        self.producer_name = ""  # of a request that waits without a session
         self.granted: Granted | None = None
 
     @property
@@ -173,7 +174,7 @@ class GrantFuture(EngineFuture[Granted]):
     @property
     def waited(self) -> str:
         """The text of a timeout's error."""
-        name = "" if self.session is None else self.session.name
+        name = self.producer_name if self.session is None else self.session.name
         return f"producer {name!r} was not granted the topic within its timeout"
 
     def make(self, session: Any, last_sequence: int) -> Granted:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from exclusivelog import _core
+from exclusivelog.admission import utc
 from exclusivelog.backend import ClaimSession, Held, Owned, Place
 from exclusivelog.cluster.following import (
     ANSWER_SECONDS,
@@ -397,8 +398,8 @@ def _refused(
         )
     error = OwnershipError(
         f"{what} is held with generation {last}, above {wanted}, by engine {owner.engine_name!r} "
-        f"(id {owner.engine_id}, pid {owner.pid}). Claim it with {last} or more, or None, to take "
-        "it"
+        f"(id {owner.engine_id}, pid {owner.pid}, since {utc(owner.since)}). Claim it with {last} "
+        "or more, or None, to take it"
     )
     error.retriable = True
     return error

@@ -373,15 +373,19 @@ class Owning:
         self.topic.host.commit_queue.put(appender, 0.0)
 
     def is_wanted(self, name: str) -> bool:
-        """Does another producer wait for the topic?"""
+        """Does this session own the topic, while another producer waits for it?"""
         with self.topic.changed:
-            return self.topic.queue.is_wanted(name)
+            return self._is_exclusive and self.topic.queue.is_wanted(name)
 
     def notify_wanted(self) -> None:
         """Notify the session that another producer waits for the topic."""
         session = self._session()
-        if session is not None and self.writer.status == "owner":
+        if session is not None and self._is_exclusive:
             session.notify_wanted()
+
+    @property
+    def _is_exclusive(self) -> bool:
+        return self.writer.status == "owner" and not self.writer.is_shared
 
     # ---- the end -------------------------------------------------------------------------
 
@@ -520,6 +524,8 @@ class TopicLog:
         self.state = start.state
         self._reader = Reader(log, self.state)
         self._writers = Writers()
+        # When it became free, as far as this process knows, in ns of the monotonic clock (rule D7).
+        self.freed = _core.now()
         self._closed = False
         self._error: ExclusiveLogError | None = None
         self._thread = threading.Thread(
@@ -752,6 +758,8 @@ class TopicLog:
             self._writers.joined(parsed.session, tuple(self.waiters))
         elif isinstance(parsed, Terminate):
             self.frames.wake()  # wakes readers at the end
+        elif isinstance(parsed, Release):
+            self.freed = _core.now()
         self.host.ownership_changed()
         return True
 

@@ -42,6 +42,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgpack
 
 from exclusivelog._core import Entry
+from exclusivelog.admission import fenced
 from exclusivelog.cluster.frames import (
     MAX_BYTES,
     MAX_MESSAGES,
@@ -503,7 +504,10 @@ class Writer(Asking):
     def _saw_as_owner(self, judged: Judged) -> None:
         parsed = judged.parsed
         if isinstance(parsed, Grant):
-            self._fence(_fenced_by(parsed, f"session {self.session} lost the topic"))
+            holder = self._holder
+            self._fence(
+                fenced(self.topic, holder.producer_name, self.epoch, parsed.owner(), parsed.epoch)
+            )
         elif isinstance(parsed, Terminate):
             self._fence(terminated_error(self.topic, self.state))
         elif parsed is None or parsed.session != self.session:

@@ -21,6 +21,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from exclusivelog import _core, logs
+from exclusivelog.admission import (
+    eligible_at,
+    held_by,
+    never_granted,
+    not_free,
+    not_free_to_share,
+    out_of_date,
+)
 from exclusivelog.backend import ProducerRequest
 from exclusivelog.cluster.following import (
     ANSWER_SECONDS,
@@ -95,7 +103,7 @@ class Asking:
     number: int
     since: int
     deadline: float | None
-    begun: float = field(default_factory=_core.monotonic)
+    begun: int = field(default_factory=_core.now)
     lock: threading.Lock = field(default_factory=threading.Lock)  # held during an attempt
     ended: bool = False
 
@@ -114,8 +122,7 @@ class Requests:
         self._pace = POLL_SECONDS
         self._names: dict[tuple[int, str], Asking] = {}  # of requests that have no outcome
         self._lock = threading.Lock()
-        # Since when topics are free, since when topics are free, as this engine has seen it.
-        self._free_since: dict[TopicLog, float] = {}
+        self._taken: set[TopicLog] = set()  # topics that had a holder at the last look
 
     # ---- what `GrantFuture` asks -----------------------------------------------------------
 
@@ -185,6 +192,7 @@ class Requests:
             secrets.randbits(62), now_ms(),
             None if timeout is None else _core.monotonic() + timeout,
         )  # fmt: skip
+        future.producer_name = asking.name
         with asking.lock:
             try:
                 self._reserve_name(asking)
@@ -228,15 +236,11 @@ class Requests:
             if not patient:
                 topic.catch_up()
             seen = inspect(topic, self._host.lives, self._host.id)
-            check_claim(topic, asking.request.topic_epoch, asking.mode)
-            if not fencing and asking.number not in self._waiting:
-                check_name(topic.name, asking.name, seen, asking.number)
+            check_claim(topic, seen, asking.request.topic_epoch, asking.mode)
             if asking.mode is AccessMode.SHARED:
                 return self._share(asking, seen)
             first = not seen.queue or seen.queue[0].number == asking.number
-            settles = asking.mode is AccessMode.WAIT_FOR_EXCLUSIVE and asking.request.settle > 0
-            new = settles and asking.number not in self._waiting  # `poll` promotes it
-            if not fencing and (new or not (seen.free and first)):
+            if not fencing and not (seen.free and first and self._may_own(asking)):
                 return self._queue(asking, seen)
             others = [each for each in seen.queue if each.number != asking.number]
             # Else it takes a new epoch (E1).
@@ -248,7 +252,8 @@ class Requests:
         """Join the shared producers, unless the topic has an owner or waiters."""
         topic = asking.topic
         if seen.owner is not None or seen.queue or seen.elsewhere:
-            raise shared_error(topic.name, seen.first(), seen.elsewhere)
+            raise not_free_to_share(f"topic {topic.name!r}", seen.first(), _moving(seen.elsewhere))
+        check_name(topic.name, asking.name, seen, asking.number)
         in_the_way = [
             each for each in seen.dead
             if isinstance(each, Grant) or each.holder.producer_name == asking.name
@@ -266,12 +271,9 @@ class Requests:
 
     def _queue(self, asking: Asking, seen: Seen) -> bool:
         if asking.mode is not AccessMode.WAIT_FOR_EXCLUSIVE:
-            others = "" if not seen.free else ": others wait for it"
-            raise fenced_error(
-                asking.topic.name, f"is not free for an exclusive producer{others}", seen.first(),
-                seen.elsewhere,
-            )  # fmt: skip
+            raise not_free(f"topic {asking.topic.name!r}", seen.first(), _moving(seen.elsewhere))
         if asking.number not in self._waiting:
+            check_name(asking.topic.name, asking.name, seen, asking.number)
             with self._lock:
                 self._waiting[asking.number] = asking
             asking.topic.publish(self._wait_of(asking))
@@ -291,7 +293,9 @@ class Requests:
             return False
         if any(self._host.lives(each.engine_id) for each in owning.behind):  # rule A3
             owning.release(ANSWER_SECONDS)
-            raise shared_error(asking.topic.name, inspect(asking.topic, self._host.lives).first())
+            raise not_free_to_share(
+                f"topic {asking.topic.name!r}", inspect(asking.topic, self._host.lives).first()
+            )
         self._grant(asking, owning)
         return True
 
@@ -349,16 +353,23 @@ class Requests:
     def _is_settled(self, topic: TopicLog, seen: Seen, turn: int | None) -> bool:
         """Has the topic been free for the settle delay of the first waiter (rule D7)?"""
         if not seen.free:
-            self._free_since.pop(topic, None)
+            self._taken.add(topic)
             return False
-        since = self._free_since.setdefault(topic, _core.monotonic())
+        if topic in self._taken:  # its holder may have died, which is no record
+            self._taken.discard(topic)
+            topic.freed = max(topic.freed, _core.now()) if seen.dead else topic.freed
         best = None if turn is None else self._waiting.get(turn)
-        if best is None:
+        return best is None or self._may_own(best)
+
+    def _may_own(self, asking: Asking) -> bool:
+        """May this request have its topic, now that it is free (rule D7)?"""
+        topic, request = asking.topic, asking.request
+        if asking.mode is not AccessMode.WAIT_FOR_EXCLUSIVE:
             return True
-        settle = best.request.settle / 1e9
-        # It had waited for its delay before the topic was free.
-        waited = best.begun + settle <= since
-        return waited or _core.monotonic() >= max(since, best.begun) + settle
+        return _core.now() >= eligible_at(
+            created=asking.begun, priority=request.priority, settle=request.settle,
+            freed=topic.freed, known=topic.waiters.known,
+        )  # fmt: skip
 
     def _poll_one(self, asking: Asking, seen: Seen, turn: int | None) -> None:
         topic = asking.topic
@@ -372,13 +383,18 @@ class Requests:
                     None if seen.owner is None else seen.owner.owner(),
                 )  # fmt: skip
             if asking.deadline is not None and _core.monotonic() >= asking.deadline:
-                self._fail(asking, WaitTimeoutError(asking.future.waited))
+                self._time_out(asking, seen)
             elif asking.number == turn:
                 self._attempt(asking)
         except (ClusterError, WaitTimeoutError):
             raise
         except ExclusiveLogError as error:
             self._fail(asking, error)
+
+    def _time_out(self, asking: Asking, seen: Seen) -> None:
+        owner = next(iter(seen.holders), None)
+        text = f"{asking.future.waited}{held_by(owner)}"
+        self._fail(asking, WaitTimeoutError(text, holder=owner))
 
     @property
     def seconds(self) -> float | None:
@@ -416,22 +432,16 @@ def check_not_terminated(topic: TopicLog) -> None:
         raise terminated_error(f"topic {topic.name!r}", topic.state)
 
 
-def check_claim(topic: TopicLog, claim: int | None, mode: AccessMode) -> None:
+def check_claim(topic: TopicLog, seen: Seen, claim: int | None, mode: AccessMode) -> None:
     """Check topic_epoch, before any producer is affected (rules B5, B6). Epoch 0 has only shared
     producers."""
-    epoch, grant = topic.state.epoch, topic.state.grant
+    epoch, what = topic.state.epoch, f"topic {topic.name!r}"
     if claim is None:
         return
     if claim < epoch:
-        raise fenced_error(
-            topic.name, f"has epoch {epoch}: topic_epoch={claim} is out of date",
-            None if grant is None else grant.owner(),
-        )  # fmt: skip
+        raise out_of_date(what, epoch, claim, seen.first(), _moving(seen.elsewhere))
     if claim > epoch or (claim == 0 and mode is not AccessMode.SHARED):
-        raise InvalidEpochError(
-            f"topic {topic.name!r}: topic_epoch={claim} was never granted: the topic is at "
-            f"epoch {epoch}"
-        )
+        raise never_granted(what, epoch, claim)
 
 
 def check_name(topic: str, name: str, seen: Seen, number: int) -> None:
@@ -453,35 +463,14 @@ def name_error(topic: str, by: OwnerInfo | Wait) -> ProducerBusyError:
     )
 
 
-def shared_error(
-    topic: str, by: OwnerInfo | None, assigned: Assign | None = None
-) -> ProducerBusyError:
-    """The error for a shared producer that is not admitted."""
-    return ProducerBusyError(
-        f"topic {topic!r} is not free for a shared producer{_held(by)}{_moving(assigned)}; try "
-        "again when it is free, or use another access mode",
-        holder=by,
-    )
-
-
 def fenced_error(
     topic: str, what: str, by: OwnerInfo | None, assigned: Assign | None = None
 ) -> ProducerFencedError:
     """The error for a request that is refused, which names the owner (rule A5)."""
-    return ProducerFencedError(f"topic {topic!r} {what}{_held(by)}{_moving(assigned)}", holder=by)
+    return ProducerFencedError(f"topic {topic!r} {what}{held_by(by)}{_moving(assigned)}", holder=by)
 
 
 def _moving(assigned: Assign | None) -> str:
     if assigned is None:
         return ""
-    return f"; it is handed over to engine {assigned.engine_name!r} (id {assigned.engine_id})"
-
-
-def _held(by: OwnerInfo | None) -> str:
-    if by is None:
-        return ""
-    verb = "awaited" if by.access_mode is AccessMode.WAIT_FOR_EXCLUSIVE and not by.epoch else "held"
-    return (
-        f"; it is {verb} by producer {by.producer_name!r} of engine {by.engine_name!r} "
-        f"(id {by.engine_id}, pid {by.pid}), epoch {by.epoch}"
-    )
+    return f"; it is being handed over to engine {assigned.engine_name!r} (id {assigned.engine_id})"

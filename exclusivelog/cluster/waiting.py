@@ -31,6 +31,7 @@ from typing import Any, Protocol
 
 import msgpack
 
+from exclusivelog.admission import Known, widened
 from exclusivelog.cluster.frames import Grant, sealed, unsealed
 from exclusivelog.types import AccessMode, EngineInfo, WaiterInfo
 
@@ -161,6 +162,7 @@ class Waiters:
     def __init__(self) -> None:
         self._waiting: dict[int, Wait] = {}  # in the order of the log
         self.assigned: Assign | None = None  # it may have ended: see `assigned_at`
+        self.known: Known | None = None  # the priorities of waiters so far (rule D7)
 
     def assigned_at(self, now: int) -> Assign | None:
         """The assignment that is in force at this time (ms since 1970)."""
@@ -177,6 +179,8 @@ class Waiters:
                 self.assigned = None
         elif isinstance(record, Wait):
             self._waiting.setdefault(record.number, record)
+            if self.known is not None:
+                self.known = widened(self.known, record.priority)
         elif isinstance(record, Leave):
             for number in record.numbers:
                 self._waiting.pop(number, None)
@@ -185,6 +189,9 @@ class Waiters:
         """Apply a grant that counts."""
         self.assigned = None
         holder = grant.holder
+        if holder.access_mode is AccessMode.WAIT_FOR_EXCLUSIVE:
+            queued = (each.priority for each in self._waiting.values())
+            self.known = widened(self.known, holder.priority, *queued)
         if holder.access_mode is AccessMode.EXCLUSIVE_WITH_FENCING:
             self._waiting.clear()
             return

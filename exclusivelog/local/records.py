@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import msgpack
 
-from exclusivelog import _core
+from exclusivelog import _core, admission
 from exclusivelog.errors import (
     ExclusiveLogError,
     LedgerCorruptedError,
@@ -313,22 +312,15 @@ def topic_label(topic: str) -> str:
 
 def describe(session: Session) -> str:
     """A session's producer and engine, for a message."""
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(session.since / 1000))
-    epoch = f"epoch {session.epoch}, " if session.exclusive else ""
-    return (
-        f"producer {session.name!r} of engine {session.engine_name!r} (id {session.engine}, "
-        f"pid {session.pid}, {epoch}since {since} UTC)"
-    )
+    return admission.describe(owner_info(session))
 
 
 def fenced_by(row: _core.TopicRow, session: Session, owner: Session | None) -> ProducerFencedError:
     """The error for a fenced session, which names the owner."""
-    now = f"held by {describe(owner)}" if owner is not None else f"at epoch {row.epoch}"
-    return ProducerFencedError(
-        f"{topic_label(row.name)}: producer {session.name!r} with epoch {session.epoch} was "
-        f"fenced; the topic is {now}. Close this producer and open a new one",
-        holder=None if owner is None else owner_info(owner),
-    )
+    return admission.fenced(
+        topic_label(row.name), session.name, session.epoch,
+        None if owner is None else owner_info(owner), row.epoch,
+    )  # fmt: skip
 
 
 def revoked(row: _core.TopicRow, session: Session) -> ProducerRevokedError:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from exclusivelog import _core
+from exclusivelog.admission import utc
 from exclusivelog.backend import ClaimSession, Held, check_generation, check_group
 from exclusivelog.errors import (
     OwnershipError,
@@ -258,11 +259,10 @@ def _refusal(
             "out of date. Claim it with None for the next one"
         )
     else:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(holder.since / 1000))
         error = OwnershipError(
             f"resource {resource!r} of group {group!r} is held with generation {last}, above "
             f"{wanted}, by engine {holder.engine_name!r} (id {holder.engine}, pid {holder.pid}, "
-            f"since {since} UTC). Claim it with {last} or more, or None, to take it"
+            f"since {utc(holder.since)}). Claim it with {last} or more, or None, to take it"
         )
         error.retriable = True
     return error

@@ -747,9 +747,10 @@ class Pending:
             sessions = self._engine().sessions
             holders = (sessions.holders(topic) for topic in sorted(future.topics))
             owner = next((first for there in holders for first in there), None)
-        by = "" if owner is None else held_by(owner)
         self.outcomes.fail(
-            future, session_id, WaitTimeoutError(f"{future.waited}{by}{blocked}", holder=owner)
+            future,
+            session_id,
+            WaitTimeoutError(f"{future.waited}{held_by(owner)}{blocked}", holder=owner),
         )
 
     def fail_all(self, error: ExclusiveLogError, settling: bool = True) -> None:

@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 
 from exclusivelog import _core
+from exclusivelog.admission import never_granted, not_free, not_free_to_share, out_of_date
 from exclusivelog.backend import ProducerRequest, RoleDefinition
 from exclusivelog.errors import (
     ExclusiveLogError,
-    InvalidEpochError,
     OwnershipLostError,
     ProducerBusyError,
     ProducerFencedError,
@@ -920,37 +920,23 @@ def _refusal(
     tables: Tables, row: _core.TopicRow, session: Session, verdict: Verdict, owner: Session | None,
     transfer: Transfer | None,
 ) -> ExclusiveLogError:  # fmt: skip
+    what = topic_label(row.name)
     if verdict is Verdict.INVALID:
-        return InvalidEpochError(
-            f"{topic_label(row.name)}: topic_epoch={session.claim} was never granted: the topic is "
-            f"at epoch {row.epoch}. Pass the epoch that this producer had, or None"
-        )
+        return never_granted(what, row.epoch, session.claim or 0)
     holder = (
         owner
         or next(iter(tables.sessions.holders(row.id)), None)
         or next(tables.sessions.waiters(row.id), None)
     )
-    by = f"; it is held by {describe(holder)}" if holder is not None else ""
+    by = None if holder is None else owner_info(holder)
+    moving = ""
     if transfer is not None:
-        by += f"; it is being handed over to engine {transfer.name!r} (id {transfer.target})"
-    info = None if holder is None else owner_info(holder)
+        moving = f"; it is being handed over to engine {transfer.name!r} (id {transfer.target})"
     if verdict is Verdict.STALE:
-        return ProducerFencedError(
-            f"topic {row.name!r} is at epoch {row.epoch}: topic_epoch={session.claim} is out of "
-            f"date: another owner came since{by}. Open a producer without topic_epoch",
-            holder=info,
-        )
+        return out_of_date(what, row.epoch, session.claim or 0, by, moving)
     if verdict is Verdict.BUSY:
-        way_out = "try again when it is free, or use another access mode"
-        return ProducerBusyError(
-            f"topic {row.name!r} is not free for a shared producer{by}; {way_out}", holder=info
-        )
-    holds = "holder" if is_role(row.name) else "producer"
-    return ProducerFencedError(
-        f"{topic_label(row.name)} is not free for an exclusive {holds}{by}; wait_for_exclusive "
-        "waits for it, exclusive_with_fencing takes it",
-        holder=info,
-    )
+        return not_free_to_share(what, by, moving)
+    return not_free(what, by, moving, "holder" if is_role(row.name) else "producer")
 
 
 def _by_urgency(tables: Tables, sessions: list[Session]) -> list[Session]:
