@@ -151,8 +151,9 @@ class Collector:
 
 
 def render(engine: Engine, *, topics: bool = True) -> str:
-    """All metrics as OpenMetrics text, as `exclusivelog metrics` prints them. `topics` as in
-    `Collector`. Raises MissingLibraryError without prometheus_client.
+    """All metrics as OpenMetrics text, as `exclusivelog metrics` prints them: control characters in
+    names are escaped, so that they do nothing to a terminal. `topics` as in `Collector`. Raises
+    MissingLibraryError without prometheus_client.
 
     >>> render(engine).splitlines()[-1]
     '# EOF'
@@ -164,7 +165,19 @@ def render(engine: Engine, *, topics: bool = True) -> str:
     registry = CollectorRegistry()
     registry.register(collector)
     text: bytes = generate_latest(registry)
-    return text.decode()
+    return "\n".join(map(_printable, text.decode().split("\n")))
+
+
+def _printable(line: str) -> str:
+    r"""A line of OpenMetrics in which control characters of labels are escaped, as text.
+
+    >>> print(_printable('topics{topic="\x1b[31m"} 1'))
+    topics{topic="\\x1b[31m"} 1
+    """
+    if line.isprintable():
+        return line
+    # In a label, a backslash is written as two.
+    return "".join(c if c.isprintable() else "\\" + repr(c)[1:-1] for c in line)
 
 
 def _families() -> dict[str, Any]:

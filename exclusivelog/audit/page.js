@@ -12,6 +12,8 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 const lane = (chart, index) =>
   colour(chart.lanes[index].endsWith(" others") ? "--others" : `--c${index % 8}`);
 const short = (name, most) => (name.length > most ? name.slice(0, most - 1) + "\u2026" : name);
+// Plotly takes some markup in texts; names are shown as they are.
+const plain = (name) => name.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
 function lasting(ms) {
   if (ms < 1000) return `${Math.round(ms)} ms`;
@@ -57,8 +59,8 @@ function traces(chart, rows, view, width) {
     y: bars.map((bar) => first + bar.place), base: bars.map((bar) => chart.start + bar.start),
     x: bars.map((bar) => bar.end - bar.start),
     marker: { color: bars.map((bar) => lane(chart, bar.place)) },
-    customdata: bars.map((bar) => `${chart.lanes[bar.place]}<br>` +
-      (bar.text || `${bar.count.toLocaleString("en")} leaderships`)),
+    customdata: bars.map((bar) => `${plain(chart.lanes[bar.place])}<br>` +
+      (plain(bar.text) || `${bar.count.toLocaleString("en")} leaderships`)),
     hovertemplate: "%{customdata}<extra></extra>",
   }];
   if (chart.gaps.length) {
@@ -87,7 +89,7 @@ function traces(chart, rows, view, width) {
 function load(chart) {
   const { first, step, counts } = chart.load;
   return counts.flatMap((numbers, index) => (numbers.some(Boolean) ? [{
-    type: "scatter", mode: "lines", yaxis: "y2", stackgroup: "load", name: chart.lanes[index],
+    type: "scatter", mode: "lines", yaxis: "y2", stackgroup: "load", name: plain(chart.lanes[index]),
     showlegend: false, line: { width: 0, shape: "hv" }, fillcolor: lane(chart, index),
     x: [...numbers, 0].map((_, place) => chart.start + first + place * step),
     y: [...numbers, 0].map((count) => (count * 1000) / step),
@@ -101,7 +103,7 @@ function silences(chart) {
     type: "scatter", mode: "markers", yaxis: "y3", showlegend: false,
     x: found.map((one) => chart.start + one[0]), y: found.map((one) => Math.max(1, one[1])),
     marker: { size: 7, color: found.map((one) => colour(one[2] ? "--bad" : "--soft")) },
-    customdata: found.map((one) => `${one[3]}<br>${lasting(one[1])} without a message`),
+    customdata: found.map((one) => `${plain(one[3])}<br>${lasting(one[1])} without a message`),
     hovertemplate: "%{customdata}<extra></extra>",
   };
 }
@@ -148,7 +150,7 @@ function layout(chart, rows, view, figure) {
   found.xaxis.anchor = `y${last}`;
   Object.assign(found.yaxis, {
     range: [rows.length - 0.5, -0.5], tickvals: rows.map((_, index) => index),
-    ticktext: rows.map((name) => short(name, narrow ? 12 : 19)), showgrid: false,
+    ticktext: rows.map((name) => plain(short(name, narrow ? 12 : 19))), showgrid: false,
     tickfont: { color: colour("--text"), size: 12 },
   });
   if (found.yaxis2) Object.assign(found.yaxis2, { rangemode: "tozero", tickformat: "~s", nticks: 5 });

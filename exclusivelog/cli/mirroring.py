@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import exclusivelog as xl
-from exclusivelog.cli.output import fields_of, print_result
+from exclusivelog.cli.output import fields_of, print_result, printable
 from exclusivelog.cli.program import (
     ENGINE_NAME,
     Argument,
@@ -117,7 +117,7 @@ def _run_mirror(copy: Any, follow: bool, as_json: bool) -> None:
                 if as_json:
                     print(json.dumps({**fields_of(one), "lag": one.lag}))
                 elif one.begun:
-                    print(f"{one.topic}: {one.position:,} mirrored, {one.lag:,} behind")
+                    print(f"{printable(one.topic)}: {one.position:,} mirrored, {one.lag:,} behind")
             sys.stdout.flush()
         if ended:
             return

@@ -45,7 +45,7 @@ def message_facts(message: xl.Message) -> dict[str, object]:
 
 def print_result(facts: Mapping[str, object], text: str, as_json: bool) -> None:
     """Print the result of a command, as a JSON object or as text."""
-    print(json.dumps(facts) if as_json else text)
+    print(json.dumps(facts) if as_json else printable_lines(text))
 
 
 # ---- tables ------------------------------------------------------------------------------
@@ -178,6 +178,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def printable_lines(text: str) -> str:
+    """The same for a text of several lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def pairs_of(properties: Mapping[str, str]) -> str:
     """The properties as text: `name=value name=value`."""
     return " ".join(f"{name}={value}" for name, value in properties.items())
@@ -266,6 +271,7 @@ def announcement_of(topic: xl.Topic) -> str:
     if said is None:
         return ""
     return (
-        f"{printable(pairs_of(said.info))}; {time_of(said.time)} by {said.producer_name} of "
-        f"{said.engine_name} (pid {said.pid}, epoch {said.epoch})"
+        f"{printable(pairs_of(said.info))}; {time_of(said.time)} by "
+        f"{printable(said.producer_name)} of {printable(said.engine_name)} (pid {said.pid}, epoch "
+        f"{said.epoch})"
     )

@@ -112,7 +112,9 @@ def _exit_status_of_a_shell() -> Iterator[None]:
     except (xl.ExclusiveLogError, ValueError, OSError, ImportError) as error:
         if isinstance(error, ImportError) and error.name is not None:
             raise  # raised by Python: a defect; the library's own errors name the missing extra
-        text = f"exclusivelog: {advised(str(error))}"
+        from exclusivelog.cli.output import printable_lines  # here: help does not need it
+
+        text = printable_lines(f"exclusivelog: {advised(str(error))}")
         _tell(lambda: print(text, file=sys.stderr))
         leave(1)
 

@@ -25,6 +25,7 @@ from testing.processes import until
 pytestmark = pytest.mark.once
 
 WIDTHS = (360, 768, 1280)
+MARKED = "<b>two</b>"  # Plotly would make its texts of this bold
 HOSTILE = "</script><script>alert(1)</script>&<b>"
 
 
@@ -32,7 +33,7 @@ HOSTILE = "</script><script>alert(1)</script>&<b>"
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Real leaders and messages, a name that is no HTML, and a long history of owners."""
     path = str(tmp_path_factory.mktemp("report") / "log")
-    with xl.open(path, name=HOSTILE) as one, xl.open(path, name="two") as two:
+    with xl.open(path, name=HOSTILE) as one, xl.open(path, name=MARKED) as two:
         for topic in "payments", "audit":
             one.topic(topic)
         write_changes(one, 3_000, ("payments", "audit"), engines=60)
@@ -171,6 +172,18 @@ def test_a_page_loads_nothing_and_shows_names_as_they_are(shown: Any, page: Path
 
     Outline().feed(page.read_text())
     assert loads == []
+
+
+@pytest.mark.long
+def test_the_charts_show_names_as_they_are_and_no_markup(shown: Any) -> None:
+    draw_all(shown)
+    texts = shown.execute_script(
+        "return [...document.querySelectorAll('.chart text')].map((each) => each.textContent)"
+    )
+    assert MARKED in texts
+    assert HOSTILE[:11] + "\u2026" in texts
+    bold = "return [...document.querySelectorAll('.chart tspan')].map((each) => each.textContent)"
+    assert "two" not in shown.execute_script(bold)
 
 
 @pytest.mark.long
