@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 
 from exclusivelog import _core
-from exclusivelog.errors import InvalidEpochError, ProducerBusyError, ProducerFencedError
 from exclusivelog.types import AccessMode, OwnerInfo
 
 Known = tuple[int, int]  # the best and the lowest priority of a topic's waiters so far
@@ -59,52 +58,10 @@ def held_by(owner: OwnerInfo | None) -> str:
     return "" if owner is None else f"; it is held by {describe(owner)}"
 
 
-def not_free_to_share(what: str, by: OwnerInfo | None, moving: str = "") -> ProducerBusyError:
-    """The error of a shared producer that is not admitted; `moving`: where the topic goes to."""
-    return ProducerBusyError(
-        f"{what} is not free for a shared producer{held_by(by)}{moving}; try again when it is "
-        "free, or use another access mode",
-        holder=by,
-    )
-
-
-def not_free(
-    what: str, by: OwnerInfo | None, moving: str = "", holds: str = "producer"
-) -> ProducerFencedError:
-    """The error of an exclusive producer that is not admitted."""
-    return ProducerFencedError(
-        f"{what} is not free for an exclusive {holds}{held_by(by)}{moving}; wait_for_exclusive "
-        "waits for it, exclusive_with_fencing takes it",
-        holder=by,
-    )
-
-
-def out_of_date(
-    what: str, epoch: int, claim: int, by: OwnerInfo | None, moving: str = ""
-) -> ProducerFencedError:
-    """The error of a producer whose `topic_epoch` is lower than the topic's (rule B5)."""
-    return ProducerFencedError(
-        f"{what} is at epoch {epoch}: topic_epoch={claim} is out of date: another owner came "
-        f"since{held_by(by)}{moving}. Open a producer without topic_epoch",
-        holder=by,
-    )
-
-
-def never_granted(what: str, epoch: int, claim: int) -> InvalidEpochError:
-    """The error of a producer whose `topic_epoch` is higher than the topic's (rule B5)."""
-    return InvalidEpochError(
-        f"{what}: topic_epoch={claim} was never granted: the topic is at epoch {epoch}. Pass the "
-        "epoch that this producer had, or None"
-    )
-
-
-def fenced(
-    what: str, name: str, epoch: int, owner: OwnerInfo | None, topic_epoch: int
-) -> ProducerFencedError:
-    """The error of a fenced producer, which names the owner (rule A5)."""
+def fenced_text(what: str, name: str, epoch: int, owner: OwnerInfo | None, topic_epoch: int) -> str:
+    """The text of a fenced producer's error, which names the owner."""
     now = f"at epoch {topic_epoch}" if owner is None else f"held by {describe(owner)}"
-    return ProducerFencedError(
+    return (
         f"{what}: producer {name!r} with epoch {epoch} was fenced; the topic is {now}. Close this "
-        "producer and open a new one",
-        holder=owner,
+        "producer and open a new one"
     )

@@ -42,7 +42,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgpack
 
 from exclusivelog._core import Entry
-from exclusivelog.admission import fenced
 from exclusivelog.cluster.frames import (
     MAX_BYTES,
     MAX_MESSAGES,
@@ -69,6 +68,7 @@ from exclusivelog.errors import (
     TopicTerminatedError,
 )
 from exclusivelog.messages import Encoded
+from exclusivelog.refusals import fenced
 from exclusivelog.types import AccessMode
 
 __all__ = [

@@ -21,14 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from exclusivelog import _core, logs
-from exclusivelog.admission import (
-    eligible_at,
-    held_by,
-    never_granted,
-    not_free,
-    not_free_to_share,
-    out_of_date,
-)
+from exclusivelog.admission import eligible_at, held_by
 from exclusivelog.backend import ProducerRequest
 from exclusivelog.cluster.following import (
     ANSWER_SECONDS,
@@ -53,6 +46,7 @@ from exclusivelog.errors import (
     ProducerFencedError,
     WaitTimeoutError,
 )
+from exclusivelog.refusals import never_granted, not_free, not_free_to_share, out_of_date
 from exclusivelog.types import AccessMode, EngineInfo, OwnerInfo
 from exclusivelog.waits import AnyFuture, give_granted
 
@@ -240,7 +234,7 @@ class Requests:
             if asking.mode is AccessMode.SHARED:
                 return self._share(asking, seen)
             first = not seen.queue or seen.queue[0].number == asking.number
-            if not fencing and not (seen.free and first and self._may_own(asking)):
+            if not fencing and not (seen.free and first and may_own(asking)):
                 return self._queue(asking, seen)
             others = [each for each in seen.queue if each.number != asking.number]
             # Else it takes a new epoch (E1).
@@ -359,17 +353,7 @@ class Requests:
             self._taken.discard(topic)
             topic.freed = max(topic.freed, _core.now()) if seen.dead else topic.freed
         best = None if turn is None else self._waiting.get(turn)
-        return best is None or self._may_own(best)
-
-    def _may_own(self, asking: Asking) -> bool:
-        """May this request have its topic, now that it is free (rule D7)?"""
-        topic, request = asking.topic, asking.request
-        if asking.mode is not AccessMode.WAIT_FOR_EXCLUSIVE:
-            return True
-        return _core.now() >= eligible_at(
-            created=asking.begun, priority=request.priority, settle=request.settle,
-            freed=topic.freed, known=topic.waiters.known,
-        )  # fmt: skip
+        return best is None or may_own(best)
 
     def _poll_one(self, asking: Asking, seen: Seen, turn: int | None) -> None:
         topic = asking.topic
@@ -383,18 +367,13 @@ class Requests:
                     None if seen.owner is None else seen.owner.owner(),
                 )  # fmt: skip
             if asking.deadline is not None and _core.monotonic() >= asking.deadline:
-                self._time_out(asking, seen)
+                self._fail(asking, timed_out(asking, seen))
             elif asking.number == turn:
                 self._attempt(asking)
         except (ClusterError, WaitTimeoutError):
             raise
         except ExclusiveLogError as error:
             self._fail(asking, error)
-
-    def _time_out(self, asking: Asking, seen: Seen) -> None:
-        owner = next(iter(seen.holders), None)
-        text = f"{asking.future.waited}{held_by(owner)}"
-        self._fail(asking, WaitTimeoutError(text, holder=owner))
 
     @property
     def seconds(self) -> float | None:
@@ -416,6 +395,17 @@ class Requests:
                     self._fail(asking, error)
 
 
+def may_own(asking: Asking) -> bool:
+    """May this request have its topic, now that it is free (rule D7)?"""
+    topic, request = asking.topic, asking.request
+    if asking.mode is not AccessMode.WAIT_FOR_EXCLUSIVE:
+        return True
+    return _core.now() >= eligible_at(
+        created=asking.begun, priority=request.priority, settle=request.settle,
+        freed=topic.freed, known=topic.waiters.known,
+    )  # fmt: skip
+
+
 def _alone(log: OrderedLog) -> contextlib.AbstractContextManager[Any]:
     """Exclude other appenders meanwhile, if the log can do that: an owner that sends without a
     pause could come first each time."""
@@ -424,6 +414,12 @@ def _alone(log: OrderedLog) -> contextlib.AbstractContextManager[Any]:
 
 
 # ---- what is refused ---------------------------------------------------------------------
+
+
+def timed_out(asking: Asking, seen: Seen) -> WaitTimeoutError:
+    """The error of a waiter, which names the holder (rule A5)."""
+    owner = next(iter(seen.holders), None)
+    return WaitTimeoutError(f"{asking.future.waited}{held_by(owner)}", holder=owner)
 
 
 def check_not_terminated(topic: TopicLog) -> None:

@@ -317,10 +317,11 @@ def describe(session: Session) -> str:
 
 def fenced_by(row: _core.TopicRow, session: Session, owner: Session | None) -> ProducerFencedError:
     """The error for a fenced session, which names the owner."""
-    return admission.fenced(
-        topic_label(row.name), session.name, session.epoch,
-        None if owner is None else owner_info(owner), row.epoch,
-    )  # fmt: skip
+    holder = None if owner is None else owner_info(owner)
+    text = admission.fenced_text(
+        topic_label(row.name), session.name, session.epoch, holder, row.epoch
+    )
+    return ProducerFencedError(text, holder=holder)
 
 
 def revoked(row: _core.TopicRow, session: Session) -> ProducerRevokedError:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from exclusivelog.cli.program import program
 from testing.deaths import LOCKS, READERS, WRITER, die_unreported
 from testing.disks import disk, leave
 from testing.processes import EXCLUSIVE, PATIENCE, State, Worker, forked, open_producer, until
+from testing.stops import PLACES, stopped
 from tests.faces.test_cli import lines, refusal, run
 
 pytestmark = pytest.mark.once
@@ -101,20 +103,20 @@ def test_an_engine_that_is_stopped_with_the_writer_lock_blocks_all(
     until(lambda: checked(path) == (0, []))
 
 
-@pytest.mark.rule("C8")
+@pytest.mark.rule("C8", "K3")
 def test_a_stopped_holder_of_a_lock_is_told_before_it_counts_as_silent(
     path: str, worker: Callable[..., Worker]
 ) -> None:
-    stopped = worker(name="w")
-    stopped.start(stop_inside)
-    stopped.await_stop()
+    hung = worker(name="w")
+    hung.start(stop_inside)
+    hung.await_stop()
     assert checked(path) == (1, [("locks", True)])
     told = run("check", path).stdout.decode()
-    assert f"engine 'w' (id {stopped.id}, pid {stopped.pid})" in told
+    assert f"engine 'w' (id {hung.id}, pid {hung.pid})" in told
     assert "has held the append lock and the writer lock and LMDB's lock of writers for" in told
     assert "and is stopped: resume or end its process" in told
-    stopped.signal(signal.SIGCONT)
-    stopped.answer()
+    hung.signal(signal.SIGCONT)
+    hung.answer()
     assert checked(path) == (0, [])
 
 
@@ -138,6 +140,44 @@ def test_a_lock_that_a_dead_thread_left_is_no_healthy_log(
         assert "a thread that has ended (thread " in run("check", path).stdout.decode()
     stopped.signal(signal.SIGCONT)
     until(lambda: checked(path) == (0, []))
+
+
+@pytest.mark.rule("K3")
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("keepalive", [None, 3600])
+def test_k3_it_blocks_all_however_long_its_keepalive_is(
+    path: str, worker: Callable[..., Worker], place: str, keepalive: float | None
+) -> None:
+    """A probe must not call a ledger healthy in which no process can write."""
+    process = worker(name="w", keepalive=keepalive)
+    with stopped(process, place):
+        assert checked(path) == (1, [("locks", True)])
+        told = run("check", path).stdout.decode()
+        assert f"pid {process.pid})" in told
+        assert "is stopped: resume or end its process" in told
+        assert f"pid {process.pid}), silent for" in run("owners", path).stdout.decode()
+    process.answer()
+    until(lambda: checked(path) == (0, []))
+
+
+@pytest.mark.rule("K3")
+def test_k3_writers_that_make_progress_are_healthy(path: str) -> None:
+    """A look finds one of them inside nearly always."""
+    ended = threading.Event()
+    with xl.open(path, durability="process") as engine, engine.topic("t").producer() as producer:
+
+        def send() -> None:
+            while not ended.is_set():
+                producer.send_many([b"x"] * 1000)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            for _ in range(5):
+                assert checked(path) == (0, [])
+        finally:
+            ended.set()
+            sender.join()
 
 
 def test_a_disk_that_is_full_blocks_and_one_that_is_nearly_full_does_not(tmp_path: Path) -> None:

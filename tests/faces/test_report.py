@@ -181,7 +181,7 @@ def test_the_charts_show_names_as_they_are_and_no_markup(shown: Any) -> None:
         "return [...document.querySelectorAll('.chart text')].map((each) => each.textContent)"
     )
     assert MARKED in texts
-    assert HOSTILE[:11] + "\u2026" in texts
+    assert any(text.startswith(HOSTILE[:11]) for text in texts)
     bold = "return [...document.querySelectorAll('.chart tspan')].map((each) => each.textContent)"
     assert "two" not in shown.execute_script(bold)
 

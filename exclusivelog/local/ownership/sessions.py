@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 
 from exclusivelog import _core
-from exclusivelog.admission import never_granted, not_free, not_free_to_share, out_of_date
 from exclusivelog.backend import ProducerRequest, RoleDefinition
 from exclusivelog.errors import (
     ExclusiveLogError,
@@ -65,6 +64,7 @@ from exclusivelog.local.records import (
     waiter_info,
 )
 from exclusivelog.local.storage.tables import Tables, owner_of
+from exclusivelog.refusals import never_granted, not_free, not_free_to_share, out_of_date
 from exclusivelog.types import EngineInfo, OwnerInfo, WaiterInfo
 
 # ---- succession ------------------------------------------------------------------------
