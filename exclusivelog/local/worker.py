@@ -19,7 +19,7 @@ from exclusivelog.local.ownership.pending import Limits
 from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.records import Claimant, Session
-from exclusivelog.local.shm.slots import LONGEST_BEAT_SECONDS, Slot
+from exclusivelog.local.shm.slots import Slot, own_beat_seconds
 from exclusivelog.local.storage.changes import is_logged, log_gone
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.waits import AnyFuture
@@ -348,8 +348,9 @@ class Heartbeat:
         self, ledger: Ledger, slot: Slot, keepalive: float | None, worker: Waking, waits: Waits,
         callbacks: Calling,
     ) -> None:  # fmt: skip
+        seconds = own_beat_seconds(keepalive)  # the opening thread needs the interpreter now
         while not self._ended.is_set():
-            late = self._limits.wait(ledger.lockfile.slots.beat_seconds(keepalive))
+            late = self._limits.wait(seconds)
             if self._ended.is_set():
                 return
             slot.beat()
@@ -365,6 +366,7 @@ class Heartbeat:
                 worker.wake()
                 return  # no heartbeat any more: other engines may evict this one
             self._place.start()
+            seconds = ledger.lockfile.slots.beat_seconds(keepalive)
 
     def stop(self) -> None:
         """Tell the threads to end."""
@@ -390,9 +392,7 @@ class PlaceWatch:
         self, name: str, ledger: Ledger, keepalive: float | None, failed: Callable[[], object]
     ) -> None:
         self._name, self._path, self._integrity = name, ledger.path, ledger.integrity
-        self._seconds = LONGEST_BEAT_SECONDS
-        if keepalive is not None:
-            self._seconds = min(self._seconds, keepalive / 4)
+        self._seconds = own_beat_seconds(keepalive)
         self._failed = failed
         self._ended = _core.Signal()
         self._thread: threading.Thread | None = None

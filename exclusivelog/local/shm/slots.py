@@ -105,6 +105,11 @@ def is_stopped(thread: int) -> bool:
     return False
 
 
+def own_beat_seconds(keepalive: float | None) -> float:
+    """Seconds between the heartbeats that an engine with this keepalive needs."""
+    return LONGEST_BEAT_SECONDS if keepalive is None else min(LONGEST_BEAT_SECONDS, keepalive / 4)
+
+
 def pid_namespace() -> int:
     """The inode of the pid namespace of this process."""
     return os.stat("/proc/self/ns/pid").st_ino
@@ -120,13 +125,13 @@ class Observer:
 
     def __init__(self) -> None:
         self._engines = 0  # of this process, whose heartbeats are noted here
-        self._last = 0
+        self.last = 0  # when this process was known to run
         self._pauses: list[tuple[int, int]] = []  # (length, end), the longest first
 
     def begin(self, now: int) -> None:
         """An engine of this process begins its heartbeats."""
         if not self._engines:  # what was before has not been observed
-            self._last, self._pauses = now, []
+            self.last, self._pauses = now, []
         self._engines += 1
 
     def end(self) -> None:
@@ -135,13 +140,13 @@ class Observer:
 
     def note(self, now: int) -> None:
         """This process runs now."""
-        pause = now - self._last
+        pause = now - self.last
         if self._engines and pause > 0:
             # It matters to a keepalive of up to twice its length, and for no longer than that.
             matter = [p for p in self._pauses if p[0] > pause and now - p[1] <= 2 * p[0]]
-            # Before `_last`: another thread that finds it set also finds the pause.
+            # Before `last`: another thread that finds it set also finds the pause.
             self._pauses = [*matter, (pause, now)]
-            self._last = now
+            self.last = now
 
     def resumed(self, keepalive: int) -> int:
         """The end of the last pause in which an engine with this keepalive could have become silent
@@ -230,13 +235,8 @@ class Slots:
             places = (SLOTS + index * SLOT_SIZE for index, _ in self._taken())
             found = filter(None, (self.atomics.load64(at + KEEPALIVE) for at in places))
             self._shortest = arrivals, min(found, default=0)
-        others = self._shortest[1] / 1e9
-        beats = [LONGEST_BEAT_SECONDS]
-        if others:
-            beats.append(max(others / 4, SHORTEST_WATCH_SECONDS))
-        if keepalive is not None:
-            beats.append(keepalive / 4)
-        return min(beats)
+        others, own = self._shortest[1] / 1e9, own_beat_seconds(keepalive)
+        return min(own, max(others / 4, SHORTEST_WATCH_SECONDS)) if others else own
 
     def exists(self, slot: int, engine: str) -> bool:
         """Is this engine's process alive? It may be unresponsive, and read its notifications
@@ -403,7 +403,11 @@ class Slot:
     def _store_beat(self) -> None:
         now = _core.now()
         self._atomics.store64(self._at + HEARTBEAT, now)
-        self._observer.note(now)
+        observer = self._observer
+        if now - observer.last < LEAST_PAUSE_NS:  # it matters to no keepalive
+            observer.last = now
+        else:
+            observer.note(now)
 
     def wake_up_count(self) -> int:
         """The counter that each notification increments."""
