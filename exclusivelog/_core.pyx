@@ -22,7 +22,7 @@ The parts are in `_native/`, each with one subject:
 | `group` | group commit: many producers, one write |
 | `replica` | get and put of a shared map |
 | `queue`, `rows` | selecting the next waiter; the topic row and the fencing check |
-| `*.h` | C code: the sections and blocks of an entry, CRC-32C, futexes, liveness, the journal, LZ4 ahead of readers, SIGBUS |
+| `*.h` | C code: the sections and blocks of an entry, CRC-32C, futexes, liveness, the journal, LZ4 ahead of readers, SIGBUS, which process this is |
 
 It does not depend on the directory, the tables or policies.
 """
@@ -47,6 +47,7 @@ from libc.stdint cimport (
 from libc.stdlib cimport calloc, free, malloc, qsort, realloc
 from libc.string cimport memcmp, memcpy, memset
 
+import atexit as _atexit
 import datetime as _datetime
 import os as _os
 import threading as _threading
@@ -56,6 +57,9 @@ import msgpack as _msgpack
 
 cdef extern from "<unistd.h>" nogil:
     int usleep(unsigned int)
+
+cdef extern from "pythread.h" nogil:
+    unsigned long PyThread_get_thread_ident()
 
 include "_native/fork.pxi"
 include "_native/checksum.pxi"

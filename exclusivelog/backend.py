@@ -987,10 +987,13 @@ class EngineBackend(Backend, CursorStore, Protocol):
     path: str
     info: EngineInfo
     closed: bool
-    forked: bool
     readonly: bool
     capabilities: frozenset[str]  # those of CAPABILITIES that it has
     latest_needs_log: bool  # must an owner, too, read the log before a `latest` read (rule I2)?
+
+    @property
+    def forked(self) -> bool:
+        """Was it inherited by a forked child?"""
 
     def moves(
         self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],

@@ -558,7 +558,7 @@ class Engine(Closing):
     @property
     def closed(self) -> bool:
         """True once it is closed, or inherited by a forked child."""
-        return self.backend.closed
+        return self.backend.forked or self.backend.closed
 
     def close(self) -> None:
         """Commit pending sends, release topics and claims, and end the threads. A second call does

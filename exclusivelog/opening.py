@@ -120,6 +120,7 @@ def open(
     flags = {"readonly": readonly, "create": create, "kill_stalled": kill_stalled}
     for option, flag in flags.items():
         check_flag(option, flag)
+    _core.this_process()  # in a forked child: first let go of what is its parent's
     cluster = {
         "admin": admin, "token": token, "token_file": token_file,
         "tls_trust_certs": tls_trust_certs, "check_policies": check_policies,
@@ -134,6 +135,7 @@ def open(
     _check_options(durability, keepalive, mode, map_size, max_readers)
     where = check_path(path)
     threads.refuse_patched(where)
+    threads.refuse_bare_fork(where)
     began = _core.monotonic()
     ledger = Ledger.open(
         where,

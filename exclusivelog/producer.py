@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -66,7 +65,7 @@ def _after_fork_in_child() -> None:
     _changing = _core.Lock()  # the parent's may be held by a thread that does not exist here
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+_core.in_forked_child(_after_fork_in_child)
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from types import BuiltinFunctionType
 
+from exclusivelog import _core
 from exclusivelog.errors import LedgerError
 
 # Python's messages when the system refuses a thread, and while the interpreter shuts down.
@@ -40,6 +41,16 @@ def refuse_patched(path: str) -> None:
             f"{path}: threading was patched (gevent, eventlet), and the ledger needs real threads; "
             "patch with patch_all(thread=False), eventlet.monkey_patch(thread=False), or use the "
             "ledger in a process of its own"
+        )
+
+
+def refuse_bare_fork(path: str) -> None:
+    """Raise LedgerError in a child made by the bare system call fork(2) or clone(2): there the C
+    library takes mutexes in the name of the parent's thread."""
+    if not _core.thread_is_known():
+        raise LedgerError(
+            f"{path}: this process was made by a bare system call, as by syscall(SYS_fork), which "
+            "the C library does not know of; use fork(), or execute a program that opens the ledger"
         )
 
 

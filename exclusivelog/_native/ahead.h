@@ -8,6 +8,7 @@
 
 #include "futex.h"
 #include "blocks.h"
+#include "identity.h"
 #include "threads.h"
 
 #include <dlfcn.h>
@@ -34,7 +35,7 @@ typedef struct {
 static xa_function xa_decompress;
 static uintptr_t xa_slot;       /* the job that waits for the thread; + 1: the thread works on it */
 static uint32_t xa_wake_ups;        /* counts jobs: the thread sleeps on it */
-static pid_t xa_pid;            /* the process that has the thread; a forked child has none */
+static uint32_t xa_process;            /* the process that has the thread; a forked child has none */
 
 /* Load the function; 0 if the system does not have the library. */
 static inline int xa_load(void) {
@@ -101,10 +102,10 @@ static inline int xa_start(void) {
    refers to, must stay valid until xa_withdraw. */
 static inline void xa_request(xa_job *job, size_t first, size_t end) {
     uintptr_t none = 0;
-    if (xa_pid != getpid()) {
+    if (xa_process != xi_here()) {
         xa_slot = 0;        /* a forked child: the job belongs to the parent */
         if (!xa_start()) return;
-        xa_pid = getpid();
+        xa_process = xi_here();
     }
     if (__atomic_load_n(&xa_slot, __ATOMIC_ACQUIRE) != 0) return;
     job->first = first, job->end = end, job->stop = 0;
@@ -117,7 +118,7 @@ static inline void xa_request(xa_job *job, size_t first, size_t end) {
 /* Wait until the thread no longer works on this job. */
 static inline void xa_withdraw(xa_job *job) {
     uintptr_t waiting = (uintptr_t)job;
-    if (xa_pid != getpid()) return;
+    if (xa_process != xi_here()) return;
     xl_store(&job->stop, 1);
     if (__atomic_compare_exchange_n(&xa_slot, &waiting, (uintptr_t)0, 0, __ATOMIC_ACQ_REL,
                                     __ATOMIC_ACQUIRE)) return;

@@ -24,7 +24,7 @@ cpdef enum Outcome:
     NO_ROOM = 6     # the disk is full: nothing was written
     HELD_HERE = 7   # this thread holds the mutex already
     LOST = 8        # it was written, but the flush has failed
-    CLOSED = 9      # the ledger was closed here
+    CLOSED = 9      # the ledger was closed here, or is the parent's of a forked child
 
 
 # One atomic append: all of its pieces, in order, or none.
@@ -316,7 +316,7 @@ cdef int _append(Journal journal, Placing* p) except -1:
     again at the end, after the flush."""
     cdef int failed
     cdef int outcome = BROKEN
-    if journal.ring.memory == NULL:
+    if journal.ring.memory == NULL or journal.process != xi_here():
         return CLOSED
     if journal.placed % XF_SAMPLE == 0:
         p.began = xl_now()

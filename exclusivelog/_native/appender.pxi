@@ -37,7 +37,7 @@ cdef class Appender:
     cdef uint64_t session_id
     cdef uint64_t version   # of the journal's header when the session was last checked
     cdef readonly uint64_t sent             # messages that were appended, by this object
-    cdef int generation
+    cdef uint32_t process
     cdef int sending        # threads that are appending without the queue
     cdef int queueing       # threads that wait for those; no other thread may overtake them
     cdef uint8_t paused     # `error` is temporary
@@ -52,7 +52,7 @@ cdef class Appender:
                   Finalizer finalizer=None):
         self.name = name
         self.session = session
-        self.generation = _generation
+        self.process = xi_here()
         self.commit_queue = commit_queue
         self.finalizer = finalizer
         self.linger = <int64_t>(min(linger, LONGEST_WAIT) * 1e9)
@@ -121,7 +121,7 @@ cdef class Appender:
         cdef int outcome
         if self.error is not None:
             raise _anew(self.error)
-        if self.generation != _generation:
+        if self.process != xi_here():
             raise _inherited()
         if sequence >= 0 and count - 1 > INT64_MAX - sequence:
             raise ValueError("sequence_id: the batch would run past 2**63 - 1")
@@ -244,7 +244,7 @@ cdef class Appender:
                 size, key is not None, properties is not None, event_time is not None)
             if self.error is not None:
                 raise _anew(self.error)
-            if self.generation != _generation:
+            if self.process != xi_here():
                 raise _inherited()
             if self.sending and not patient:
                 return _NOT_NOW

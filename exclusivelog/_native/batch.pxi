@@ -77,7 +77,7 @@ cdef class Batch:
     cdef readonly object error
     cdef uint32_t state     # a futex: threads that wait for the outcome sleep on it
     cdef int sleepers
-    cdef int generation
+    cdef uint32_t process
     cdef list callbacks
     cdef Batch next_due     # whose callbacks are called after this one's
     cdef bint ends          # `settle` is about to acknowledge that it is in the log
@@ -88,7 +88,7 @@ cdef class Batch:
         self.base_sequence = -1
         self.last_sequence = -1
         self.base_offset = -1
-        self.generation = _generation
+        self.process = xi_here()
 
     def __init__(self):
         raise TypeError("a Batch is made by an Appender")
@@ -253,7 +253,7 @@ cdef class Batch:
         if timeout is not None:
             end = xl_now() + <int64_t>(min(max(0.0, timeout), LONGEST_WAIT) * 1e9)
         while self.state < DONE:
-            if self.generation != _generation:
+            if self.process != xi_here():
                 raise _inherited()
             left = min(end - xl_now(), SLICE_NS)
             if left <= 0:

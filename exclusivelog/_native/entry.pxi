@@ -85,7 +85,7 @@ cdef class Entry:
         self.job.from_, self.job.to = <const char*>self.view.buf, PyBytes_AS_STRING(self.data)
         self.job.places, self.job.chunk = self.places, self.laid.chunk
         self.job.states = <uint32_t*>(<char*>self.job + sizeof(Job))
-        self.generation = _generation
+        self.process = xi_here()
         return 0
 
     cdef bint _decompress_requested(self) except -1:
@@ -108,8 +108,8 @@ cdef class Entry:
         cdef const ChunkPlace* end = &self.places[last]
         cdef uint32_t state
         cdef size_t i
-        if self.generation != _generation:      # forked: the parent's thread may have taken chunks
-            self.generation = _generation
+        if self.process != xi_here():      # forked: the parent's thread may have taken chunks
+            self.process = xi_here()
             for i in range(self.laid.blocks):
                 if job.states[i] == XA_TAKEN:
                     job.states[i] = XA_FREE

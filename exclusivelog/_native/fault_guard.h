@@ -6,6 +6,7 @@
 #define EXCLUSIVELOG_FAULT_GUARD_H
 
 #include "futex.h"
+#include "identity.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -53,7 +54,7 @@ static inline int xg_can_store(uintptr_t at) {
    the first one. A forked child may inherit the lock from a thread that it does not have, so the lock
    names its process. */
 static inline int xg_replace_once(uintptr_t page) {
-    uint32_t me = (uint32_t)getpid(), by = 0;
+    uint32_t me = xi_here(), by = 0;
     while (!xl_swap(&xg_replacing, by, me)) {
         by = xl_load(&xg_replacing);
         if (by == me) by = 0;

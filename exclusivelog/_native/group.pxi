@@ -60,7 +60,7 @@ cdef class Group:
 
     cdef bint admits(self, Appender appender):
         """Does the appender use this journal, with the same durability?"""
-        if appender.journal is None or appender.generation != _generation:
+        if appender.journal is None or appender.process != xi_here():
             return False
         if self.journal is None:
             self.journal, self.durable = appender.journal, appender.durable

@@ -95,13 +95,14 @@ cdef class Journal:
     cdef int64_t slowest_flush  # ns, of this process, since the last query
     cdef readonly uint64_t compared     # how often an append was compared with the ownership, and
     cdef readonly uint64_t placed       # how many appends succeeded, in this process
+    cdef uint32_t process       # the one that has opened it
 
     def __cinit__(self, SharedWords words not None, Py_ssize_t at, int fd, uint64_t capacity,
                   bint readonly=False, Figures figures=None):
         if at < 0 or at & 63 or at + <Py_ssize_t>sizeof(xj_header) > words.view.len:
             raise IndexError(f"at={at}: the header does not fit there")
         cdef int access = PROT_READ if readonly else PROT_READ | PROT_WRITE
-        self.words = words
+        self.words, self.process = words, xi_here()
         self.shared = <xj_header*>(<char*>words.view.buf + at)
         if figures is None:     # figures of this process only
             figures = Figures(SharedWords(bytearray(FIGURES_SIZE)), 0)
@@ -152,7 +153,14 @@ cdef class Journal:
                 close_file(fd)
         self.fd = self.lone_fd = -1
 
+    cdef inline int _check_here(self) except -1:
+        # The mutexes are the parent's: a forked child neither waits for them nor takes them.
+        if self.process != xi_here():
+            raise _inherited()
+        return 0
+
     cdef _enter(self):
+        self._check_here()
         if self.ring.memory == NULL:
             raise _closed_meanwhile()
         self.busy += 1
@@ -341,6 +349,7 @@ cdef class Journal:
     def lock(self, int64_t until=0):
         """Take the append mutex, which excludes all appends. OSError (EDEADLK) if this thread holds
         it; `until` as in `take_writer_lock`."""
+        self._check_here()
         cdef int failed = xj_try_lock(self.shared)
         while failed == EBUSY or failed == ETIMEDOUT:
             with nogil:
@@ -373,6 +382,7 @@ cdef class Journal:
 
         It looks at `until` (ns; 0: no limit) every half second, and raises `overdue` once that has
         passed. So even a limit of 0 waits for a holder that runs."""
+        self._check_here()
         cdef int failed = xj_take_writer_lock(self.shared, False)
         while failed == EBUSY or failed == ETIMEDOUT:
             with nogil:
@@ -397,10 +407,10 @@ cdef class Journal:
     cdef int _check_wait(self, uint32_t thread, int64_t until=0) except -1:
         """Called after each half second of a wait for this thread. ETIMEDOUT to go on, or the errno
         to end the wait with: the mutex may belong to a replaced directory, or be overwritten."""
-        cdef int before = _generation
+        cdef uint32_t before = xi_here()
         cdef int failed
         PyErr_CheckSignals()
-        if before != _generation:
+        if before != xi_here():
             raise _inherited()
         if self.on_stall is not None and thread:
             self.on_stall(thread)
@@ -503,7 +513,7 @@ cdef class Journal:
         """Wait until everything before `end` is durable; returns 0, or another outcome."""
         cdef int error = 0
         cdef int outcome
-        if self.ring.memory == NULL:
+        if self.ring.memory == NULL or self.process != xi_here():
             return CLOSED
         self.busy += 1
         with nogil:
@@ -522,9 +532,7 @@ cdef class Journal:
         cdef int error = 0
         cdef uint64_t tail = xl_load64(&self.shared.tail)
         cdef uint64_t generation = xl_load64(&self.shared.generation)
-        if self.ring.memory == NULL:
-            raise _closed_meanwhile()
-        self.busy += 1
+        self._enter()
         with nogil:
             _flush(self, tail, generation, &error)
         self.busy -= 1

@@ -9,6 +9,7 @@
 #define EXCLUSIVELOG_LIVENESS_H
 
 #include "futex.h"
+#include "identity.h"
 #include "threads.h"
 
 #include <stdlib.h>
@@ -19,7 +20,8 @@ typedef struct {
     uint32_t *presence;         /* the thread sleeps on it; being woken proves that memory is shared */
     struct robust_list *node;
     uint32_t phase;             /* 0 starting, 1 holding, 2 refused, 3 released */
-    pid_t tid, pid;
+    pid_t tid;
+    uint32_t process;           /* the one that has the thread */
     pthread_t thread;
 } xl_holder;
 
@@ -69,7 +71,7 @@ static inline xl_holder *xl_take_hold(uint32_t *word, void *node, uint32_t *pres
     h->word = word;
     h->node = node;
     h->presence = presence;
-    h->pid = getpid();
+    h->process = xi_here();
     failed = xt_start(&h->thread, xl_hold, h, 0);
     if (failed) { free(h); errno = failed; return NULL; }
     while (xl_load(&h->phase) == 0)
@@ -84,7 +86,7 @@ static inline xl_holder *xl_take_hold(uint32_t *word, void *node, uint32_t *pres
 }
 
 static inline void xl_let_go(xl_holder *h) {
-    if (h->pid != getpid()) return;     /* a forked child does not have the thread */
+    if (h->process != xi_here()) return;     /* a forked child does not have the thread */
     xl_phase(h, 3);
     xl_add(h->presence, 1);
     xl_wake(h->presence, INT_MAX);

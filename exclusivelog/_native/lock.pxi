@@ -4,10 +4,6 @@
 # running thread finds it taken, sleeps too, and every call costs a switch of threads. Here a woken
 # thread takes the lock once it has the GIL, if it is free then.
 
-cdef extern from "pythread.h" nogil:
-    unsigned long PyThread_get_thread_ident()
-
-
 cdef double LONGEST_WAIT = 1e9      # seconds
 # Sleep in slices, because a signal may come just before the sleep.
 cdef int64_t SLICE_NS = 500_000_000
@@ -17,11 +13,12 @@ cdef int64_t SLICE_NS = 500_000_000
 cdef class Lock:
     """A reentrant lock: `with lock`, `acquire` and `release` as of `threading.RLock`.
 
-    A signal handler may run during a wait, and end it by raising. In a child that is forked during
-    a wait, it raises EngineClosedError, because the holder is a thread of the parent (rule C5).
+    A signal handler may run during a wait, and end it by raising. In a forked child, a wait for a
+    thread of the parent raises EngineClosedError (rule C5).
     """
 
     cdef unsigned long owner    # 0: it is free
+    cdef uint32_t process       # of the owner
     cdef Py_ssize_t depth
     cdef uint32_t changes       # futex of the threads that wait
     cdef uint32_t sleepers
@@ -33,7 +30,7 @@ cdef class Lock:
         """Acquire it within `ns` (0: without a wait, below 0: however long that takes)."""
         if self.owner and not self.is_mine() and (ns == 0 or not self._wait(ns)):
             return False
-        self.owner = PyThread_get_thread_ident()
+        self.owner, self.process = PyThread_get_thread_ident(), xi_here()
         self.depth += 1
         return True
 
@@ -41,11 +38,12 @@ cdef class Lock:
         """Wait until it is free; False if that takes longer than `ns`."""
         cdef int64_t end = INT64_MAX if ns < 0 else xl_now() + ns
         cdef int64_t left
-        cdef int before = _generation
         cdef uint32_t seen
         cdef uint32_t* word = &self.changes
         cdef uint32_t* sleepers = &self.sleepers
         while self.owner:
+            if self.process != xi_here():
+                raise _inherited()
             left = min(end - xl_now(), SLICE_NS)
             if left <= 0:
                 return False
@@ -56,8 +54,6 @@ cdef class Lock:
                 xl_add(sleepers, <uint32_t>-1)
             try:
                 PyErr_CheckSignals()
-                if before != _generation:
-                    raise _inherited()
             except BaseException:
                 self._wake()  # pass on the wake-up, which may have been the only one
                 raise

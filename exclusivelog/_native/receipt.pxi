@@ -6,7 +6,7 @@ def _forget_callbacks():
     _due_first = _due_last = None
 
 
-_os.register_at_fork(after_in_child=_forget_callbacks)
+in_forked_child(_forget_callbacks)
 
 # The delay before a retry after a failure in the background, and the maximum number of retries of
 # notifying a task's event loop.

@@ -153,7 +153,7 @@ cdef class SharedBase:
         sender = self._ownership.producer.sender
         cdef Appender appender = sender.appender
         cdef SealedEntry sealed = _seal_one(data, name, None, None, appender.name)
-        if appender.error is not None or appender.generation != _generation:
+        if appender.error is not None or appender.process != xi_here():
             return False
         sealed.describe(&piece)
         try:

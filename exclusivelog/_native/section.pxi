@@ -14,9 +14,9 @@ cdef class Gate:
 
     def enter(self):
         """Enter; wait while the gate is shut. False if it is shut permanently."""
-        cdef int generation = _generation
+        cdef uint32_t process = xi_here()
         while self.shut:
-            if generation != _generation:
+            if process != xi_here():
                 raise _inherited()
             if self.ended:
                 return False
@@ -54,11 +54,11 @@ cdef inline bint is_over(int64_t until) noexcept:
 
 
 cdef _hold(lock, int64_t until=0, Journal journal=None):
-    cdef int generation = _generation
+    cdef uint32_t process = xi_here()
     if lock.acquire(False):
         return
     while not lock.acquire(True, 0.5):
-        if generation != _generation:
+        if process != xi_here():
             raise _inherited()      # its holder is a thread of the parent's
         if journal is not None and is_over(until):
             raise journal.overdue()
@@ -116,7 +116,7 @@ cdef class Section:
     cdef readonly bint tried        # a commit was begun ...
     cdef readonly bint committed    # ... and has succeeded, whatever was raised afterwards
     cdef bint turned
-    cdef int generation
+    cdef uint32_t process
     cdef object txn
     cdef object inside
 
@@ -156,7 +156,7 @@ cdef class Section:
     cdef _pass_the_gate(self):
         if not self.gate.enter():
             raise _closed_meanwhile()
-        self.generation = _generation
+        self.process = xi_here()
         try:
             if self.lock is not None and self.journal is not None:
                 self.journal.take_writer_lock(self.until)
@@ -170,7 +170,7 @@ cdef class Section:
                 self.caught_up(self.inside)
         except BaseException:
             txn, self.txn = self.txn, None
-            if self.generation != _generation:
+            if self.process != xi_here():
                 self._leave_to_the_parent(txn)
                 raise
             try:
@@ -196,7 +196,7 @@ cdef class Section:
     def __exit__(self, kind, error, trace):
         txn, self.txn = self.txn, None
         inside, self.inside = self.inside, None
-        if self.generation != _generation:
+        if self.process != xi_here():
             self._leave_to_the_parent(txn)
             raise _inherited() from error
         cdef bint writing = self.lock is not None

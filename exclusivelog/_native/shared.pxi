@@ -283,17 +283,17 @@ cdef class DropQueue:
     cdef object items
     cdef SharedWords words
     cdef Py_ssize_t counter
-    cdef int generation
+    cdef uint32_t process
 
     def __cinit__(self, object items not None, SharedWords words not None, Py_ssize_t counter):
         self.items = items
         self.words = words
         self.counter = counter
-        self.generation = _generation
+        self.process = xi_here()
 
     def put(self, item not None):
         """Queue an item for release."""
-        if self.generation == _generation:
+        if self.process == xi_here():
             self.items.append(item)
             xl_add(self.words.word(self.counter), 1)
             xl_wake(self.words.word(self.counter), INT_MAX)
@@ -416,6 +416,18 @@ def unshare_blocks(int fd, int64_t size):
     files do not share blocks."""
     if fallocate(fd, FALLOC_FL_UNSHARE_RANGE, 0, size) and (
             errno == ENOSPC or errno == EDQUOT):
+        raise OSError(errno, _os.strerror(errno))
+
+
+cdef extern from "<sched.h>" nogil:
+    int unshare(int)
+    int CLONE_FILES
+
+
+def unshare_descriptors():
+    """Give this thread a copy of the table of descriptors: what it closes stays open in the others.
+    OSError if the system refuses that."""
+    if unshare(CLONE_FILES):
         raise OSError(errno, _os.strerror(errno))
 
 

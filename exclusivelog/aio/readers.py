@@ -6,13 +6,12 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
-import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from exclusivelog import threads
+from exclusivelog import _core, threads
 from exclusivelog._core import Message
 from exclusivelog.aio.calls import Steps, in_steps, in_thread, like
 from exclusivelog.aio.handles import Openable
@@ -51,6 +50,7 @@ class Watch:
     def of(cls, reader: SyncReader) -> Watch:
         """Return the watch at the end of this reader's topic."""
         key = id(reader.ledger), reader.topic_id
+        _core.this_process()  # in a forked child, a thread of the parent may hold the lock
         with cls.lock:
             watch = cls._there.get(key)
             if watch is None:
@@ -124,7 +124,7 @@ def _forget_watches() -> None:
     Watch._there = {}
 
 
-os.register_at_fork(after_in_child=_forget_watches)
+_core.in_forked_child(_forget_watches)
 
 
 # ---- readers -----------------------------------------------------------------------------

@@ -43,7 +43,10 @@ class Host(Protocol):
     """The engine that opened the cursor."""
 
     closed: bool
-    forked: bool
+
+    @property
+    def forked(self) -> bool:
+        """Was it inherited by a forked child?"""
 
     @property
     def ledger(self) -> Place:

@@ -62,8 +62,13 @@ class Identity:
         self.id = secrets.token_hex(8)
         self.info = EngineInfo(self.id, name, os.getpid(), dict(properties), 0.0)
         self.ledger = Ledger(path)
-        self.closed = self.forked = False
+        self.closed, self._process = False, _core.this_process()
         self._locks = threading.Lock  # to detect a later monkey patch
+
+    @property
+    def forked(self) -> bool:
+        """Is this a child of the process that opened it, however it was forked (rule C8)?"""
+        return self._process != _core.this_process()
 
     def check_not_forked(self) -> None:
         """EngineClosedError in a forked child (rule C5)."""
@@ -314,7 +319,7 @@ class ClusterEngine(Identity):
 
     def forget(self) -> None:
         """Drop everything in a forked child, because it is the parent's (rule C5)."""
-        self.forked = self.closed = True
+        self.closed = True
         self.topics.forget()
         self.place.forget()
 
@@ -331,4 +336,4 @@ def _forget_all() -> None:
 
 
 atexit.register(_close_all)
-os.register_at_fork(after_in_child=_forget_all)
+_core.in_forked_child(_forget_all)

@@ -17,7 +17,6 @@ owner. That is safe, because the rule fences the former owner.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 import weakref
@@ -135,15 +134,20 @@ class Follower(Closing):
         self._log = log
         self._holder = holder
         self._resends = Resends(resend)
-        self._changed = threading.Condition()
+        self._process, self._condition = _core.this_process(), threading.Condition()
         self._reader = Reader(log, state)
         self._writer = self._new_writer()
         self._outcomes = Outcomes()
-        self._closed = self._inherited = False
+        self._closed = False
         self._error: ExclusiveLogError | None = None
         self._thread = threading.Thread(target=self._run, name="exclusivelog-follower", daemon=True)
         self._thread.start()
         _open.add(self)
+
+    @property
+    def _changed(self) -> threading.Condition:
+        _core.this_process()  # in a forked child, `forget` replaces it first
+        return self._condition
 
     def _new_writer(self) -> Writer:
         return Writer(self._reader.state, self._append, self._holder)
@@ -259,7 +263,7 @@ class Follower(Closing):
         """End the thread. Sends that were not read back raise `LedgerIOError`, `maybe_written`.
 
         In a forked child it does nothing."""
-        if self._inherited:
+        if self._process != _core.this_process():
             return
         with self._changed:
             self._closed = True
@@ -286,9 +290,9 @@ class Follower(Closing):
         error = EngineClosedError(
             "this follower was inherited through fork(); open a log and a follower of your own"
         )
-        self._inherited = self._closed = True
+        self._closed = True
         self._error, self._writer.status = error, "closed"
-        self._changed = threading.Condition()  # a thread of the parent may have held the lock
+        self._condition = threading.Condition()  # a thread of the parent may have held the lock
         self._outcomes.forget(error)
 
     # ---- the thread ----------------------------------------------------------------------
@@ -356,4 +360,4 @@ def _forget_all() -> None:
     _open.clear()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+_core.in_forked_child(_forget_all)

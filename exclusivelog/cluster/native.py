@@ -6,7 +6,8 @@ garbage collection in the child would run destructors.
 
 So each object of the client is kept in a `Native`. In a forked child, `Native.use` raises
 `EngineClosedError` without taking a lock, and the object is never destroyed, neither by the garbage
-collector nor at the interpreter's end.
+collector nor at the interpreter's end. A fork of which Python does not know is noticed before a
+`Native` is dropped, and before each collection.
 
 When a thread of the client calls into Python, Python makes a thread state, under a lock that 3.11.0
 to 3.11.9 leave locked in a child that is forked meanwhile: the child then waits for ever inside
@@ -21,6 +22,7 @@ on, and forks wait for that call (`enter`).
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
 import threading
@@ -28,37 +30,38 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from exclusivelog import _core
 from exclusivelog.errors import EngineClosedError
 
 __all__ = ["Native", "enter", "stay"]
 
-_increase = ctypes.pythonapi.Py_IncRef  # looked up now: a child may not be able to
-_increase.argtypes = [ctypes.py_object]
-_increase.restype = None
+_increase = ctypes.pythonapi.Py_IncRef
+_increase.argtypes, _increase.restype = [ctypes.py_object], None
 
 CHILDREN_HANG = sys.version_info < (3, 11, 10)
 ENTER_SECONDS = 1.0  # the longest time that a fork waits for a client's first callback
-
-_forks = 0  # how many forks lead to this process since the import
 
 
 class Native:
     """Keeps one object of the client. `what` names it in errors."""
 
-    __slots__ = ("__weakref__", "_forks", "_thing", "_what")
+    __slots__ = ("__weakref__", "_process", "_thing", "_what")
 
     def __init__(self, thing: Any, what: str) -> None:
-        self._thing, self._what, self._forks = thing, what, _forks
+        self._thing, self._what, self._process = thing, what, _core.this_process()
         _natives.add(self)
+
+    def __del__(self, notice: Callable[[], int] = _core.this_process) -> None:
+        notice()
 
     @property
     def inherited(self) -> bool:
         """Is this a forked child of the process that made it?"""
-        return self._forks != _forks
+        return self._process != _core.this_process()
 
     def use(self) -> Any:
         """The object; ask again before each call. Raises `EngineClosedError` in a forked child."""
-        if self._forks != _forks:
+        if self.inherited:
             raise EngineClosedError(
                 f"{self._what} was inherited through fork(); open one of your own"
             )
@@ -71,6 +74,14 @@ class Native:
 
 
 _natives: weakref.WeakSet[Native] = weakref.WeakSet()
+
+
+def _before_collection(phase: str, info: object) -> None:
+    if phase == "start":
+        _core.this_process()
+
+
+gc.callbacks.append(_before_collection)
 
 
 # ---- threads of a client that call back -----------------------------------------------------
@@ -117,15 +128,11 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _forks, _entering
-    _forks += 1
+    global _entering
     _entering = threading.Lock()
     for native in list(_natives):
         native.keep_for_ever()
 
 
-os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
-)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent)
+_core.in_forked_child(_after_fork_in_child)

@@ -70,7 +70,10 @@ class Host(Protocol):
     name: str
     path: str
     closed: bool
-    forked: bool
+
+    @property
+    def forked(self) -> bool:
+        """Was it inherited by a forked child?"""
 
     @property
     def commit_queue(self) -> _core.CommitQueue:

@@ -88,7 +88,6 @@ class OpenEngine(abc.ABC):
     callbacks: Callbacks
     pending: Pending
     closed: bool
-    forked: bool
     readonly: bool
 
     def __init__(
@@ -109,7 +108,7 @@ class OpenEngine(abc.ABC):
         self.callbacks = Callbacks(ledger, name, self.worker)
         self.committer = Committer(ledger, self.callbacks.run_due)
         self.closed = False
-        self.forked = False
+        self._process = _core.this_process()
         self._locks = threading.Lock
         self.unflushed = unflushed  # acknowledge before the flush (rule H1)
         self.readonly = readonly
@@ -178,6 +177,11 @@ class OpenEngine(abc.ABC):
         self.worker.stop()
         if self._drop is not None:
             self._drop.detach()
+
+    @property
+    def forked(self) -> bool:
+        """Is this a child of the process that opened it, however it was forked (rule C8)?"""
+        return self._process != _core.this_process()
 
     def check_not_forked(self) -> None:
         """EngineClosedError in a forked child (rule C5)."""
@@ -315,7 +319,7 @@ class OpenEngine(abc.ABC):
 
     def _forget(self) -> None:
         """Drop everything in a forked child, because it is the parent's (rule C5)."""
-        self.forked = self.closed = self._closed_for_good = True
+        self.closed = self._closed_for_good = True
         if self._drop is not None:
             self._drop.detach()
         if self._slot is not None:
@@ -507,4 +511,4 @@ def _forget_all() -> None:
 
 
 atexit.register(_close_all)
-os.register_at_fork(after_in_child=_forget_all)
+_core.in_forked_child(_forget_all)

@@ -88,7 +88,10 @@ class Host(Protocol):
     registry: Registry
     unflushed: bool
     closed: bool
-    forked: bool
+
+    @property
+    def forked(self) -> bool:
+        """Was it inherited by a forked child?"""
 
     @property
     def worker(self) -> Releasing:

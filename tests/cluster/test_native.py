@@ -8,13 +8,16 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from exclusivelog.cluster.native import Native
 from exclusivelog.errors import EngineClosedError
-from testing.processes import PATIENCE, forked
+from testing.processes import PATIENCE, UNSEEN_FORKS, forked
+
+FORKS = {"os.fork": os.fork, **UNSEEN_FORKS}
 
 
 class Thing:
@@ -57,7 +60,11 @@ def test_what_a_child_makes_is_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("C5")
-def test_a_forked_child_destroys_nothing_of_its_parent(tmp_path: Path) -> None:
+@pytest.mark.rule("C8")
+@pytest.mark.parametrize("fork", FORKS.values(), ids=FORKS)
+def test_a_forked_child_destroys_nothing_of_its_parent(
+    tmp_path: Path, fork: Callable[[], int]
+) -> None:
     held = Native(Thing(tmp_path / "held"), "it")
     garbage = Native(Thing(tmp_path / "garbage"), "it")
     garbage.use().me = garbage  # only the garbage collector can find it
@@ -71,7 +78,7 @@ def test_a_forked_child_destroys_nothing_of_its_parent(tmp_path: Path) -> None:
             gc.collect()
 
         del held
-        forked(destroy)
+        forked(destroy, fork=fork)
         assert list(tmp_path.iterdir()) == []
     finally:
         gc.enable()
@@ -85,9 +92,11 @@ def test_a_forked_child_destroys_nothing_of_its_parent(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.rule("C5")
-def test_not_even_at_the_end_of_the_childs_interpreter(tmp_path: Path) -> None:
+@pytest.mark.rule("C8")
+@pytest.mark.parametrize("fork", ["os.fork", "ctypes.PyDLL(None).fork"])
+def test_not_even_at_the_end_of_the_childs_interpreter(tmp_path: Path, fork: str) -> None:
     program = """
-        import os, sys
+        import ctypes, os, sys
         from pathlib import Path
         from exclusivelog.cluster.native import Native
         from tests.cluster.test_native import Thing
@@ -95,14 +104,15 @@ def test_not_even_at_the_end_of_the_childs_interpreter(tmp_path: Path) -> None:
         native = Native(Thing(Path(sys.argv[1])), "it")
         native.use().me = native
         sys.modules["kept"] = native
-        child = os.fork()
+        child = FORK()
         if child == 0:
             sys.exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert not Path(sys.argv[1]).exists()
     """
+    program = textwrap.dedent(program).replace("FORK", fork)
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), tmp_path / "destroyed"],
+        [sys.executable, "-c", program, tmp_path / "destroyed"],
         timeout=PATIENCE, check=False, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     assert done.returncode == 0, signal.strsignal(-done.returncode)

@@ -385,7 +385,10 @@ class Host(Protocol):
 
     unflushed: bool  # its readers see messages before they are flushed (rule H1)
     closed: bool
-    forked: bool
+
+    @property
+    def forked(self) -> bool:
+        """Was it inherited by a forked child?"""
 
     @property
     def ledger(self) -> Store:

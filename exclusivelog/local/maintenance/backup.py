@@ -251,7 +251,7 @@ def _after_fork_in_child() -> None:
         lock.close()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+_core.in_forked_child(_after_fork_in_child)
 
 # ---- claim -------------------------------------------------------------------------------
 

@@ -367,7 +367,10 @@ class Host(Protocol):
     """The engine of the requests."""
 
     id: str
-    forked: bool
+
+    @property
+    def forked(self) -> bool:
+        """Was it inherited by a forked child?"""
 
     @property
     def sessions(self) -> Sessions:

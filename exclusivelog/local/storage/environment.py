@@ -354,6 +354,8 @@ class Environment:
             # LMDB stores into its lock file while it opens it.
             files = {DATA: data} if self._lock < 0 else {DATA: data, LOCK: self._lock}
             facts = {name: os.fstat(fd) for name, fd in files.items()}
+            readers = directory.facts(LOCK)
+            self._readers = -1 if readers is None else readers.st_ino  # the inode of their table
             self._guards = [_core.FileGuard(each.st_ino) for each in facts.values()]
 
             def open_it(size: int) -> lmdb.Environment:
@@ -503,36 +505,44 @@ class Environment:
 
     def after_fork_in_parent(self) -> None:
         """Let transactions run again."""
+        self._quiet = False
         self.gate.open()
 
-    def after_fork_in_child(self) -> bool:
+    def after_fork_in_child(self, ours: bool) -> bool:
         """Close the inherited copy without a change to the parent's: a process may have LMDB open
-        only once, and the child may want to open it. False if that was impossible."""
+        only once, and the child may want to open it. False if that was impossible, or if the
+        descriptors are not `ours` any more, but belong to other files."""
         if not self._detach_readers():
             self._close_lock()  # else it would keep the places of a parent that has died
             return False
-        if self._quiet:
+        if ours and (self._quiet or not self.gate.inside):
             self.lmdb.close()
         else:  # another thread of the parent may have been in LMDB, whose lock then stays taken
-            closing = threading.Thread(target=self.lmdb.close, daemon=True)
+            close = self.lmdb.close if ours else self._close_apart
+            closing = threading.Thread(target=close, daemon=True)
             closing.start()
             closing.join(CHILD_WAIT_SECONDS)
-        self._close_lock()
-        return True
+        if ours:
+            self._close_lock()
+        return ours
+
+    def _close_apart(self) -> None:
+        with Ignoring(OSError):  # refused: then this process cannot open it again
+            _core.unshare_descriptors()
+            self.lmdb.close()
 
     def _detach_readers(self) -> bool:
         # A transaction that is over keeps its place in LMDB's table of readers until its object
         # is freed, and closing frees the places of all of them. They are the parent's: let the
         # child do so in a private copy of the table.
         try:
-            facts = os.fstat(self._lock)
             with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
                 lines = [line.split(maxsplit=5) for line in maps]
         except OSError as error:
             pass_on_foreign(error)
             return False
         for span, _, _, _, number, *name in lines:
-            if int(number) == facts.st_ino and name and "/lock.mdb" in name[0]:
+            if int(number) == self._readers and name and "/lock.mdb" in name[0]:
                 start, end = (int(text, 16) for text in span.split("-"))
                 _core.make_private(start, end - start)
                 return True

@@ -541,13 +541,10 @@ def _after_fork_in_child() -> None:
     _opening = threading.RLock()
     for ledger in _open_ledgers.values():
         ledger.after_fork_in_child()
-        # Keep it referenced: keep it referenced: its destructor must not run either.
+        # Keep it referenced: its destructor must not run either.
         _inherited.append(ledger)
     _open_ledgers.clear()
 
 
-os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
-)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent)
+_core.in_forked_child(_after_fork_in_child)

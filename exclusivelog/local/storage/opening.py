@@ -292,10 +292,12 @@ class OpenFiles:
     def after_fork_in_child(self) -> None:
         """Close the inherited files without a change to the parent's."""
         self.deaths.stop()
-        if self.environment.after_fork_in_child():
-            self.segments.forget()
-            self._close_rest()
         if self.journal is not None:
             self.journal.abandon()
-        if self._presence is not None:
+        # A daemon may have closed all descriptors, and opened other files under their numbers.
+        ours = self.directory.is_open
+        if self.environment.after_fork_in_child(ours):
+            self.segments.forget()
+            self._close_rest()
+        elif ours and self._presence is not None:
             self._presence.close()

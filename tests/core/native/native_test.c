@@ -687,7 +687,7 @@ static void fork_while_the_thread_is_at_work(void) {
     xa_job *job = ahead_job(AHEAD_CHUNKS);
     xa_decompress = widen_when_it_may;
     xa_request(job, 0, AHEAD_CHUNKS);
-    if (xa_pid == getpid()) {       /* else there is one processor, and no thread */
+    if (xa_process == xi_here()) {       /* else there is one processor, and no thread */
         while (xl_load(&job->states[0]) != XA_TAKEN) sched_yield();
         await_death(in_a_child(have_the_thread_read, NULL), 0);
     }
