@@ -80,7 +80,7 @@ cdef class Entry:
     cdef ChunkPlace* places                 # of a compressed entry: its chunks in `view`
     cdef object decompress
     cdef Job* job                           # NULL: only `decompress` can decompress it
-    cdef int generation                     # the process that has begun the job
+    cdef uint32_t process                   # the process that has begun the job
     cdef readonly str damage                # what is wrong with the chunk that was damaged last
     cdef int _find_blocks(self) except -1
     cdef int _open_compressed(self) except -1

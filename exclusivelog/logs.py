@@ -250,7 +250,7 @@ def _forget() -> None:
     _queue = _Queue()
 
 
-os.register_at_fork(after_in_child=_forget)  # the parent has the thread, and logs its lines
+_core.in_forked_child(_forget)  # the parent has the thread, and logs its lines
 
 
 def some(names: list[str]) -> str:
@@ -522,6 +522,17 @@ OFFSETS_SKIPPED = _line(
     "a part of the journal is destroyed, and may have held the last messages of topic %(topic)r: "
     "it goes on at offset %(stop)d, and readers get an error for %(start)d to the one before. Run "
     "`exclusivelog verify`",
+)  # fmt: skip
+REPEATED = _line(
+    "repeated", _E,
+    "the journal has %(count)d messages of topic %(topic)r at offset %(offset)d, which other "
+    "messages have already; they are left out. Two processes have sent as one owner",
+)  # fmt: skip
+FOREIGN = _line(
+    "foreign", _E,
+    "another process has sent to the topic with id %(topic_id)d as its exclusive owner, which this "
+    "process is. Those messages are kept, and this process continues after them. Open an engine in "
+    "each process",
 )  # fmt: skip
 ENTRY_DAMAGED = _line("entry_damaged", _D, "%(reason)s")
 SPACE_KEPT = _line(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
+
+from exclusivelog import _core
 
 # A thread, and a task of its event loop. A weak reference, which is equal to others of that task.
 Caller = tuple[int, weakref.ref[Any] | None]
@@ -109,4 +110,4 @@ def _after_fork_in_child() -> None:
     _in_use = weakref.WeakSet()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+_core.in_forked_child(_after_fork_in_child)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
-import os
 import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -244,7 +243,7 @@ def _after_fork_in_child() -> None:
     _committing.forget()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+_core.in_forked_child(_after_fork_in_child)
 
 
 class Sender(Protocol):

@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import signal
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -297,15 +298,28 @@ def within(function: Callable[[], Any], timeout: float = PATIENCE) -> Any:
 
 def c_fork() -> int:
     """fork() as C code calls it: Python's hooks do not run. It keeps the GIL, as uWSGI does."""
-    time.sleep(0)  # a thread that has asked for the GIL would leave its request to the child
-    return int(ctypes.PyDLL(None).fork())
+    with _no_requests_for_the_gil():
+        return int(ctypes.PyDLL(None).fork())
 
 
 def bare_fork() -> int:
     """The system call alone, of which the C library does not know either."""
     call = {"x86_64": 56, "aarch64": 220}[os.uname().machine]  # clone(2)
-    time.sleep(0)
-    return int(ctypes.PyDLL(None).syscall(call, signal.SIGCHLD, 0, 0, 0, 0))
+    with _no_requests_for_the_gil():
+        return int(ctypes.PyDLL(None).syscall(call, signal.SIGCHLD, 0, 0, 0, 0))
+
+
+@contextlib.contextmanager
+def _no_requests_for_the_gil() -> Iterator[None]:
+    """A child that inherits a thread's request for the GIL waits for that thread for ever, in
+    Python itself. A thread requests it after it has waited for so long."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(100)
+    try:
+        time.sleep(4 * interval)
+        yield
+    finally:
+        sys.setswitchinterval(interval)
 
 
 # The ways to fork of which Python does not know.

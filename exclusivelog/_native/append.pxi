@@ -37,6 +37,9 @@ cdef struct Placing:
     bint durable            # stored such that a flush is cheap
     bint flushed            # ... and flushed at once
     bint impatient          # return QUEUED instead of waiting for another append
+    uint64_t* ended         # shared: the end of the last frame of the topic, or of one like it
+    uint64_t* known         # the same, as this process has left it
+    bint foreign            # out: another process has appended to a topic that is its own `alone`
     Piece* pieces
     Py_ssize_t count
     int64_t sequence        # of the first message; -1: the one after `last`
@@ -118,16 +121,24 @@ cdef int _stopped(Journal journal) noexcept nogil:
 
 cdef int _judge(Journal journal, Placing* p, Tail** tail) noexcept nogil:
     """Check that this may be appended now (rule B2), set its sequence id, and find the topic's end.
-    Under the mutex."""
+    Under the mutex.
+
+    A session that is `alone` knows the end from its own last append. If the topic's word has moved
+    since by other hands, it looks again, whatever the reason (rule C8)."""
+    cdef bint looks = not p.alone or p.ended[0] != p.known[0]
+    cdef uint64_t expected
     journal.compared += 1
     if journal.shared.generation != journal.generation or journal.shared.version != p.version:
         return STALE
-    if not p.alone:
-        _catch_up(journal)
     tail[0] = _find_tail(&journal.tails, p.topic)
-    if tail[0] == NULL or (
-            not p.alone and tail[0].tails_generation != journal.tails_generation):
+    if tail[0] == NULL:
         return STALE
+    if looks:
+        expected = tail[0].next_offset
+        _catch_up(journal)
+        if tail[0].tails_generation != journal.tails_generation:
+            return STALE
+        p.foreign = p.alone and tail[0].next_offset != expected
     if p.sequence < 0:
         if p.last[0] == INT64_MAX:
             return DUPLICATE
@@ -172,6 +183,7 @@ cdef int _place(Journal journal, Placing* p) noexcept nogil:
     tail.at = end
     if journal.seen == before:
         journal.seen = end
+    _note_end(p, end)
     xl_store64(&header.tail, end)
     header.messages += offset - p.base_offset
     p.wanted = _wants_checkpoint(journal, before, end)
@@ -180,6 +192,11 @@ cdef int _place(Journal journal, Placing* p) noexcept nogil:
         return LOST
     journal.placed += 1
     return PLACED
+
+
+cdef inline void _note_end(Placing* p, uint64_t end) noexcept nogil:
+    p.known[0] = end
+    xl_store64(p.ended, end)
 
 
 cdef bint _wants_checkpoint(Journal journal, uint64_t before, uint64_t end) noexcept nogil:
@@ -347,6 +364,8 @@ cdef int _append(Journal journal, Placing* p) except -1:
     if failed:
         p.error = failed
         return BROKEN
+    if p.foreign:
+        journal._report_foreign(p.topic)
     if outcome == PLACED and (p.wanted or journal.idle):
         journal._request_checkpoint()
     return outcome

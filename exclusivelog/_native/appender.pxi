@@ -69,7 +69,9 @@ cdef class Appender:
         self.topic, self.epoch, self.session_id = topic, epoch, session
         self.alone, self.durable = alone, durable
         self.version = UINT64_MAX
-        words.wide(topic_word + 8)  # it must fit
+        words.wide(topic_word + COUNTER_END)    # it must fit
+        if topic_word // COUNTER >= journal.counters:
+            raise IndexError(f"topic_word={topic_word}: the journal has no such counter")
 
     def looked_up(self, uint64_t version, int64_t sequence):
         """Record that the session was valid at this version of the journal, with this last sequence
@@ -175,6 +177,10 @@ cdef class Appender:
         placing.pieces, placing.count = pieces, n
         placing.sequence, placing.last = sequence, &self.last_sequence
         placing.logged = self.durable_sequence
+        if self.journal is not None:
+            placing.ended = <uint64_t*>(
+                <char*>self.words.view.buf + self.topic_word + COUNTER_END)
+            placing.known = &self.journal.ends[self.topic_word // COUNTER]
 
     cdef _announce(self):
         _announce_at(self.words.word(self.topic_word))

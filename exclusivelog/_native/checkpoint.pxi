@@ -7,6 +7,7 @@ cdef struct Framed:
     uint64_t session        # if it is undamaged
     int64_t publish_time    # the same
     bint sound
+    bint repeated           # at offsets that were used already: it is left out
 
 
 cdef int _by_topic(const void* a, const void* b) noexcept nogil:
@@ -61,7 +62,7 @@ cdef class Frames:
                 self.items = grown
                 self.room = 2 * self.room + 256
             item = &self.items[self.used]
-            item.index, item.found = self.used, found
+            item.index, item.found, item.repeated = self.used, found, False
             # A damaged entry keeps its place in the log, where reading it reports the damage.
             item.sound = _is_whole(&found, &laid)
             item.session, item.publish_time = laid.session, laid.publish_time
@@ -89,16 +90,9 @@ cdef class Frames:
 
 cdef Bundle _bundle(Frames frames, Py_ssize_t start, Py_ssize_t stop):
     cdef Bundle bundle = Bundle.__new__(Bundle)
-    cdef Found* last = &frames.items[stop - 1].found
-    cdef Py_ssize_t i
     bundle.frames, bundle.start, bundle.stop = frames, start, stop
-    bundle.topic = last.topic
-    bundle.base_offset = frames.items[start].found.base_offset
-    bundle.next_offset = last.base_offset + last.count
-    for i in range(start, stop):
-        bundle.nbytes += frames.items[i].found.size
-        if frames.items[i].sound:
-            bundle.publish_time = frames.items[i].publish_time
+    bundle.topic = frames.items[start].found.topic
+    bundle.follow(frames.items[start].found.base_offset)
     return bundle
 
 
@@ -115,9 +109,35 @@ cdef class Bundle:
     cdef readonly uint64_t next_offset
     cdef readonly int64_t publish_time
     cdef readonly size_t nbytes
+    cdef readonly list repeated     # (offset, count) of entries at offsets that were used already
 
     def __init__(self):
         raise TypeError("a Bundle is made by a Journal")
+
+    def follow(self, uint64_t end):
+        """Leave out the entries at offsets before `end`, and before those of an earlier entry. False
+        if none is left."""
+        cdef uint64_t next_offset = end
+        cdef bint some = False
+        cdef Framed* item
+        cdef Py_ssize_t i
+        if self.frames.items == NULL:
+            raise ValueError("the frames are gone")
+        self.repeated, self.nbytes, self.base_offset = [], 0, end
+        for i in range(self.start, self.stop):
+            item = &self.frames.items[i]
+            item.repeated = item.found.base_offset < next_offset
+            if item.repeated:
+                self.repeated.append((item.found.base_offset, item.found.count))
+                continue
+            if not some:
+                self.base_offset, some = item.found.base_offset, True
+            next_offset = item.found.base_offset + item.found.count
+            self.nbytes += item.found.size
+            if item.sound:
+                self.publish_time = item.publish_time
+        self.next_offset = next_offset
+        return some
 
     def pack(self, Entry before, size_t most):
         """(last offset, entry) pairs of about `most` bytes each. With `before`, the entry that they
@@ -140,6 +160,8 @@ cdef class Bundle:
                 used = 1
             for i in range(self.start, self.stop):
                 item = &self.frames.items[i]
+                if item.repeated:
+                    continue
                 if item.sound and (
                         _lay_out(item.found.entry, item.found.size, &parts[used]) == WHOLE):
                     used += 1

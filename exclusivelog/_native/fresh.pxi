@@ -51,7 +51,7 @@ cdef bint _copy_frames(const Ring* ring, uint64_t topic, uint64_t offset, uint64
         memcpy(copies.memory + copies.used, found.entry, found.size)
         copies.used += (found.size + 7) & ~<size_t>7  # also behind a damaged one
         copies.count += 1
-        position = found.next
+        position, offset = found.next, found.base_offset + found.count  # none at a used offset
     return True
 
 

@@ -188,6 +188,7 @@ cdef class Group:
             return
         if journal.seen == run.before:
             journal.seen = run.end
+        self.note_ends(first)
         xl_store64(&header.tail, run.end)
         self.end, self.generation = run.end, journal.generation
         self.wanted = self.wanted or _wants_checkpoint(journal, run.before, run.end)
@@ -278,6 +279,12 @@ cdef class Group:
                 member.outcome = outcome
             self.members[member.first].refused = True
 
+    cdef void note_ends(self, Py_ssize_t start) noexcept nogil:
+        cdef Py_ssize_t i
+        for i in range(start, self.next):
+            if self.members[i].outcome == PLACED:
+                _note_end(&self.members[i].placing, self.members[i].placing.end)
+
     cdef void count_placed(self, Py_ssize_t start, int outcome) noexcept nogil:
         cdef Py_ssize_t i
         for i in range(start, self.next):
@@ -293,6 +300,8 @@ cdef class Group:
         cdef Py_ssize_t i
         for i in range(self.count):
             member = &self.members[i]
+            if member.placing.foreign:
+                self.journal._report_foreign(member.placing.topic)
             if member.outcome == PLACED:
                 batch = <Batch>member.batch
                 batch.base_offset = member.placing.base_offset

@@ -77,7 +77,10 @@ cdef class Journal:
     cdef uint64_t generation    # of `tails`
     cdef Tails tails            # under the mutex, as the three above
     cdef End ended              # end of the topic that was requested last; under the GIL
+    cdef uint64_t* ends         # of topics, by their counters, as this process has left them
+    cdef Py_ssize_t counters    # how many there are
     cdef public object on_stall # called with a thread's id while another one waits for it
+    cdef public object on_foreign   # called with a topic of an exclusive owner, if another appends
     cdef Py_ssize_t busy        # threads that use the mapping; counted under the GIL
     cdef uint32_t due           # changes when a checkpoint is requested: futex
     cdef int watchers
@@ -109,6 +112,10 @@ cdef class Journal:
         self.kept, self.figures = figures, figures.shared
         self.ring.capacity = capacity
         self.readonly = readonly
+        self.counters = words.view.len // COUNTER
+        self.ends = <uint64_t*>calloc(max(1, self.counters), sizeof(uint64_t))
+        if self.ends == NULL:
+            raise MemoryError
         self.tails_generation = 1
         self.fd = self.lone_fd = self.guard = -1
         memory = mmap(NULL, JOURNAL_HEADER + capacity, access, MAP_SHARED, fd, 0)
@@ -123,6 +130,7 @@ cdef class Journal:
     def __dealloc__(self):
         self._let_go()
         free(self.tails.items)
+        free(self.ends)
 
     def close(self):
         """Close the file, once no thread of this process uses it, so that an object that outlives
@@ -539,6 +547,10 @@ cdef class Journal:
 
     # ---- checkpoints ---------------------------------------------------------------------
 
+    cdef void _report_foreign(self, uint64_t topic) noexcept:
+        if self.on_foreign is not None:
+            self.on_foreign(topic)
+
     cdef void _request_checkpoint(self) noexcept:
         self.idle = False
         xl_add(&self.due, 1)
@@ -599,7 +611,7 @@ cdef class Journal:
                 if not more:
                     break
                 size += found.size
-                position = found.next
+                position, offset = found.next, found.base_offset + found.count
                 entries.append((found.base_offset + found.count - 1,
                                 found.entry[:found.size], position))
         finally:

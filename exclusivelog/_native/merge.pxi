@@ -149,7 +149,7 @@ cdef bint _continues(Bundle bundle, bytes row, int64_t latest):
     """Whether this is an undamaged row of a topic that this bundle continues."""
     cdef const char* at = PyBytes_AS_STRING(row)
     cdef Py_ssize_t size = PyBytes_GET_SIZE(row)
-    return (size >= R_NAME and (<uint32_t*>(at + R_VERSION))[0] == 1
+    return (not bundle.repeated and size >= R_NAME and (<uint32_t*>(at + R_VERSION))[0] == 1
             and _row_sum(at, size) == (<uint32_t*>(at + R_CRC))[0]
             and (<uint64_t*>(at + R_ID))[0] == bundle.topic
             and not (<uint32_t*>(at + R_FLAGS))[0] & <uint32_t>(DELETED | COMPRESSED_TOPIC)

@@ -62,9 +62,15 @@ def set_clock_offset(int64_t ns):
     _clock_offset = ns
 
 
+cdef enum:
+    COUNTER = 64            # bytes of a topic's counter
+    COUNTER_END = 16        # in it: the position behind the last frame of its topics
+
+
 cdef inline void _announce_at(uint32_t* word) noexcept nogil:
     # A topic's counter: u32 commits, u32 readers that sleep, u64 when the first append was
-    # announced to those. The clock is read only where a reader is to be woken.
+    # announced to those, u64 the end of the last frame (append.pxi). The clock is read only where
+    # a reader is to be woken.
     cdef uint64_t* announced = <uint64_t*>(word + 2)
     xl_add(word, 1)
     if xl_load(word + 1):

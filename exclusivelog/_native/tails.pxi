@@ -19,7 +19,7 @@ cdef struct Tails:
 cdef void _follow(Tail* tail, const Found* found) noexcept nogil:
     """Update a topic's end by an entry."""
     if found.topic == tail.topic and found.position >= tail.at:
-        tail.next_offset = found.base_offset + found.count
+        tail.next_offset = max(tail.next_offset, found.base_offset + found.count)
         tail.publish_time = max(tail.publish_time, _published(found))
 
 
@@ -94,15 +94,17 @@ cdef void _find_end(const Ring* ring, uint64_t stop, End* end) noexcept nogil:
     cdef uint64_t start = end.reached
     cdef uint64_t position = start
     cdef int64_t published = 0
+    cdef uint64_t next_offset = end.next_offset
     cdef Found found, last
     last.next = 0
     while _next_of(ring, end.topic, 0, position, stop, end.generation, &found):
         last = found
+        next_offset = max(next_offset, found.base_offset + found.count)
         position = found.next
     end.reached = stop
     if last.next == 0:
         return
-    end.last, end.next_offset = last.position, last.base_offset + last.count
+    end.last, end.next_offset = last.position, next_offset
     published = _published(&last)
     position = start
     while published == 0 and _next_of(

@@ -363,7 +363,27 @@ def verify(ledger: Store, unflushed: bool = False) -> Report:
         problems += result[2]
         if not name.startswith("__"):
             topics, entries, messages = topics + 1, entries + result[0], messages + result[1]
+    problems += ledger.inspect(_repeated, unflushed)
     return Report(topics, entries, messages, tuple(problems))
+
+
+def _repeated(tables: Tables) -> list[str]:
+    """Frames of the journal at offsets that other messages have; a checkpoint leaves them out."""
+    journal, problems = tables.journal, list[str]()
+    if journal.file is None or journal.visible <= journal.applied:
+        return problems
+    with journal.file.gather(journal.applied, journal.visible, journal.generation) as bundles:
+        for bundle in bundles:
+            row = tables.topics.intact(bundle.topic, "its frames in the journal are not checked")
+            if row is None or row.flags & _core.DELETED:
+                continue
+            bundle.follow(row.next_offset)
+            problems += [
+                f"topic {row.name!r}: the journal has {count} messages at offset {offset}, which "
+                "other messages have already"
+                for offset, count in bundle.repeated
+            ]
+    return problems
 
 
 def _verify_one(ledger: Store, topic: int, unflushed: bool) -> tuple[int, int, list[str]] | None:

@@ -20,7 +20,9 @@ offset   size        what
 The places of the magic, device, inode and boot id are the same in all versions: see versions.py.
 
 Readers wait on the wake-up counters: u32 counter of commits, u32 number of waiting readers, u64
-time of the first announcement to them (ns of the machine's monotonic clock). Topics are hashed.
+time of the first announcement to them (ns of the machine's monotonic clock). Writers leave there
+the u64 position in the journal behind the last frame: an exclusive owner that finds another one
+than its own reads the topic's end again. Topics are hashed.
 
 The machine's monotonic clock, in every time namespace.
 

@@ -197,6 +197,13 @@ def _apply_to(tables: Tables, bundle: _core.Bundle, small: int) -> None:
         return
     if row.flags & _core.DELETED:
         return
+    left = bundle.follow(row.next_offset)
+    for offset, count in bundle.repeated:
+        logs.emit(
+            log, logs.REPEATED, ledger=tables.rows.path, topic=row.name, offset=offset, count=count,
+        )  # fmt: skip
+    if not left:
+        return
     if bundle.base_offset != row.next_offset:
         logs.emit(
             log, logs.GAP, ledger=tables.rows.path, topic=row.name, offset=bundle.base_offset,

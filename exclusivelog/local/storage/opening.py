@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from exclusivelog import _core, threads
+from exclusivelog import _core, logs, threads
 from exclusivelog.errors import LedgerCorruptedError, LedgerError
 from exclusivelog.local.files import DATA, JOURNAL, Directory, own_blocks
 from exclusivelog.local.shm.lockfile import JOURNAL_OFFSET, LockFile
@@ -29,6 +30,8 @@ from exclusivelog.local.storage.journal import JOURNAL_GIVEN_UP, inode, open_fil
 from exclusivelog.local.storage.mounts import copy_up, is_mounted_read_only, refuse_elsewhere
 from exclusivelog.local.storage.segments import Segments
 from exclusivelog.local.versions import LOCK_VERSION, in_use, lock_version, refuse_other_lock_file
+
+log = logging.getLogger(__name__)
 
 
 class Options(NamedTuple):
@@ -175,6 +178,7 @@ class OpenFiles:
             killers = int(self.options.kill_stalled)
             self.watch = StallWatch(self.path, self.lockfile.slots, journal, killers)
             journal.on_stall = self.watch.stalled
+            journal.on_foreign = functools.partial(_report_foreign, self.path, set())
             undo.callback(self._stop_watching)
             if self.readonly:
                 self._check_writers(journal, fd, undo)
@@ -301,3 +305,10 @@ class OpenFiles:
             self._close_rest()
         elif ours and self._presence is not None:
             self._presence.close()
+
+
+def _report_foreign(path: str, reported: set[int], topic: int) -> None:
+    """Log, once for each topic, that another process has appended as the owner (rule C8)."""
+    if topic not in reported:
+        reported.add(topic)
+        logs.emit(log, logs.FOREIGN, ledger=path, topic_id=topic)
