@@ -198,19 +198,17 @@ def test_c8_a_child_of_a_bare_system_call_is_told_why_it_cannot_open_one(path: s
 def test_c8_a_fork_of_a_fork_is_another_process(engine: xl.Engine, topic: xl.Topic) -> None:
     producer = topic.producer(EXCLUSIVE)
 
-    def fork_again() -> tuple[str, str]:
-        with xl.open(engine.path) as own:
-            inner = own.topic("inner").producer(EXCLUSIVE)
-            inner.send(b"child")
-            kinds = []
-            for each in (producer, inner):
-                with pytest.raises(Failed) as error:
-                    forked(lambda each=each: each.send(b"grandchild"), fork=c_fork)
-                kinds.append(error.value.kind)
-            assert inner.send(b"child again") == 1
-            return kinds[0], kinds[1]
+    def send() -> int:
+        return producer.send(b"grandchild")
 
-    assert forked(fork_again, fork=c_fork) == ("EngineClosedError", "EngineClosedError")
+    def fork_again() -> tuple[str, int, int]:
+        with pytest.raises(Failed) as error:
+            forked(send, fork=c_fork)
+        return error.value.kind, _core.this_process(), forked(_core.this_process, fork=c_fork)
+
+    kind, child_s, grandchild_s = forked(fork_again, fork=c_fork)
+    assert kind == "EngineClosedError"
+    assert len({_core.this_process(), child_s, grandchild_s}) == 3
     assert producer.send(b"parent") == 0
 
 

@@ -6,6 +6,7 @@ threads, and closing it in a forked child. LMDB opens its files by name; see `_o
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import errno
 import functools
@@ -518,10 +519,7 @@ class Environment:
         if ours and (self._quiet or not self.gate.inside):
             self.lmdb.close()
         else:  # another thread of the parent may have been in LMDB, whose lock then stays taken
-            close = self.lmdb.close if ours else self._close_apart
-            closing = threading.Thread(target=close, daemon=True)
-            closing.start()
-            closing.join(CHILD_WAIT_SECONDS)
+            _in_thread(self.lmdb.close if ours else self._close_apart, CHILD_WAIT_SECONDS)
         if ours:
             self._close_lock()
         return ours
@@ -547,6 +545,22 @@ class Environment:
                 _core.make_private(start, end - start)
                 return True
         return False
+
+
+def _in_thread(call: Callable[[], object], seconds: float) -> None:
+    """Make the call in a thread, and wait for its end for so long. A thread of the parent may have
+    held the locks of `threading`, which only Python's fork hooks replace."""
+    done = _thread.allocate_lock()
+    done.acquire()
+
+    def run() -> None:
+        try:
+            call()
+        finally:
+            done.release()
+
+    _thread.start_new_thread(run, ())
+    done.acquire(timeout=seconds)
 
 
 @contextlib.contextmanager
