@@ -245,8 +245,9 @@ class ProducerSender:
         try:
             return self._call(call, timeout, sequence, waited)
         finally:
-            for session in waited:
-                session.sending.served()
+            if waited:  # without memory for an iterator, a message that is queued would be refused
+                for session in waited:
+                    session.sending.served()
 
     def _call(
         self, call: Callable[[ProducerSession, float | None], Sent], timeout: float | None,

@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import click
 
 import exclusivelog as xl
-from exclusivelog.backend import LastingLock
 from exclusivelog.cli.output import fields_of, jsonable, print_result, print_table
 from exclusivelog.cli.program import (
     PATH,
@@ -22,6 +22,9 @@ from exclusivelog.cli.program import (
     open_to_read,
     program,
 )
+
+if TYPE_CHECKING:
+    from exclusivelog.backend import LastingLock
 
 BLOCKED, ATTENTION = 1, 3  # exit statuses; 2 says that the arguments are wrong
 FULL_BYTES = 1 << 20

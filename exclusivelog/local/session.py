@@ -333,7 +333,7 @@ class LocalSession(LocalSending):
         """The error for a caller whose append failed with `error`."""
         if self._is_closed:
             return _closed(self)  # by another thread, meanwhile
-        if self.pauses:
+        if self.pauses or isinstance(error, SessionPaused):  # a pause may be over by now
             return SessionPaused(str(error))  # the append came just after the hand-over
         if self.moved is not None:
             return self.moved

@@ -96,10 +96,14 @@ class BackgroundWorker:
     # ---- rounds ----------------------------------------------------------------------------
 
     def _run(self, engine: Host, slot: Slot, seen: int) -> None:
+        known = slot.arrivals()
         slot.await_wake_up(seen, FIRST_ROUND_SECONDS)
         while not engine.closed:
             # Read these first: a change after this ends the sleep below at once.
             seen, arrivals = slot.wake_up_count(), slot.arrivals()
+            if arrivals != known:  # heartbeats may have to come more often
+                self._pending.limits.wake()
+            known = arrivals
             living = slot.living() if self._pending.awaits else frozenset()
             try:
                 self._do_round()

@@ -174,7 +174,7 @@ def test_k3_writers_that_make_progress_are_healthy(path: str) -> None:
         sender.start()
         try:
             for _ in range(5):
-                assert checked(path) == (0, [])
+                assert not {"writers", "locks"} & {check for check, _ in checked(path)[1]}
         finally:
             ended.set()
             sender.join()

@@ -1404,6 +1404,24 @@ def test_only_a_slip_is_told(engine, topic) -> None:
     assert sorted(map(int, values(topic))) == [1, 2, 3, 4, 5, 6, 8, 9, 10]
 
 
+@pytest.mark.rule("B4")
+def test_a_send_that_is_refused_just_before_a_pause_ends_costs_no_topic(
+    topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a pause had refused was taken for the loss of the topic, once the pause was over."""
+    refused = LocalSession.refused
+
+    def late(session: LocalSession, error: xl.ProducerFencedError) -> xl.ExclusiveLogError:
+        session.resume()
+        return refused(session, error)
+
+    with topic.producer("exclusive") as producer:
+        assert producer.sender.session.pause_for_transaction()
+        monkeypatch.setattr(LocalSession, "refused", late)
+        assert producer.send(b"x") == 0
+        assert producer.state == "open"
+
+
 def test_blocks_of_two_threads_end_each_by_itself(engine, topic) -> None:
     def work(number: int) -> None:
         for _ in range(20):

@@ -47,7 +47,7 @@ def rows(title: str, page: str = RUNBOOK) -> list[list[str]]:
 
 def first_cells(title: str, page: str = RUNBOOK) -> set[str]:
     """What the rows of a section's table are about."""
-    return {name for row in rows(title, page) for name in re.findall(r"`([^`]+)`", row[0])}
+    return {name for row in rows(title, page) for name in re.findall(r"`([^`.][^`]*)`", row[0])}
 
 
 def blocks(language: str) -> list[str]:

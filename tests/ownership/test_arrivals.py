@@ -335,10 +335,13 @@ def test_e4_a_destination_that_falls_while_it_waits_leaves_the_topic_to_others(
         freeze(destination, KEEPALIVE)
         until(lambda: destination.id not in {each.id for each in engine.engines()})
     thaw(source)
-    assert moved(moving.result(PATIENCE)) == [("orders", "failed")]
-    assert source.call(send, b"mine") == 0
+    [(_, state)] = moved(moving.result(PATIENCE))
+    if state == "failed":
+        assert source.call(send, b"mine") == 0
+    else:  # a source that was stopped itself does not judge by the silence meanwhile (rule C9)
+        assert (state, number) == ("assigned", signal.SIGSTOP)
     source.end()
-    assert bystander.result(PATIENCE).send(b"next") == 1
+    assert bystander.result(PATIENCE).send(b"next") == int(state == "failed")
     if number == signal.SIGSTOP:
         thaw(destination)
         until(lambda: destination.call(is_done))

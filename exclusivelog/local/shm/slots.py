@@ -393,6 +393,10 @@ class Slot:
         atomics.store64(self._at + ENGINE, self._id)
         atomics.add(ARRIVALS, 1)
         atomics.wake(ARRIVALS)
+        if own_beat_seconds(keepalive) < LONGEST_BEAT_SECONDS:
+            # The others beat more often from now on: see `Slots.beat_seconds`.
+            for index, _ in self._others():
+                slots.notify(index)
 
     def beat(self) -> None:
         """Store a heartbeat, which shows that the process is responsive (rule C3). Not if the slot
