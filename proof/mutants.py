@@ -58,7 +58,7 @@ TESTS_OF = {
     "bit-flips": "tests/log/test_damage.py",
     "compaction": "tests/maintenance/test_compaction.py",
 }
-ADMIT, ROWS, JOURNAL = "admission.py", "_native/rows.pxi", "_native/journal.pxi"
+ADMIT, ROWS, JOURNAL = "ownership/admission.py", "_native/rows.pxi", "_native/journal.pxi"
 APPEND, FLUSH, FRAMES = "_native/append.pxi", "_native/flush.pxi", "_native/frames.pxi"
 QUEUE, LOCK = "_native/queue.pxi", "_native/journal_lock.h"
 GROUP, ROLES = "_native/group.pxi", "role_grants.py"
@@ -209,7 +209,7 @@ MUTANTS = (
     Mutant("heartbeats use the wall clock", "slots.py", "_core.now()", "time.time_ns()",
            ("tests/shm/test_clocks.py",)),
     Mutant("an unresponsive engine is never evicted", "slots.py",
-           "return keepalive == 0 or", "return True or", ("tests/shm/test_stalls.py",)),
+           "if keepalive == 0 or now - heard <= keepalive:", "if True:", ("tests/shm/test_stalls.py",)),
     Mutant("an engine that is alone keeps the old shared memory", "ledger.py",
            "if alone or journal.failed:", "if not journal.ready or journal.failed:",
            ("tests/shm/test_presence.py",)),
@@ -217,7 +217,7 @@ MUTANTS = (
            "        if self.in_use:\n            return\n", "        return\n",
            ("tests/test_losing_data.py", "tests/shm/test_presence.py")),
     Mutant("a directory that was removed is not noticed", "local/files.py",
-           "if (facts.st_dev, facts.st_ino) != self.identity:", "if False:",
+           "if _identity(os.stat(self.path)) == self.identity:", "if True:",
            ("tests/shm/test_presence.py",)),
     Mutant("a mutex dies with its holder", LOCK, "PTHREAD_MUTEX_ROBUST",
            "PTHREAD_MUTEX_STALLED", ("kill-sweep", "torture")),
@@ -229,7 +229,7 @@ MUTANTS = (
     Mutant("a read that pins pages is not reported", "worker.py",
            "            usage.check_pinned, ", "            ", ("tests/shm/test_pinned.py",)),
     Mutant("the snapshot of a reused process id is kept", "environment.py",
-           "if any(reading.pid == os.getpid() for", "if any(False for",
+           "if any(each.pid == os.getpid() for", "if any(False for",
            ("tests/shm/test_clocks.py",)),
     # ---- how old messages are
     Mutant("publish times are trusted", "time_marks.py", "return published > now + SLACK_MS",
@@ -265,8 +265,8 @@ MUTANTS = (
     Mutant("the journal's flush does nothing", FLUSH,
            "    failed = errno if fdatasync(fd) else 0\n", "    failed = 0\n", ("crash-states",)),
     Mutant("the tables are not flushed", "environment.py",
-           "readonly=readonly, create=False, mode=mode",
-           "readonly=readonly, create=False, sync=False, mode=mode", ("crash-states",)),
+           "readonly=readonly, create=False, lib_version",
+           "readonly=readonly, create=False, sync=False, lib_version", ("crash-states",)),
     Mutant("a segment is not flushed", "segments.py", "            os.fdatasync(fd)\n", "",
            ("crash-states",)),
     Mutant("a new journal is not flushed", "journal.py", "        os.fsync(fd)\n", "",
@@ -284,7 +284,7 @@ MUTANTS = (
            "            if generation:\n", "            if False:\n",
            ("kill-sweep", "crash-states")),
     Mutant("frames that a dead process left at the tail stay valid", FRAMES,
-           "if position >= mark and frame.version < oldest:", "if False:",
+           "if position >= run.mark and frame.version < run.oldest:", "if False:",
            ("proof/tests/test_crashes.py",)),
     Mutant("the journal keeps its generation when the ledger is opened", "checkpointer.py",
            "journal.begin(generation, applied.applied)",
@@ -293,7 +293,7 @@ MUTANTS = (
     Mutant("the frames of a batch are not a group", APPEND, "(MORE if i < p.count - 1 else 0)",
            "<uint32_t>0", ("crash-states", "proof/tests/test_crashes.py")),
     Mutant("frames that a dead holder left are not recognised", FRAMES,
-           " or frame.version < version:", ":",
+           " or frame.version < run.newest:", ":",
            ("proof/tests/test_crashes.py::"
             "test_b10_a_disk_that_forgets_a_grant_puts_no_dead_owner_behind_it",)),
     Mutant("a sequence id is used twice", APPEND,
