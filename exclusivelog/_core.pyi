@@ -451,6 +451,7 @@ class Mapping:
     def view(self, start: int, stop: int) -> memoryview: ...
 
 JOURNAL_HEADER_BYTES: int
+JOURNAL_CUT_OFF: int
 JOURNAL_READY: int
 
 class Outcome(IntEnum):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import multiprocessing
 import os
 import signal
@@ -28,7 +29,16 @@ import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local.records import NAMES
 from exclusivelog.local.shm.lockfile import NAME
-from exclusivelog.local.shm.slots import HEARTBEAT, KEEPALIVE, SLOT_SIZE, SLOTS
+from exclusivelog.local.shm.slots import (
+    ALIVE,
+    ARRIVALS,
+    HEARTBEAT,
+    KEEPALIVE,
+    SLOT_COUNT,
+    SLOT_SIZE,
+    SLOTS,
+    WAKE_UPS,
+)  # fmt: skip
 from exclusivelog.local.storage import journal
 from testing.patience import PATIENCE as PATIENCE
 
@@ -139,6 +149,14 @@ class Worker:
         with self._words() as words:
             for at, value in keepalives.items():
                 os.pwrite(words, value, at + KEEPALIVE)
+            with mmap.mmap(words, 0) as memory:  # as an engine does that joins with a short one
+                atomics = _core.SharedWords(memory)
+                atomics.add(ARRIVALS, 1)
+                atomics.wake(ARRIVALS)
+                for index, _ in atomics.taken(SLOTS + ALIVE, SLOT_SIZE, SLOT_COUNT):
+                    atomics.add(SLOTS + index * SLOT_SIZE + WAKE_UPS, 1)
+                    atomics.wake(SLOTS + index * SLOT_SIZE + WAKE_UPS)
+                del atomics
 
     @contextlib.contextmanager
     def _words(self) -> Iterator[int]:

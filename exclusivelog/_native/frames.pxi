@@ -27,6 +27,7 @@ cdef enum:
     FRAME_1 = 56            # of a frame of version 1, in which no position is durable
     STEP = 16
     JOURNAL_HEADER = 4096
+    JOURNAL_CUT_OFF_AT = 16
 
 
 cdef uint32_t PADDING = <uint32_t>1 << 31            # in a frame's size

@@ -50,6 +50,7 @@ cdef uint64_t LOOK_AHEAD = 16 << 10
 cdef int64_t CLOSING_NS = 5_000_000_000
 
 JOURNAL_HEADER_BYTES = JOURNAL_HEADER
+JOURNAL_CUT_OFF = JOURNAL_CUT_OFF_AT    # in the file's header: the generation that a backup has cut off
 JOURNAL_READY = XJ_READY        # the offset of `ready` in the header
 
 
@@ -218,7 +219,10 @@ cdef class Journal:
         header, which may be that of an earlier boot."""
         cdef uint64_t end = position
         cdef uint64_t last = position + self.ring.capacity
-        if self.shared.generation == generation and self.shared.synced > position:
+        cdef uint64_t cut_off = (<uint64_t*>(self.ring.memory + JOURNAL_CUT_OFF_AT))[0]
+        # What was behind the end of a backup is known to the lock file that it was put beside.
+        if (self.shared.generation == generation and self.shared.synced > position
+                and cut_off != generation):
             end = min(self.shared.synced, last)
         if self.of_this_boot and self.shared.tail == position and self.shared.applied == position:
             last = min(last, position + LOOK_AHEAD)

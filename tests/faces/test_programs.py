@@ -17,6 +17,7 @@ from exclusivelog import aio, threads
 from exclusivelog.local.shm import slots
 from exclusivelog.local.shm.slots import SLOT_COUNT
 from exclusivelog.local.storage import ledger
+from exclusivelog.threads import Helpers
 from testing.children import child, finish, line
 from testing.processes import PATIENCE, until, values
 
@@ -152,6 +153,7 @@ def no_threads(patch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("can't start new thread")
 
     patch.setattr(threading.Thread, "start", start)
+    patch.setattr("exclusivelog.transaction._committing", Helpers("test"))  # none is idle
 
 
 @pytest.mark.parametrize("call", ["producer", "producer_async", "transaction", "aio", "close"])

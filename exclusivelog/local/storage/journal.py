@@ -112,10 +112,12 @@ def cut_off(
     of the time before it was copied, or before the first frame that was written under a later
     `version`, which may depend on a topic, an owner or a large batch that these tables lack.
 
-    What is behind is erased: its notes of what was durable would show the end to be damage.
+    What is behind is erased: its notes of what was durable would show the end to be damage. So
+    would those in an `owners.lock` beside which the copy is put: its header names the generation.
     """
     stop = position + capacity
     end = min(_first_later(fd, position, generation, capacity, version, tail), tail)
+    os.pwrite(fd, generation.to_bytes(8, "little"), _core.JOURNAL_CUT_OFF)
     while end < stop:
         place = end % capacity
         size = min(stop - end, capacity - place)
