@@ -557,8 +557,12 @@ class Cursor(Protocol):
     def check(self) -> None:
         """Raise EngineClosedError or ReaderFencedError unless it can be used."""
 
-    def seek(self, start: str | int | dt.datetime, inclusive: bool) -> None:
-        """Continue at "earliest", "latest", an offset from 0 on, or a datetime (naive: local)."""
+    def seek(
+        self, start: str | int | dt.datetime, inclusive: bool, resumes: bool = False
+    ) -> None:  # fmt: skip
+        """Continue at "earliest", "latest", an offset from 0 on, or a datetime (naive: local).
+        `resumes`: an earlier reader ended at this offset; a compacted reader misses no deletion of
+        a key since."""
 
     def move_to(self, position: int) -> None:
         """Continue at this offset; discard what was read ahead."""

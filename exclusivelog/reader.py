@@ -169,6 +169,10 @@ class Reader(GroupMember, Closing):
         """True if there is a durable message at or after the position. The answer is exact: a
         message that is not durable yet does not count, and no durable one is missed (rule G5).
 
+        It never answers False where a read would raise (rule G12): it raises OffsetTrimmedError
+        if the position and all after it were trimmed, and TopicNotFoundError if the topic was
+        deleted.
+
         >>> reader.has_message_available()
         False
         """
@@ -372,7 +376,7 @@ class Reader(GroupMember, Closing):
         try:
             committed = membership.position(self.topic_id)
             if committed is not None:
-                self.seek(committed)
+                self.cursor.seek(committed, inclusive=True, resumes=True)
         except BaseException:
             membership.end()
             raise

@@ -478,7 +478,9 @@ producer; it is held by producer 'leader' ...
           A number below the last one is refused with OwnershipError. An equal or higher one, and
           always 0, fences the group's former reader.
         - `trimmed`: what to do if the position has been trimmed: "error" raises
-          OffsetTrimmedError, "earliest" continues with the first remaining message (rule G8).
+          OffsetTrimmedError, "earliest" continues with the first remaining message (rule G8). A
+          compacted reader that has read messages raises it also with "earliest" if it may have
+          missed the deletion of a key (rule G12).
         - `deserializer`, `key_deserializer`: bytes, str, json, msgpack, exact (names of
           `exclusivelog.serde`), a Serde, a pydantic model, a dataclass, an object with `loads`, or
           a function of bytes. It computes `value` and `key` of each message; they raise

@@ -193,7 +193,9 @@ class ClusterCursor(_core.Cursor):
 
     # ---- the position --------------------------------------------------------------------
 
-    def seek(self, start: str | int | dt.datetime, inclusive: bool) -> None:
+    def seek(
+        self, start: str | int | dt.datetime, inclusive: bool, resumes: bool = False
+    ) -> None:  # fmt: skip
         """Continue at "earliest", "latest", an offset, or a datetime (naive: UTC)."""
         if start == "earliest":
             if self._log.recent.first < 0:  # it stays what it is: nothing is ever trimmed

@@ -154,7 +154,7 @@ def u64(data: bytes) -> int:
 TIMES, OVERDUE = b"times", b"overdue"
 KIND, PRIORITIES, ANNOUNCED = b"kind", b"priorities", b"announced"
 COMPRESSION = b"compression"
-ITEMS = b"items"
+ITEMS, DELETED_TO = b"items", b"deleted to"
 
 
 # ---- records ---------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from exclusivelog.local.maintenance import views
 from exclusivelog.local.maintenance.deletion import delete_pending
 from exclusivelog.local.records import U64
 from exclusivelog.local.shm.slots import Slots
+from exclusivelog.local.storage.tables import Tables
 from testing.compactions import Sent, compacted, kept, read, state_of
 from testing.kills import die_at_commit, garbage, killable, say
 from testing.processes import PATIENCE, State, Worker, preload, send, until, within
@@ -383,7 +384,11 @@ def damage(engine: xl.Engine, topic: int) -> None:
 
 def view_id(engine: xl.Engine, topic: xl.Topic) -> int:
     with engine.ledger.read() as tables:
-        view = tables.views.view(topic.id)
+        return view_id_in(tables, topic)
+
+
+def view_id_in(tables: Tables, topic: xl.Topic) -> int:
+    view = tables.views.view(topic.id)
     assert view is not None
     return int(view.id)
 
@@ -490,6 +495,111 @@ def test_g7_one_overtaken_by_a_trim_goes_on_in_the_newer_view(
     found += [message.offset for message in reader]
     assert found == [0, 1, 3, 4, *range(5, 5 + behind)]
     assert not reader.has_message_available()
+
+
+def overtake(topic: xl.Topic, *, behind: int) -> None:
+    """Delete the key b; compact and trim so that the deletion is in neither log nor view."""
+    with topic.producer() as producer:
+        producer.send_many([None, b"3"], keys=["b", "c"])
+        producer.send_many([b"%d" % number for number in range(behind)], keys=["d"] * behind)
+    topic.compact()
+    topic.trim(before=4)
+
+
+def missed(call: Callable[[], Any]) -> None:
+    with pytest.raises(xl.OffsetTrimmedError, match=r"missed deletions .* seek\(.earliest.\)"):
+        call()
+
+
+@pytest.mark.parametrize(("views", "met"), [(0, 1), (0, 2), (1, 2)])
+@pytest.mark.parametrize("behind", [0, 3], ids="{} messages behind".format)
+def test_g12_a_compacted_reader_that_misses_a_deletion_is_told(
+    topic: xl.Topic, views: int, met: int, behind: int
+) -> None:
+    """It would keep a deleted key for ever. From the beginning of the view it gets what is."""
+    topic.producer().send_many([b"0", b"1"], keys=["a", "b"])
+    for _ in range(views):
+        topic.compact()
+    reader = topic.reader(read_compacted=True, trimmed="earliest")
+    assert len(reader.read_batch(met)) == met
+    overtake(topic, behind=behind)
+    for call in (
+        lambda: reader.read_next(0), lambda: reader.read_batch(9), lambda: list(reader),
+        lambda: next(reader), lambda: list(reader.values()), reader.read_arrow,
+        reader.has_message_available,
+    ):  # fmt: skip
+        missed(call)
+    reader.seek("earliest")
+    assert state_of(read(reader)) == state_of(compacted(topic))
+    assert b"b" not in state_of(compacted(topic))
+
+
+def test_g12_one_that_has_read_nothing_misses_nothing(topic: xl.Topic) -> None:
+    topic.producer().send_many([b"0", b"1"], keys=["a", "b"])
+    readers = [topic.reader(read_compacted=True, trimmed="earliest") for _ in range(2)]
+    topic.trim(before=1)
+    late = topic.reader(read_compacted=True, trimmed="earliest")
+    overtake(topic, behind=1)
+    for reader in (*readers, late):
+        assert reader.has_message_available()
+        assert state_of(read(reader)) == {b"c": b"3", b"d": b"0"}
+
+
+@pytest.mark.parametrize("trimmed", ["error", "earliest"])
+def test_g12_a_group_that_resumes_misses_no_deletion(topic: xl.Topic, trimmed: Any) -> None:
+    """The view has none since its position. As long as the topic has them, it reads the topic."""
+    topic.producer().send_many([b"0", b"1"], keys=["a", "b"])
+
+    def resumed() -> xl.Reader:
+        return topic.reader(group="g", read_compacted=True, trimmed=trimmed)
+
+    with resumed() as reader:
+        found = read(reader)
+        reader.commit()
+    topic.producer().send_many([None, b"3"], keys=["b", "c"])
+    topic.compact()
+    with resumed() as reader:
+        assert reader.has_message_available()
+        assert state_of(found + read(reader)) == {b"a": b"0", b"c": b"3"}
+        reader.commit()
+    topic.producer().send_many([b"4"], keys=["a"])
+    topic.compact()
+    topic.trim(before=5)
+    with resumed() as reader:  # no deletion since: it goes on in the view
+        assert read(reader) == [(4, b"a", b"4")]
+        reader.commit()
+    topic.producer().send_many([None, b"6"], keys=["c", "a"])
+    topic.compact()
+    topic.trim(before=7)
+    with resumed() as reader:
+        for call in (lambda: read(reader), reader.has_message_available):
+            with pytest.raises(xl.OffsetTrimmedError):
+                call()
+
+
+def test_g12_a_deletion_is_remembered_by_the_views_that_follow(topic: xl.Topic) -> None:
+    topic.producer().send_many([b"0", b"1"], keys=["a", "b"])
+    reader = topic.reader(read_compacted=True, trimmed="earliest")
+    assert len(read(reader)) == 2
+    overtake(topic, behind=2)
+    for _ in range(3):
+        topic.producer().send(b"x", key="x")
+        topic.compact()
+        topic.trim(before=topic.next_offset)
+    missed(lambda: read(reader))
+
+
+def test_g12_a_view_of_an_earlier_version_may_lack_deletions(
+    engine: xl.Engine, topic: xl.Topic
+) -> None:
+    """It does not tell."""
+    topic.producer().send_many([b"0", b"1"], keys=["a", "b"])
+    reader = topic.reader(read_compacted=True, trimmed="earliest")
+    assert len(read(reader)) == 2
+    overtake(topic, behind=0)
+    with engine.ledger.write_exclusive() as tables:
+        tables.rows.delete("meta", b"deleted to" + U64.pack(view_id_in(tables, topic)))
+    missed(lambda: read(reader))
 
 
 def test_g7_one_that_waits_is_overtaken_by_a_trim(topic: xl.Topic) -> None:

@@ -521,6 +521,7 @@ class LogCursor(_core.Cursor):
         self._compacted = compacted
         self._skip_trimmed = skip_trimmed
         self._horizon = 0  # lower offsets are read from the compacted view
+        self._began = 0  # the position if nothing was read yet, from the earliest message on
         self._tail = JournalTail(host, topic, loads)
         self._open = host.ledger.segments.open_entries()
         self._first_offset = 0  # of the topic, when the tables were read
@@ -550,12 +551,14 @@ class LogCursor(_core.Cursor):
 
     # ---- the position --------------------------------------------------------------------
 
-    def seek(self, start: str | int | dt.datetime, inclusive: bool) -> None:
+    def seek(
+        self, start: str | int | dt.datetime, inclusive: bool, resumes: bool = False
+    ) -> None:  # fmt: skip
         """Continue at "earliest", "latest", an offset from 0 on, or a datetime (naive: local)."""
         journal = self._host.ledger.journal
         version = -1 if journal is None or journal.failed else journal.version
         if version != self._found_at or version < 0 or type(start) is not int or self._compacted:
-            position = self._inspect(lambda tables: self._find(tables, start, inclusive))
+            position = self._inspect(lambda tables: self._find(tables, start, inclusive, resumes))
             self._found_at = version
         else:  # the topic still exists, and the next read finds the offset
             position = _offset(start, inclusive)
@@ -602,13 +605,19 @@ class LogCursor(_core.Cursor):
         except LedgerCorruptedError as error:
             return [] if error.offsets else None
 
-    def _find(self, tables: Tables, start: str | int | dt.datetime, inclusive: bool) -> int:
+    def _find(
+        self, tables: Tables, start: str | int | dt.datetime, inclusive: bool, resumes: bool
+    ) -> int:
         row = _existing(tables.latest(self.topic_id))
         if self._compacted:
             view = tables.views.view(self.topic_id)
             self._horizon = 0 if view is None else view.horizon
+            if resumes and isinstance(start, int) and 0 < start < _deleted_to(tables, row):
+                self._horizon = 0  # the view lacks deletions since then; the topic may have them
+        earliest = 0 if self._horizon else row.first_offset
+        self._began = earliest if start == "earliest" else 0
         if start == "earliest":
-            return 0 if self._horizon else row.first_offset
+            return earliest
         if start == "latest":
             return row.next_offset
         if isinstance(start, dt.datetime):
@@ -636,17 +645,31 @@ class LogCursor(_core.Cursor):
         horizon = self._horizon_over(tables, row)
         if end > max(self.position, horizon, row.first_offset):
             return True
-        return self.position < horizon and bool(
-            view_entries(tables, self.topic_id, self.position, horizon, None, 1)
-        )
+        if self.position < horizon and view_entries(
+            tables, self.topic_id, self.position, horizon, None, 1
+        ):
+            return True
+        if not self._skip_trimmed:
+            _check_kept(row, max(self.position, horizon))
+        return False
 
     def _horizon_over(self, tables: Tables, row: _core.TopicRow) -> int:
         """The offset below which the compacted view is read: the view's horizon when the reader
         began or, if trimmed offsets are skipped, the topic's first offset. Never more: above it the
-        topic has messages that a later view lacks (rule G7)."""
-        overtaken = max(self.position, self._horizon) < row.first_offset
-        if not (self._compacted and overtaken and self._skip_trimmed):
+        topic has messages that a later view lacks (rule G7).
+
+        Raises OffsetTrimmedError if a key may have been deleted by a message that was trimmed
+        before the reader came to it (rule G12)."""
+        known = max(self.position, self._horizon)  # it knows of the deletions before this offset
+        if not (self._compacted and known < row.first_offset and self._skip_trimmed):
             return self._horizon
+        if self.position not in (0, self._began) and _deleted_to(tables, row) > known:
+            raise OffsetTrimmedError(
+                f"topic {self.topic!r}: this compacted reader has missed deletions of keys. "
+                f"Offsets {known} to {row.first_offset - 1} were trimmed before it came there; the "
+                'compacted view shows no deletions. seek("earliest") reads the view from its '
+                "beginning; first forget the keys that were read before"
+            )
         view = tables.views.view(self.topic_id)
         return self._horizon if view is None else min(view.horizon, row.first_offset)
 
@@ -746,11 +769,7 @@ class LogCursor(_core.Cursor):
             if self.position < self._horizon and (found := self._read_view(tables)):
                 return found
             self.move_to(row.first_offset)
-        if self.position < row.first_offset:
-            raise OffsetTrimmedError(
-                f"topic {self.topic!r} begins at offset {row.first_offset}; {self.position} "
-                'was trimmed. seek("earliest") continues at the first message that is left'
-            )
+        _check_kept(row, self.position)
         one = None
         if self._ahead == 1 and self.position < row.next_offset:
             one = read_entry(tables, row, self.position, self._loads, self._open)
@@ -813,6 +832,21 @@ def _next_readable(start: int, end: int, is_readable: Callable[[int], bool]) -> 
         else:
             unreadable = middle
     return readable
+
+
+def _deleted_to(tables: Tables, row: _core.TopicRow) -> int:
+    """The offset before which messages that delete keys may be missing: those that the topic's
+    compacted view has applied or, without a view, those that were trimmed."""
+    view = tables.views.view(row.id)
+    return int(row.first_offset) if view is None else tables.views.deleted_to(view)
+
+
+def _check_kept(row: _core.TopicRow, position: int) -> None:
+    if position < row.first_offset:
+        raise OffsetTrimmedError(
+            f"topic {row.name!r} begins at offset {row.first_offset}; {position} was trimmed. "
+            'seek("earliest") continues at the first message that is left'
+        )
 
 
 def _existing(row: _core.TopicRow) -> _core.TopicRow:

@@ -94,9 +94,9 @@ def _compact_once(ledger: Store, topic: int, slot: int, engine: str) -> Compacte
             view = View(tables.rows.next_id(b"topic"), row.next_offset)
             tables.views.begin(view.id, slot, engine)
         work = _Work(ledger, topic, row.first_offset, former, view)
-        last, read = _last_of_each_key(work)
+        last, read, deleted_to = _last_of_each_key(work)
         kept = _write(work, last)
-        whole = _finish(work, kept)
+        whole = _finish(work, kept, deleted_to)
     except BaseException:
         give_up_view(ledger, topic, view)
         raise
@@ -113,7 +113,7 @@ class _Work(NamedTuple):
     view: View
 
 
-def _finish(work: _Work, kept: int) -> bool:
+def _finish(work: _Work, kept: int, deleted_to: int) -> bool:
     """Make the view the topic's. False if messages behind its horizon were trimmed: these may have
     replaced some of the view's."""
     with work.ledger.write_concurrent() as tables:
@@ -125,7 +125,9 @@ def _finish(work: _Work, kept: int) -> bool:
         if tables.topics.get(work.topic).first_offset > work.view.horizon:
             tables.deletions.add(work.view.id)
             return False
-        tables.views.put_view(work.topic, work.view, kept)
+        if work.former is not None:
+            deleted_to = max(deleted_to, tables.views.deleted_to(work.former))
+        tables.views.put_view(work.topic, work.view, kept, deleted_to)
         return True
 
 
@@ -133,11 +135,12 @@ def _is_deleted(tables: Tables, topic: int) -> bool:
     return bool(tables.topics.get(topic).flags & _core.DELETED)
 
 
-def _last_of_each_key(work: _Work) -> tuple[dict[bytes, int], int]:
-    """{key: the offset of its last message}, without keys whose last message is a tombstone, and
-    how many messages were read."""
+def _last_of_each_key(work: _Work) -> tuple[dict[bytes, int], int, int]:
+    """{key: the offset of its last message}, without keys whose last message is a tombstone; how
+    many messages were read; and the offset after the last one that deletes keys. Without a former
+    view, messages that were trimmed may have deleted keys, too."""
     last: dict[bytes, int] = {}
-    count = 0
+    count, deleted_to = 0, work.first_offset if work.former is None else 0
     for entry, indices in _entries(work):
         for index in indices:
             message = entry.message(index)
@@ -146,12 +149,14 @@ def _last_of_each_key(work: _Work) -> tuple[dict[bytes, int], int]:
             if key is None:
                 if is_clear(message):
                     last.clear()
+                    deleted_to = message.offset + 1
                 continue
             if message.raw_value is None:
                 last.pop(key, None)
+                deleted_to = message.offset + 1
             else:
                 last[key] = message.offset
-    return last, count
+    return last, count, deleted_to
 
 
 def _write(work: _Work, last: dict[bytes, int]) -> int:

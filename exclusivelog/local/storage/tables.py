@@ -81,6 +81,7 @@ from exclusivelog.local.files import Ignoring
 from exclusivelog.local.records import (
     ANNOUNCED,
     COMPRESSION,
+    DELETED_TO,
     ITEMS,
     KIND,
     OVERDUE,
@@ -1061,9 +1062,17 @@ class ViewTable:
         if row is None or len(row) != MAKER.size:
             raise EngineClosedError("the engine was closed while it compacted, or took a snapshot")
 
-    def put_view(self, topic: int, view: View, count: int) -> None:
-        """Make this complete view of `count` messages the topic's, in place of the last one."""
+    def put_view(self, topic: int, view: View, count: int, deleted_to: int) -> None:
+        """Make this complete view of `count` messages the topic's, in place of the last one.
+        `deleted_to`: what that function will return."""
         self._put("views", topic, view, self.view(topic), count)
+        self.rows.put("meta", DELETED_TO + U64.pack(view.id), U64.pack(deleted_to))
+
+    def deleted_to(self, view: View) -> int:
+        """The offset after the last message that has removed keys from a compacted view, or from
+        those it was made of; 0 if there was none. The horizon, if an earlier version made it."""
+        found = self.rows.find("meta", DELETED_TO + U64.pack(view.id), u64)
+        return view.horizon if found is None else found
 
     def snapshot(self, topic: int) -> View | None:
         """The newest snapshot of the topic's state, if there is one."""
@@ -1083,6 +1092,7 @@ class ViewTable:
     def _discard(self, view: View) -> None:
         self._deletions.add(view.id)
         self.rows.delete("meta", ITEMS + U64.pack(view.id))
+        self.rows.delete("meta", DELETED_TO + U64.pack(view.id))
 
     def count(self, view: View) -> int | None:
         """How many messages a view or snapshot has, to detect missing ones, which offsets cannot
