@@ -44,6 +44,7 @@ from exclusivelog.types import (
     Move,
     OwnerInfo,
     Report,
+    Retention,
     RoleInfo,
     TopicStats,
     TransferInfo,
@@ -391,8 +392,14 @@ class TopicStore(Protocol):
         """Remove the messages before an offset, and before a time (ms since 1970), and all but
         the newest `max_bytes`; return the new first offset."""
 
-    def retain(self, max_age: float | None, max_bytes: int | None) -> None:
-        """Remove old messages in the background from now on."""
+    def first_kept(self, before: int, before_ms: int | None, max_bytes: int | None) -> int:
+        """The first offset that `trim` would return; changes nothing."""
+
+    def retention(self) -> Retention:
+        """What is removed in the background."""
+
+    def retain(self, changes: Mapping[str, Any]) -> Retention:
+        """Change these fields of the retention in one transaction; return all of them."""
 
     def compress(self, setting: str | None) -> None:
         """Compress new entries from now on with this method ("lz4", "zstd" or None)."""

@@ -26,12 +26,15 @@ from exclusivelog.reader import Reader, Start
 from exclusivelog.serde import pick_dumps
 from exclusivelog.transaction import Claim
 from exclusivelog.types import (
+    UNCHANGED,
     AccessMode,
     Announcement,
     ModeName,
     OwnerInfo,
+    Retention,
     TopicStats,
     TransferInfo,
+    Unchanged,
     WaiterInfo,
 )
 from exclusivelog.waits import check_seconds
@@ -334,11 +337,15 @@ producer; it is held by producer 'leader' ...
         """
         return self._store.compact()
 
-    def trim(self, before: int | dt.datetime | None = None, max_bytes: int | None = None) -> int:
+    def trim(
+        self, before: int | dt.datetime | None = None, max_bytes: int | None = None, *,
+        dry_run: bool = False,
+    ) -> int:  # fmt: skip
         """Remove old messages permanently (rule G8). Returns the topic's new first offset.
 
         - `before`: an offset, or a datetime (naive: local time). Earlier messages are removed.
         - `max_bytes`: how many bytes of the newest entries may stay, without those in the journal.
+        - `dry_run`: True removes nothing, and returns the first offset that would stay.
 
         It takes one of them, or both: TypeError if neither is given.
 
@@ -352,7 +359,11 @@ producer; it is held by producer 'leader' ...
         >>> topic.trim(before=2), [message.value for message in topic.reader()]
         (2, [b'c'])
         """
-        self._engine.check_writable()
+        check_flag("dry_run", dry_run)
+        if dry_run:
+            self._engine.check_open()
+        else:
+            self._engine.check_writable()
         if before is None and max_bytes is None:
             raise TypeError(
                 "trim takes before= (an offset or a datetime), max_bytes=, or both; none was given"
@@ -362,34 +373,55 @@ producer; it is held by producer 'leader' ...
         if isinstance(before, int) and before < 0:
             raise ValueError(f"before={before}: it takes an offset from 0 on")
         _check_max_bytes(max_bytes)
+        trim = self._store.first_kept if dry_run else self._store.trim
         if isinstance(before, dt.datetime):
-            return self._store.trim(0, to_ms(before), max_bytes)
-        return self._store.trim(before or 0, None, max_bytes)
+            return trim(0, to_ms(before), max_bytes)
+        return trim(before or 0, None, max_bytes)
 
     def retention(
-        self, max_age: float | dt.timedelta | None = None, max_bytes: int | None = None
-    ) -> None:
-        """Remove old messages in the background from now on (rule G8); any process that has the
-        ledger open does it. With None for both, the default, everything is kept.
+        self,
+        max_age: float | dt.timedelta | Unchanged | None = UNCHANGED,
+        max_bytes: int | Unchanged | None = UNCHANGED,
+        keep: Literal["keys"] | Unchanged | None = UNCHANGED,
+    ) -> Retention:
+        """Return the topic's retention; or change it: old messages are removed in the background
+        from now on (rule G8), by any process that has the ledger open.
+
+        An argument that is left out changes nothing, so `topic.retention()` only tells.
 
         - `max_age`: seconds, or a timedelta, since a message was published. Messages that seem to
           be more than an hour too old are removed only after another hour (or `max_age`, if that is
           less), because the clock may have been set ahead by mistake.
         - `max_bytes`: how many bytes of the newest entries are kept; for compressed entries, their
           compressed size counts.
+        - `keep`: "keys": compact the topic before messages are removed, by retention or `trim`, so
+          that readers with `read_compacted=True` still find the last message of every key. Without
+          it, the keys of a topic that was never compacted go with its messages.
+
+        None removes a limit; a new topic has none of the three, and keeps everything.
 
         Messages that a shared state's newest snapshot does not cover are kept (rule I4). The topic
         `__events__` keeps its newest 250,000 by default; `max_age=math.inf` keeps all of them.
 
-        >>> topic.retention(max_age=7 * 86400, max_bytes=1 << 30)
+        >>> topic.retention(max_age=dt.timedelta(days=7), max_bytes=1 << 30)
+        Retention(max_age=604800.0, max_bytes=1073741824, keep=None)
+        >>> topic.retention(max_age=None)
+        Retention(max_age=None, max_bytes=1073741824, keep=None)
         """
+        changes: dict[str, Any] = {}
+        if max_age is not UNCHANGED:
+            changes["max_age"] = _max_age(max_age)
+        if max_bytes is not UNCHANGED:
+            _check_max_bytes(max_bytes)
+            changes["max_bytes"] = max_bytes
+        if keep is not UNCHANGED:
+            if keep not in ("keys", None):
+                raise ValueError(f"keep={keep!r}: it takes 'keys' or None")
+            changes["keep"] = keep
+        if not changes:
+            return self._store.retention()
         self._engine.check_writable()
-        if isinstance(max_age, dt.timedelta):
-            max_age = max_age.total_seconds()
-        if max_age is not None:
-            check_seconds(max_age, "max_age", "seconds from 0 on, a timedelta, or None")
-        _check_max_bytes(max_bytes)
-        self._store.retain(max_age, max_bytes)
+        return self._store.retain(changes)
 
     def compression(self, method: Literal["lz4", "zstd"] | None) -> None:
         """Compress the topic's messages on disk from now on, from all processes. Readers need no
@@ -515,6 +547,15 @@ producer; it is held by producer 'leader' ...
 
     def __repr__(self) -> str:
         return f"<Topic {self.name!r}>"
+
+
+def _max_age(age: float | dt.timedelta | None) -> float | None:
+    """The age in seconds; ValueError or TypeError if it is wrong."""
+    if isinstance(age, dt.timedelta):
+        age = age.total_seconds()
+    if age is not None:
+        check_seconds(age, "max_age", "seconds from 0 on, a timedelta, or None")
+    return age
 
 
 def _check_max_bytes(max_bytes: object) -> None:

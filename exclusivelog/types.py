@@ -25,6 +25,7 @@ __all__ = [
     "OwnerInfo",
     "ProducerStats",
     "Report",
+    "Retention",
     "RoleInfo",
     "TopicStats",
     "TransferInfo",
@@ -478,6 +479,36 @@ class TopicStats:
     def ratio(self) -> float:
         """`raw_bytes` divided by `stored_bytes`; 1.0 if there are no entries."""
         return self.raw_bytes / self.stored_bytes if self.stored_bytes else 1.0
+
+
+class Unchanged(enum.Enum):
+    """The default of an argument that changes a setting: it keeps what it is."""
+
+    UNCHANGED = "unchanged"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+UNCHANGED = Unchanged.UNCHANGED
+
+
+@dataclass(frozen=True)
+class Retention:
+    """A topic's retention: what is removed in the background. `topic.retention()` returns it.
+
+    - `max_age`: seconds since a message was published; None: no limit.
+    - `max_bytes`: how many bytes of the newest entries are kept; None: no limit.
+    - `keep`: "keys": the topic is compacted before messages are removed, so that readers with
+      `read_compacted=True` find the last message of every key. None: no.
+
+    >>> topic.retention(max_age=3600.0, keep="keys")
+    Retention(max_age=3600.0, max_bytes=None, keep='keys')
+    """
+
+    max_age: float | None = None
+    max_bytes: int | None = None
+    keep: Literal["keys"] | None = None
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,15 @@ from exclusivelog.producer import ProducerFuture
 from exclusivelog.reader import Start
 from exclusivelog.topic import Topic as SyncTopic
 from exclusivelog.types import (
+    UNCHANGED,
     AccessMode,
     Announcement,
     ModeName,
     OwnerInfo,
+    Retention,
     TopicStats,
     TransferInfo,
+    Unchanged,
     WaiterInfo,
 )
 
@@ -266,15 +269,20 @@ class Topic(_ByName):
 
     @like(SyncTopic.trim)
     async def trim(
-        self, before: int | dt.datetime | None = None, max_bytes: int | None = None
-    ) -> int:
-        return await self._named.run(SyncTopic.trim, before, max_bytes)
+        self, before: int | dt.datetime | None = None, max_bytes: int | None = None, *,
+        dry_run: bool = False,
+    ) -> int:  # fmt: skip
+        trim = functools.partial(SyncTopic.trim, dry_run=dry_run)
+        return await self._named.run(trim, before, max_bytes)
 
     @like(SyncTopic.retention)
     async def retention(
-        self, max_age: float | dt.timedelta | None = None, max_bytes: int | None = None
-    ) -> None:
-        await self._named.run(SyncTopic.retention, max_age, max_bytes)
+        self,
+        max_age: float | dt.timedelta | Unchanged | None = UNCHANGED,
+        max_bytes: int | Unchanged | None = UNCHANGED,
+        keep: Literal["keys"] | Unchanged | None = UNCHANGED,
+    ) -> Retention:
+        return await self._named.run(SyncTopic.retention, max_age, max_bytes, keep)
 
     @like(SyncTopic.compression)
     async def compression(self, method: Literal["lz4", "zstd"] | None) -> None:

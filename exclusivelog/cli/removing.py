@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import time
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 import click
 
-from exclusivelog.cli.output import print_result
+import exclusivelog as xl
+from exclusivelog.cli.output import fields_of, print_result
 from exclusivelog.cli.program import (
     SECONDS,
     age_of,
     as_json,
     ledger_path,
+    open_to_read,
     open_to_write,
     program,
     start_of,
@@ -19,14 +25,92 @@ from exclusivelog.cli.program import (
 )
 
 yes = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+UNDONE = "This cannot be undone."
 
 
 def _confirm(question: str, yes: bool) -> None:
+    """Ask on a terminal; without one, refuse unless `yes`."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} This cannot be undone: give --yes")
-    click.confirm(f"{question} This cannot be undone.", abort=True, err=True)
+        raise click.UsageError(f"{question} {UNDONE[:-1]}: give --yes")
+    click.confirm(f"{question} {UNDONE}", abort=True, err=True)
+
+
+def _ask(question: str, yes: bool) -> None:
+    """Ask on a terminal. Without one, a script has been told what to remove."""
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"{question} {UNDONE}", abort=True, err=True)
+
+
+def _messages(count: int) -> str:
+    return f"{count:,} message" + ("" if count == 1 else "s")
+
+
+# ---- sizes and ages ----------------------------------------------------------------------
+
+SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b", re.IGNORECASE)
+
+
+def size_of(text: str) -> int | None:
+    """The bytes of 1000, 10kB, 1.5GB or 1GiB; None for another text.
+
+    >>> size_of("1000"), size_of("1.5GB"), size_of("1GiB"), size_of("1G")
+    (1000, 1500000000, 1073741824, None)
+    """
+    if text.isdecimal():
+        return int(text)
+    found = SIZE.fullmatch(text)
+    if found is None or (found[3] and not found[2]):
+        return None
+    unit: int = (1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " ")
+    return round(float(found[1]) * unit)
+
+
+class _Bytes(click.ParamType[int]):
+    name = "bytes"
+
+    def convert(self, value: object, param: object, ctx: object) -> int:
+        """Bytes, from 1000, 10kB, 1GB or 1GiB."""
+        size = value if isinstance(value, int) else size_of(str(value))
+        if size is None:
+            raise click.BadParameter(
+                f"{value}: it takes bytes, or a size such as 500kB, 10MB, 1GB or 1GiB"
+            )
+        return size
+
+
+class _Age(click.ParamType[float]):
+    name = "age"
+
+    def convert(self, value: object, param: object, ctx: object) -> float:
+        """Seconds, from 90s, 15m, 24h or 7d."""
+        age = value if isinstance(value, float) else age_of(str(value))
+        if age is None:
+            units = f"{value}s, {value}m, {value}h or {value}d"
+            raise click.BadParameter(
+                f"{value}: it takes an age with its unit: "
+                + (units if str(value).isdecimal() else "90s, 15m, 24h or 7d")
+            )
+        return age
+
+
+class _OrNone(click.ParamType[Any]):
+    """A value, or "none": no limit."""
+
+    def __init__(self, kind: click.ParamType[Any]) -> None:
+        self._kind = kind
+        self.name = kind.name
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The value; "none" as it is."""
+        return value if value == NONE else self._kind.convert(value, param, ctx)
+
+
+NONE = "none"
+
+
+# ---- trim, delete, terminate -------------------------------------------------------------
 
 
 @program.command()
@@ -38,21 +122,31 @@ def _confirm(question: str, yes: bool) -> None:
     "TIME without a zone is local.",
 )  # fmt: skip
 @click.option(
-    "--max-bytes", metavar="BYTES", type=click.IntRange(min=0),
-    help="Keep at most so many bytes of the newest messages.",
+    "--max-bytes", metavar="BYTES", type=_Bytes(),
+    help="Keep at most so many bytes of the newest messages: 1000000, 10MB, 1GB, 1GiB.",
 )  # fmt: skip
+@yes
 @as_json
 def trim(
-    path: str, topic: str, before: str | None, max_bytes: int | None, as_json: bool
+    path: str, topic: str, before: str | None, max_bytes: int | None, yes: bool, as_json: bool
 ) -> None:  # fmt: skip
-    """Remove a topic's old messages permanently."""
+    """Remove a topic's old messages permanently.
+
+    On a terminal it says how many, and asks first.
+    """
     if before is None and max_bytes is None:
         raise click.UsageError("give --before OFFSET, --max-bytes BYTES, or both")
     end = None if before is None else start_of(before, "--before")
     with open_to_write(path) as engine:
-        first = engine.topic(topic, create=False).trim(end, max_bytes)
-    text = f"{topic} begins at offset {first}"
-    print_result({"topic": topic, "first_offset": first}, text, as_json)
+        here = engine.topic(topic, create=False)
+        began, count = here.first_offset, len(here)
+        gone = here.trim(end, max_bytes, dry_run=True) - began
+        if gone:
+            _ask(f"Remove {gone:,} of the {_messages(count)} of {topic}?", yes)
+        first = here.trim(end, max_bytes)
+    facts = {"topic": topic, "first_offset": first, "removed_messages": first - began}
+    text = f"{topic} begins at offset {first}: {_messages(first - began)} removed"
+    print_result(facts, text, as_json)
 
 
 @program.command()
@@ -63,11 +157,11 @@ def trim(
 def delete(path: str, topic: str, yes: bool, as_json: bool) -> None:
     """Remove a topic and its messages permanently. The topic must have no holder and no waiter."""
     with open_to_write(path) as engine:
-        here = engine.topic(topic, create=False)
-        count = here.next_offset - here.first_offset
-        _confirm(f"Delete {topic} with {count:,} messages?", yes)
+        count = len(engine.topic(topic, create=False))
+        _confirm(f"Delete {topic} with {_messages(count)}?", yes)
         engine.delete_topic(topic)
-    print_result({"topic": topic, "deleted_messages": count}, f"{topic} is deleted", as_json)
+    text = f"{topic} is deleted: {_messages(count)} removed"
+    print_result({"topic": topic, "deleted_messages": count}, text, as_json)
 
 
 @program.command()
@@ -85,45 +179,79 @@ def terminate(path: str, topic: str, yes: bool, as_json: bool) -> None:
     print_result({"topic": topic, "next_offset": offset}, text, as_json)
 
 
-class _Duration(click.ParamType[float]):
-    name = "duration"
-
-    def convert(self, value: object, param: object, ctx: object) -> float:
-        """Seconds, from 90, 90s, 15m, 24h or 7d."""
-        if isinstance(value, float):
-            return value
-        age = float(str(value)) if str(value).isdecimal() else age_of(str(value))
-        if age is None:
-            raise click.BadParameter(f"{value}: it takes seconds, or 90s, 15m, 24h, 7d")
-        return age
+# ---- retention ---------------------------------------------------------------------------
 
 
 @program.command()
 @ledger_path
 @topic_name
 @click.option(
-    "--max-age", metavar="AGE", type=_Duration(),
-    help="Remove messages older than this: seconds, or 90s, 15m, 24h, 7d.",
+    "--max-age", metavar="AGE", type=_OrNone(_Age()),
+    help="Remove messages older than this: 90s, 15m, 24h, 7d; none: no limit.",
 )  # fmt: skip
 @click.option(
-    "--max-bytes", metavar="BYTES", type=click.IntRange(min=0),
-    help="Keep at most so many bytes of the newest messages.",
+    "--max-bytes", metavar="BYTES", type=_OrNone(_Bytes()),
+    help="Keep at most so many bytes of the newest messages: 1000000, 10MB, 1GB; none: no limit.",
+)  # fmt: skip
+@click.option(
+    "--keep", type=click.Choice(("keys", NONE)),
+    help="keys: compact the topic before messages are removed, so that compacted readers find the "
+    "last message of every key.",
 )  # fmt: skip
 @click.option("--off", is_flag=True, help="Keep everything; for __events__, the default limit.")
+@yes
 @as_json
 def retention(
-    path: str, topic: str, max_age: float | None, max_bytes: int | None, off: bool, as_json: bool
+    path: str, topic: str, max_age: float | Literal["none"] | None,
+    max_bytes: int | Literal["none"] | None, keep: Literal["keys", "none"] | None, off: bool,
+    yes: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Remove a topic's old messages in the background from now on."""
-    if off == (max_age is not None or max_bytes is not None):
-        raise click.UsageError("give --max-age, --max-bytes or both; or --off alone")
-    with open_to_write(path) as engine:
-        engine.topic(topic, create=False).retention(max_age, max_bytes)
-    kept = [f"messages of the last {_age_text(max_age)}"] if max_age is not None else []
-    kept += [f"at most {max_bytes:,} bytes"] if max_bytes is not None else []
+    """Show a topic's retention; or change it, to remove old messages in the background.
+
+    An option that is left out stays as it is. On a terminal it says how many messages will be
+    removed at once, and asks first.
+    """
+    given = {"max_age": max_age, "max_bytes": max_bytes, "keep": keep}
+    changes: dict[str, Any] = {
+        name: None if value == NONE else value for name, value in given.items() if value is not None
+    }
+    if off and changes:
+        raise click.UsageError("give --off alone, or --max-age, --max-bytes and --keep")
+    if off:
+        changes = dict.fromkeys(given)
+    with open_to_write(path) if changes else open_to_read(path) as engine:
+        here = engine.topic(topic, create=False)
+        made = here.retention()
+        gone = 0
+        if changes:
+            wanted = xl.Retention(**{**fields_of(made), **changes})
+            if gone := _due(here, wanted):
+                _ask(f"{_kept(topic, wanted)}. Remove {_messages(gone)} of it?", yes)
+            made = here.retention(**changes)
+    text = _kept(topic, made) + (f"; {_messages(gone)} will be removed now" if gone else "")
+    removed = {"removed_messages": gone} if changes else {}
+    print_result({"topic": topic, **fields_of(made), **removed}, text, as_json)
+
+
+def _due(topic: xl.Topic, wanted: xl.Retention) -> int:
+    """How many messages this retention removes at once."""
+    before = None
+    if wanted.max_age is not None and wanted.max_age < time.time():
+        before = datetime.fromtimestamp(time.time() - wanted.max_age, UTC)
+    if before is None and wanted.max_bytes is None:
+        return 0
+    first = topic.first_offset
+    return topic.trim(before, wanted.max_bytes, dry_run=True) - first
+
+
+def _kept(topic: str, made: xl.Retention) -> str:
+    kept = [] if made.max_age is None else [f"messages of the last {_age_text(made.max_age)}"]
+    kept += [] if made.max_bytes is None else [f"at most {made.max_bytes:,} bytes"]
     all_of_it = "what it keeps by default" if topic == "__events__" else "everything"
-    text = f"{topic} keeps {' and '.join(kept) or all_of_it}"
-    print_result({"topic": topic, "max_age": max_age, "max_bytes": max_bytes}, text, as_json)
+    keys = "" if made.keep is None else ", and the last message of every key"
+    if not kept and keys:
+        keys = "; a trim keeps the last message of every key"
+    return f"{topic} keeps {' and '.join(kept) or all_of_it}{keys}"
 
 
 def _age_text(seconds: float) -> str:

@@ -266,5 +266,7 @@ class ClusterTopic:
 
     compact = refuses("compaction")
     trim = refuses("retention")
+    first_kept = refuses("retention")
+    retention = refuses("retention")
     retain = refuses("retention")
     compress = refuses("compression")

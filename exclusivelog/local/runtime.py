@@ -489,12 +489,12 @@ class Runtime(OpenEngine):
         to which they go."""
         with self.ledger.read() as tables:
             row, kind = tables.topics.get(topic), tables.topics.kind(topic)
-            view = tables.views.view(topic)
+            compacts = tables.views.view(topic) or tables.retention.keep(topic)
         end = row.next_offset
         if kind.get("holds") == "map":
             end, items = self._map_at(self, topic, row.name, end)
             self.snapshot(topic, end, items)
-        if view is not None:
+        if compacts:
             self.compact(topic)
         return end
 

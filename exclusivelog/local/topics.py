@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from exclusivelog import _core, logs
 from exclusivelog.backend import Kind, Snapshot
@@ -28,7 +28,14 @@ from exclusivelog.local.ownership.steps import announcement
 from exclusivelog.local.storage.compression import naming
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
-from exclusivelog.types import Announcement, OwnerInfo, TopicStats, TransferInfo, WaiterInfo
+from exclusivelog.types import (
+    Announcement,
+    OwnerInfo,
+    Retention,
+    TopicStats,
+    TransferInfo,
+    WaiterInfo,
+)
 
 log = logging.getLogger(__name__)
 
@@ -161,18 +168,36 @@ class LocalTopic:
         `max_bytes`; the new first offset."""
         self.facts()
         ledger = self._engine.ledger
-        with contextlib.suppress(LedgerFullError):  # what is trimmed makes room for it
-            ledger.checkpoint()
+        self._checkpoint()
         if before_ms is not None:
             note_time(ledger, self._id)
         first = max(first_to_retain(ledger, self._id, before_ms, max_bytes), before)
         return trim(ledger, self._id, first, self._engine.renew)
 
-    def retain(self, max_age: float | None, max_bytes: int | None) -> None:
-        """Remove old messages in the background from now on."""
+    def _checkpoint(self) -> None:
+        with contextlib.suppress(LedgerFullError):  # what is trimmed makes room for it
+            self._engine.ledger.checkpoint()
+
+    def first_kept(self, before: int, before_ms: int | None, max_bytes: int | None) -> int:
+        """The first offset that `trim` would keep; without the journal for a read-only engine."""
+        row, ledger = self.facts(), self._engine.ledger
+        if not ledger.readonly:
+            self._checkpoint()
+        first = max(first_to_retain(ledger, self._id, before_ms, max_bytes), before)
+        return max(row.first_offset, min(first, self.next_offset()))
+
+    def retention(self) -> Retention:
+        """What is removed in the background."""
         self.facts()
-        set_retention(self._engine.ledger, self._id, max_age, max_bytes)
+        with self._engine.ledger.read() as tables:
+            return Retention(*tables.retention.get(self._id), tables.retention.keep(self._id))
+
+    def retain(self, changes: Mapping[str, Any]) -> Retention:
+        """Change these fields of the retention."""
+        self.facts()
+        made = set_retention(self._engine.ledger, self._id, changes)
         self._engine.retention_worker.start()
+        return made
 
     def compress(self, setting: str | None) -> None:
         """Compress new entries from now on by this setting."""

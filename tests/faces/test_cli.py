@@ -300,7 +300,9 @@ def test_compact_and_trim(topic, path) -> None:
     with topic.producer() as producer:
         producer.send_many([b"1", b"2", b"3"], keys=["a", "b", "a"])
     assert lines("compact", path, "orders") == [["orders is compacted: 2 messages"]]
-    assert lines("trim", path, "orders", "--before", "2") == [["orders begins at offset 2"]]
+    assert lines("trim", path, "orders", "--before", "2") == [
+        ["orders begins at offset 2: 2 messages removed"]
+    ]
     nothing = run("trim", path, "orders")
     assert (nothing.returncode, nothing.stdout) == (2, b"")
     assert b"give --before OFFSET, --max-bytes BYTES, or both" in nothing.stderr

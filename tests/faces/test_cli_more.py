@@ -130,7 +130,8 @@ def test_times_are_taken_where_offsets_are(orders) -> None:
     later = (dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)).isoformat()
     assert lines("tail", orders, "orders", "--from", later) == []
     assert len(lines("tail", orders, "orders", "--from", "2020-01-01T00:00Z")) == 4
-    assert lines("trim", orders, "orders", "--before", later) == [["orders begins at offset 4"]]
+    removed = "orders begins at offset 4: 4 messages removed"
+    assert lines("trim", orders, "orders", "--before", later) == [[removed]]
     assert b"it takes earliest" in run("tail", orders, "orders", "--from", "soon").stderr
     assert run("trim", orders, "orders").returncode == 2
 
@@ -232,7 +233,7 @@ def test_what_cannot_be_undone_asks_first(orders) -> None:
         assert (done.returncode, done.stdout) == (2, b"")
         assert b"give --yes" in done.stderr
     assert lines("terminate", orders, "orders", "--yes") == [["orders is terminated at offset 4"]]
-    assert lines("delete", orders, "orders", "--yes") == [["orders is deleted"]]
+    assert lines("delete", orders, "orders", "--yes") == [["orders is deleted: 4 messages removed"]]
     assert refusal("delete", orders, "orders", "--yes").count("orders") == 1
 
 
@@ -251,7 +252,7 @@ def test_retention_takes_ages_as_people_write_them(orders) -> None:
         ["orders keeps messages of the last 90m and at most 1,000 bytes"]
     ]
     assert lines("retention", orders, "orders", "--off") == [["orders keeps everything"]]
-    for wrong in ([], ["--off", "--max-age", "1"], ["--max-age", "soon"]):
+    for wrong in (["--off", "--max-age", "1d"], ["--max-age", "soon"], ["--max-age", "7"]):
         assert run("retention", orders, "orders", *wrong).returncode == 2
 
 

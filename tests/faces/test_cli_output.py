@@ -20,6 +20,7 @@ import exclusivelog as xl
 from exclusivelog.cli.messaging import MESSAGES
 from exclusivelog.cli.program import ADVICE, advised, program
 from testing.processes import PATIENCE
+from testing.terminal import Terminal
 from tests.faces.test_cli import COMMANDS, PROGRAM, lines, run
 
 pytestmark = pytest.mark.once
@@ -198,9 +199,68 @@ def test_an_age_is_a_time(topic, path, command) -> None:
     for age, count in (("1h", 1), ("1.5d", 1), ("0s", 0)):
         assert command("tail", path, "orders", "--since", age)[1].count("\n") == count
     for age, first in (("7d", 0), ("0s", 1)):
-        said = f"orders begins at offset {first}\n"
+        said = f"orders begins at offset {first}: {first} message{'' if first else 's'} removed\n"
         assert command("trim", path, "orders", "--before", age) == (0, said, "")
     assert "an age such as 90s" in command("tail", path, "orders", "--since", "1w")[2]
+
+
+# ---- what removes messages ---------------------------------------------------------------
+
+
+def on_terminal(*words: str, answer: str) -> str:
+    """What the command shows on a terminal, on which this is typed."""
+    with Terminal([*PROGRAM, *words], size=(20, 200)) as screen:
+        screen.see(r"cannot be undone")
+        screen.type(f"{answer}\r")
+        screen.process.wait(PATIENCE)
+        screen.see(r"removed|Aborted")
+        return screen.text()
+
+
+def test_what_removes_messages_says_how_many_and_asks(topic, path) -> None:
+    with topic.producer() as producer:
+        producer.send_many([b"x"] * 5)
+    trim = ("trim", path, "orders", "--before", "1000000")
+    assert "Remove 5 of the 5 messages of orders?" in on_terminal(*trim, answer="n")
+    shown = on_terminal("retention", path, "orders", "--max-age", "0s", answer="n")
+    assert "orders keeps messages of the last 0s. Remove 5 messages of it?" in shown
+    assert (len(topic), topic.retention()) == (5, xl.Retention())
+    shown = on_terminal("trim", path, "orders", "--before", "2", answer="y")
+    assert "orders begins at offset 2: 2 messages removed" in shown
+    assert topic.first_offset == 2
+
+
+def test_an_age_needs_its_unit(topic, path, command) -> None:
+    status, _, told = command("retention", path, "orders", "--max-age", "7")
+    assert status == 2
+    assert "7s, 7m, 7h or 7d" in told
+    assert topic.retention() == xl.Retention()
+
+
+def test_sizes_have_units(topic, path, command) -> None:
+    for text, size in (("1GB", 10**9), ("1.5 kb", 1500), ("2MiB", 2 << 20), ("77", 77)):
+        assert command("retention", path, "orders", "--max-bytes", text)[0] == 0
+        assert topic.retention().max_bytes == size
+    for wrong in ("1G", "1iB", "-1", "1.5", ""):
+        status, _, told = command("retention", path, "orders", "--max-bytes", wrong)
+        assert (status, "1GB or 1GiB" in told) == (2, True)
+
+
+def test_the_retention_is_shown_and_changed_in_parts(topic, path, command) -> None:
+    def said(*words: str) -> str:
+        return command("retention", path, "orders", *words)[1]
+
+    assert said() == "orders keeps everything\n"
+    assert said("--max-age", "7d") == "orders keeps messages of the last 7d\n"
+    both = "orders keeps messages of the last 7d and at most 1,000 bytes"
+    assert said("--max-bytes", "1kB", "--keep", "keys") == (
+        f"{both}, and the last message of every key\n"
+    )
+    assert said() == f"{both}, and the last message of every key\n"
+    assert json.loads(said("--keep", "none", "--max-age", "none", "--json")) == {
+        "topic": "orders", "max_age": None, "max_bytes": 1000, "keep": None, "removed_messages": 0,
+    }  # fmt: skip
+    assert said("--off") == said() == "orders keeps everything\n"
 
 
 # ---- errors ------------------------------------------------------------------------------

@@ -1022,8 +1022,8 @@ def test_a_topic_whose_library_is_missing_holds_up_no_other_topics_retention(
         first.trim(before=moment(int(1000 * (now - 1000))))
     with pytest.raises(xl.MissingLibraryError, match=r"topic 'first': .* zstd"):
         first.compact()
-    retention.set_retention(engine.ledger, first.id, 0.000_001, None)
-    retention.set_retention(engine.ledger, second.id, None, 1)
+    retention.set_retention(engine.ledger, first.id, {"max_age": 0.000_001})
+    retention.set_retention(engine.ledger, second.id, {"max_bytes": 1})
     worker = engine.backend.retention_worker
     for _ in range(2):
         worker.go_round()

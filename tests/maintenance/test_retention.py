@@ -675,12 +675,91 @@ def test_g8_a_topic_that_is_terminated_keeps_everything(engine, topic, often) ->
     fill(topic, 5)
     engine.ledger.checkpoint()
     until(lambda: topic.first_offset == 5)
-    topic.retention()
+    topic.retention(max_age=None, max_bytes=None)
     fill(topic, 5)
     engine.ledger.checkpoint()
     time.sleep(0.3)
     assert topic.first_offset == 5
     assert rows(engine)["retention"] == []
+
+
+def test_g8_to_ask_for_the_retention_changes_nothing(engine, topic) -> None:
+    kept = xl.Retention(3600.0, 1000, "keys")
+    assert topic.retention() == xl.Retention(None, None, None)
+    assert topic.retention(3600.0, 1000, "keys") == kept
+    with xl.open(engine.path, readonly=True) as readonly:
+        for _ in range(2):
+            assert topic.retention() == readonly.topic("orders").retention() == kept
+
+
+def test_g8_an_argument_that_is_left_out_changes_nothing(topic) -> None:
+    assert topic.retention(max_bytes=1000) == xl.Retention(None, 1000, None)
+    assert topic.retention(max_age=dt.timedelta(days=1)) == xl.Retention(86400.0, 1000, None)
+    assert topic.retention(keep="keys") == xl.Retention(86400.0, 1000, "keys")
+    assert topic.retention(max_age=None) == xl.Retention(None, 1000, "keys")
+    assert topic.retention(max_bytes=None) == xl.Retention(None, None, "keys")
+    assert topic.retention(keep=None) == topic.retention() == xl.Retention()
+    assert rows(topic.engine)["retention"] == []
+    for wrong in ("key", True, ""):
+        with pytest.raises(ValueError, match=r"keep=.*'keys' or None"):
+            topic.retention(keep=wrong)
+
+
+def test_g8_two_that_change_a_retention_at_once_lose_neither_change(topic, worker) -> None:
+    process = worker()
+    for number in range(20):
+        process.start(keep, max_age=float(number))
+        topic.retention(max_bytes=number)
+        process.answer()
+        assert topic.retention() == xl.Retention(float(number), number, None)
+
+
+@pytest.mark.parametrize("views", [0, 1])
+@pytest.mark.parametrize("how", ["retention", "trim"])
+def test_g8_keys_are_kept_where_that_is_asked_for(
+    engine, topic, often, views: int, how: str
+) -> None:
+    """Of a topic that was never compacted, too: it is compacted before messages are removed. A
+    reader that has read all before misses no deletion either, or is told."""
+    with topic.producer() as producer:
+        producer.send_many([b"0", b"1", b"2"], keys=["a", "b", "a"])
+        for _ in range(views):
+            topic.compact()
+        producer.send_many([None, b"4"], keys=["b", "c"])
+    engine.ledger.checkpoint()
+    if how == "retention":
+        topic.retention(max_age=0.0, keep="keys")
+        until(lambda: topic.first_offset == 5)
+    else:
+        topic.retention(keep="keys")
+        assert topic.trim(before=5) == 5
+    assert list(topic.reader(trimmed="earliest")) == []
+    found = [(m.key, m.value) for m in topic.reader(read_compacted=True)]
+    assert found == [(b"a", b"2"), (b"c", b"4")]
+    until(lambda: garbage(engine) == {})
+
+
+def test_g8_without_that_the_keys_go(topic) -> None:
+    """The control: of a topic that was never compacted."""
+    topic.producer().send_many([b"0", b"1"], keys=["a", "b"])
+    assert topic.trim(before=2) == 2
+    assert list(topic.reader(read_compacted=True)) == []
+
+
+def test_g8_a_dry_run_removes_nothing(engine, topic) -> None:
+    fill(topic, 10, batch=1)
+    with xl.open(engine.path, readonly=True) as readonly:
+        for given, first in (
+            ({"before": 4}, 4), ({"before": 99}, 10), ({"before": 0}, 0), ({"max_bytes": 0}, 10),
+            ({"before": dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)}, 10),
+        ):  # fmt: skip
+            assert topic.trim(**given, dry_run=True) == first
+            assert readonly.topic("orders").trim(**given, dry_run=True) == first
+    assert topic.first_offset == 0
+    assert topic.trim(before=4) == topic.trim(before=2, dry_run=True) == 4
+    with pytest.raises(TypeError, match="dry_run"):
+        topic.trim(before=9, dry_run="no")
+    assert topic.first_offset == 4
 
 
 def hold_back(state: State) -> None:

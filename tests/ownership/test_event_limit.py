@@ -70,7 +70,7 @@ def test_a_retention_of_its_own_takes_the_place_of_the_default(
         engine.topic(EVENTS).retention(max_age=math.inf)
         change_owner(engine, 30)
         assert kept(engine) == (0, 60)
-        engine.topic(EVENTS).retention()  # the default again
+        engine.topic(EVENTS).retention(max_age=None)  # the default again
         change_owner(engine)
         assert kept(engine) == (42, 62)
 

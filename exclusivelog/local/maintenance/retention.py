@@ -23,8 +23,10 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
 
 from exclusivelog import _core, logs, threads
 from exclusivelog.errors import (
@@ -39,10 +41,10 @@ from exclusivelog.local.faults import retry_damaged
 from exclusivelog.local.log.reading import offset_at_time
 from exclusivelog.local.maintenance.compression import compress_old
 from exclusivelog.local.maintenance.deletion import delete_pending
-from exclusivelog.local.records import View
 from exclusivelog.local.shm.lockfile import boot_id
 from exclusivelog.local.storage.compression import OLD, naming
 from exclusivelog.local.storage.tables import Store, Tables
+from exclusivelog.types import Retention
 
 # ---- what is too old -------------------------------------------------------------------
 
@@ -141,8 +143,9 @@ def trim(ledger: Store, topic: int, first: int, renew: Renew, limits: Limits | N
     On a full disk, there may be no room to move the journal's messages into the tables. Then this
     removes what the tables have, which may make that room, and then the rest.
 
-    If the topic's compacted view does not reach `first`, `renew(topic)` rebuilds it before: else it
-    would show values that removed messages have replaced (rule G7). Messages of a state are removed
+    If the topic's compacted view does not reach `first`, or is missing although its retention keeps
+    the keys, `renew(topic)` builds it before: else it would show values that removed messages have
+    replaced (rule G7). Messages of a state are removed
     only if its snapshot covers them (rule I4). `renew` takes the snapshot of a map. Of any other
     state only the application can: without `limits`, this raises StateError; with them, it removes
     the messages that the last snapshot covers.
@@ -190,7 +193,7 @@ def _trim(
                 if first <= row.first_offset:
                     return row.first_offset
                 floor = first
-            if floor >= first and _reaches(tables.views.view(topic), first):
+            if floor >= first and _reaches(tables, topic, first):
                 count, row.first_offset = first - row.first_offset, first
                 tables.topics.put(row)
                 tables.deletions.add_before(topic, first)
@@ -225,8 +228,12 @@ def _up_to(row: _core.TopicRow, first: int, floor: float, limits: Limits | None)
     return int(floor)
 
 
-def _reaches(view: View | None, first: int) -> bool:
-    return view is None or view.horizon >= first
+def _reaches(tables: Tables, topic: int, first: int) -> bool:
+    """Does the topic's compacted view, if it has or is to have one, have what is removed?"""
+    view = tables.views.view(topic)
+    if view is None:
+        return tables.retention.keep(topic) is None
+    return view.horizon >= first
 
 
 def first_to_retain(ledger: Store, topic: int, oldest: int | None, max_bytes: int | None) -> int:
@@ -368,10 +375,13 @@ def note_time(ledger: Store, topic: int) -> None:
         tables.topics.mark_time(tables.topics.get(topic))
 
 
-def set_retention(ledger: Store, topic: int, max_age: float | None, max_bytes: int | None) -> None:
-    """Store a topic's retention, which all processes apply; None for both keeps everything."""
+def set_retention(ledger: Store, topic: int, changes: Mapping[str, Any]) -> Retention:
+    """Change fields of a topic's retention, which all processes apply."""
     with ledger.write_concurrent() as tables:
         row = tables.topics.get(topic)
         if row.flags & _core.DELETED:
             raise TopicNotFoundError(f"topic {row.name!r} was deleted")
-        tables.retention.put(topic, max_age, max_bytes)
+        held = Retention(*tables.retention.get(topic), tables.retention.keep(topic))
+        made = replace(held, **changes)
+        tables.retention.put(topic, made.max_age, made.max_bytes, made.keep)
+        return made

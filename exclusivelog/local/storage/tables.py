@@ -61,7 +61,7 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import lmdb
 import msgpack
@@ -1256,12 +1256,20 @@ class RetentionTable:
         """A topic's (max_age in seconds, max_bytes); (None, None) if it has no retention."""
         return self.rows.find("retention", U64.pack(topic), _unpack_limits) or (None, None)
 
-    def put(self, topic: int, max_age: float | None, max_bytes: int | None) -> None:
-        """Write what `retentions` reads."""
-        if max_age is None and max_bytes is None:
+    def keep(self, topic: int) -> Literal["keys"] | None:
+        """What stays readable of the messages that are removed; None: nothing."""
+        return self.rows.find("retention", U64.pack(topic), _unpack_keep)
+
+    def put(
+        self, topic: int, max_age: float | None, max_bytes: int | None,
+        keep: Literal["keys"] | None = None,
+    ) -> None:  # fmt: skip
+        """Write what `get` and `keep` read."""
+        if max_age is None and max_bytes is None and keep is None:
             self.rows.delete("retention", U64.pack(topic))
             return
-        row = msgpack.packb([max_age, max_bytes])
+        # An earlier version cannot read the third field: it applies no retention to the topic.
+        row = msgpack.packb([max_age, max_bytes] if keep is None else [max_age, max_bytes, keep])
         self.rows.put("retention", U64.pack(topic), row)
 
     def overdue(self, topic: int) -> tuple[bytes, int] | None:
@@ -1287,8 +1295,13 @@ def _unpack_view(data: bytes) -> View:
 
 
 def _unpack_limits(data: bytes) -> tuple[float | None, int | None]:
-    max_age, max_bytes = msgpack.unpackb(data)
+    max_age, max_bytes, *_ = msgpack.unpackb(data)
     return max_age, max_bytes
+
+
+def _unpack_keep(data: bytes) -> Literal["keys"] | None:
+    _, _, *keep = msgpack.unpackb(data)
+    return keep[0] if keep else None
 
 
 # ---- all of them -----------------------------------------------------------------------
