@@ -11,6 +11,8 @@ import importlib
 import os
 import sys
 
+from exclusivelog.cli import streams
+
 TYPE_CHECKING = False  # instead of typing's, to save its import
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ def main() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed, as by 2>&-; `print(file=None)` writes to stdout
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    streams.set_up()
     try:
         load()(prog_name=PROGRAM)
     except ModuleNotFoundError as error:

@@ -13,7 +13,7 @@ from typing import IO, Any
 import click
 
 import exclusivelog as xl
-from exclusivelog.cli.output import message_facts, print_result
+from exclusivelog.cli.output import BATCH, message_facts, print_result, read_some_of
 from exclusivelog.cli.program import (
     PATH,
     Argument,
@@ -30,7 +30,6 @@ COLUMNS = (
     "offset", "epoch", "publish_time", "event_time", "producer", "sequence_id", "key", "value",
     "key_base64", "value_base64", "properties",
 )  # fmt: skip
-BATCH = 1000
 ARROW_BYTES = 8 << 20
 
 
@@ -42,7 +41,10 @@ ARROW_BYTES = 8 << 20
     help="Where to write. Default: stdout.",
 )  # fmt: skip
 @click.option(
-    "--format", "kind", type=click.Choice(FORMATS), help="Default: the ending of FILE, or jsonl."
+    "--format",
+    "kind",
+    type=click.Choice(FORMATS),
+    help="Default: the ending of FILE; without an ending, jsonl.",
 )
 @click.option(
     "--from", "--since", "start", metavar="earliest|OFFSET|TIME|AGE", default="earliest",
@@ -63,7 +65,7 @@ def export(
     empty value look the same. Parquet needs the extra arrow. --json changes the line about FILE
     that this command prints, not the content of FILE.
     """
-    kind = kind or _kind(file)
+    kind = kind or _kind(file or "")
     if kind == "parquet" and file is None:
         raise click.UsageError("Parquet cannot be written to stdout; give FILE")
     with open_to_read(path) as engine:
@@ -78,9 +80,12 @@ def export(
         print_result(facts, f"{file}: {wanted.count:,} messages", as_json)
 
 
-def _kind(file: str | None) -> str:
-    ending = os.path.splitext(file or "")[1].removeprefix(".")
-    return ending if ending in FORMATS else "jsonl"
+def _kind(file: str) -> str:
+    ending = os.path.splitext(file)[1].removeprefix(".")
+    if ending and ending not in FORMATS:
+        endings = ", ".join(f".{kind}" for kind in FORMATS)
+        raise click.UsageError(f"{file} ends in none of {endings}; give --format")
+    return ending or "jsonl"
 
 
 def _offset(topic: xl.Topic, end: str) -> int:
@@ -123,7 +128,7 @@ class Wanted:
     def messages(self) -> Iterator[xl.Message]:
         """One by one."""
         while self.reader.position < self.end:
-            batch = self.reader.read_batch(min(BATCH, self.end - self.reader.position))
+            batch = read_some_of(self.reader, min(BATCH, self.end - self.reader.position))
             if not batch:
                 return
             found = [m for m in batch if self.key is None or m.key == self.key]

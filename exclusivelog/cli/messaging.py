@@ -12,7 +12,16 @@ from typing import Any
 import click
 
 import exclusivelog as xl
-from exclusivelog.cli.output import Table, decoded, message_facts, pairs_of, printable, time_of
+from exclusivelog.cli.output import (
+    BATCH,
+    Table,
+    decoded,
+    message_facts,
+    pairs_of,
+    printable,
+    read_some_of,
+    time_of,
+)
 from exclusivelog.cli.program import (
     Argument,
     as_json,
@@ -23,7 +32,9 @@ from exclusivelog.cli.program import (
     start_of,
     topic_name,
 )
+from exclusivelog.cli.streams import has_reader, read_some
 
+LOOK_SECONDS = 1.0  # how often `tail -f` looks whether its output is still read
 READ_BYTES = 1 << 16
 # The names of xl.AccessMode: a help text does not import it.
 MODES = ("shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing")
@@ -57,7 +68,7 @@ def tail(
         with engine.topic(topic).reader() as reader:
             left = _move(reader, engine.topic(topic), count, start)
             while left is None or left > 0:
-                batch = reader.read_batch(1000 if left is None else min(1000, left))
+                batch = read_some_of(reader, BATCH if left is None else min(BATCH, left))
                 if not batch and not follow:
                     return
                 # When following, show the available messages before waiting for more.
@@ -87,8 +98,14 @@ class _Shown:
 
 
 def _next(reader: xl.Reader) -> xl.Message:
+    """The next message; BrokenPipeError if the program that reads the output ends before it."""
     sys.stdout.flush()
-    return reader.read_next()
+    while True:
+        try:
+            return reader.read_next(timeout=LOOK_SECONDS)
+        except xl.WaitTimeoutError:
+            if not has_reader(sys.stdout.fileno()):
+                raise BrokenPipeError from None
 
 
 def _move(reader: xl.Reader, topic: xl.Topic, count: int | None, start: str | None) -> int | None:
@@ -197,10 +214,13 @@ def _split(pair: str) -> tuple[str, str]:
 
 def _lines_of_stdin() -> Iterator[list[bytes]]:
     """The available lines of stdin: one at a time from a keyboard, many at once from a file."""
-    rest = b""
-    while data := os.read(0, READ_BYTES):
-        *lines, rest = (rest + data).split(b"\n")
+    begun: list[bytes] = []  # parts of a line whose end has not come
+    while data := read_some(0, READ_BYTES):
+        *lines, rest = data.split(b"\n")
         if lines:
+            lines[0] = b"".join([*begun, lines[0]])
+            begun.clear()
             yield lines
-    if rest:
-        yield [rest]
+        begun.append(rest)
+    if last := b"".join(begun):
+        yield [last]

@@ -43,6 +43,27 @@ def message_facts(message: xl.Message) -> dict[str, object]:
     return facts
 
 
+BATCH, BATCH_BYTES = 1000, 1 << 20
+
+
+def read_some_of(reader: xl.Reader, most: int) -> list[xl.Message]:
+    """The next messages: up to `most`, and about a megabyte, because one may have a gigabyte."""
+    found: list[xl.Message] = []
+    size = 0
+    while len(found) < most and size < BATCH_BYTES:
+        try:
+            message = next(reader, None)
+        except xl.ExclusiveLogError:
+            if not found:
+                raise
+            break  # the next call raises it again
+        if message is None:
+            break
+        found.append(message)
+        size += len(message.raw_value or b"")
+    return found
+
+
 def print_result(facts: Mapping[str, object], text: str, as_json: bool) -> None:
     """Print the result of a command, as a JSON object or as text."""
     print(json.dumps(facts) if as_json else printable_lines(text))
@@ -173,9 +194,17 @@ def decoded(data: bytes) -> str:
 
 def printable(text: str) -> str:
     """Escape control characters: a message must not move the cursor, or end its line."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return text if text.isprintable() else text.translate(ESCAPES)
+
+
+class _Escapes(dict[int, str]):
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        self[code] = character if character.isprintable() else repr(character)[1:-1]
+        return self[code]
+
+
+ESCAPES = _Escapes()
 
 
 def printable_lines(text: str) -> str:

@@ -13,8 +13,10 @@ from typing import Any, NoReturn
 import click
 
 import exclusivelog as xl
+from exclusivelog.cli.streams import becomes_writable
 from exclusivelog.version import __version__
 
+WAITED_MS = 1000  # for a program that reads stderr, if the pipe is full
 INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13  # a shell's exit statuses for SIGINT and SIGPIPE
 ENGINE_NAME = "cli"
 AGE = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
@@ -136,7 +138,7 @@ def _tell(write: Callable[[], None]) -> None:
     from exclusivelog.logs import is_blocked
 
     with contextlib.suppress(OSError):
-        if not is_blocked(sys.stderr):
+        if not is_blocked(sys.stderr) or becomes_writable(sys.stderr, WAITED_MS):
             write()
 
 

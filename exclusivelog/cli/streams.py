@@ -1,0 +1,88 @@
+"""The standard streams of the command. They may be non-blocking, as a pipe that another program has
+set so, and stdout may have an encoding that lacks characters: no line is lost for either."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import sys
+from typing import Any
+
+TYPE_CHECKING = False  # instead of typing's, to save its import
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+def set_up() -> None:
+    """Let stdout wait where it is non-blocking and full, and escape what it cannot encode."""
+    out: Any = sys.stdout
+    try:
+        descriptor = out.fileno()
+    except (OSError, ValueError):
+        return  # not a stream of the system
+    out.flush()
+    lines = out.line_buffering or out.write_through  # the latter with PYTHONUNBUFFERED
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(Waiting(descriptor)), out.encoding, "backslashreplace",
+        line_buffering=lines,
+    )  # fmt: skip
+
+
+class Waiting(io.RawIOBase):
+    """Writes to a descriptor, and waits if it is non-blocking and full: Python's own stream would
+    lose what it cannot write at once."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return os.isatty(self._descriptor)
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write some of it, at least a byte; the number of bytes."""
+        while True:
+            try:
+                return os.write(self._descriptor, data)
+            except BlockingIOError:
+                _wait(self._descriptor, select.POLLOUT)
+
+
+def read_some(descriptor: int, most: int) -> bytes:
+    """Read up to so many bytes; wait for the first; b"" at the end."""
+    while True:
+        try:
+            return os.read(descriptor, most)
+        except BlockingIOError:
+            _wait(descriptor, select.POLLIN)
+
+
+def has_reader(descriptor: int) -> bool:
+    """False once the program that reads a pipe or socket, or a terminal, has gone."""
+    return not _poll(descriptor, 0, 0) & (select.POLLERR | select.POLLHUP)
+
+
+def becomes_writable(stream: Any, ms: int) -> bool:
+    """Whether a stream that is full can be written to before so many ms have passed."""
+    return bool(_poll(stream.fileno(), select.POLLOUT, ms) & select.POLLOUT)
+
+
+def _wait(descriptor: int, event: int) -> None:
+    _poll(descriptor, event, None)
+
+
+def _poll(descriptor: int, events: int, timeout: int | None) -> int:
+    poll = select.poll()
+    poll.register(descriptor, events)
+    found = poll.poll(timeout)
+    return found[0][1] if found else 0
