@@ -826,6 +826,9 @@ class Catalog(Protocol):
     def groups(self) -> list[GroupInfo]:
         """The reader groups of all topics."""
 
+    def delete_group(self, name: str) -> int:
+        """Remove the positions of a reader group that has no reader; how many there were."""
+
     def roles(self) -> list[RoleInfo]:
         """All roles, by name."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, Unpack, overload
 
-from exclusivelog.backend import CAPABILITIES, Closing, EngineBackend, check_flag
+from exclusivelog.backend import CAPABILITIES, Closing, EngineBackend, check_flag, check_name
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.events import EVENTS, Event, select
 from exclusivelog.producer import Producer
@@ -230,6 +230,26 @@ class Engine(Closing):
         """
         self.backend.check_open()
         return self.backend.catalog.groups()
+
+    def delete_group(self, name: str) -> int:
+        """Remove a reader group that is no longer used: its positions on all topics, and so its
+        lag. A later reader of that name begins anew, at its `start`.
+
+        Returns the number of topics on which the group had a position. Raises OwnershipError while
+        a reader of the group is open, and ValueError if there is no such group.
+
+        >>> topic.reader(group="billing").commit()
+        >>> engine.delete_group("billing")
+        1
+        >>> engine.groups()
+        []
+        """
+        check_name(name, "name")
+        self.backend.check_writable()
+        count = self.backend.catalog.delete_group(name)
+        if not count:
+            raise ValueError(f"name={name!r}: {self.path} has no reader group of that name")
+        return count
 
     # ---- roles ---------------------------------------------------------------------------
 

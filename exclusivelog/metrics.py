@@ -7,11 +7,11 @@ docs/operations.md lists the metrics.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from exclusivelog.errors import ExclusiveLogError, MissingLibraryError
-from exclusivelog.types import EngineStats, Histogram
+from exclusivelog.types import EngineStats, Histogram, TopicStats
 
 if TYPE_CHECKING:
     from exclusivelog.engine import Engine
@@ -42,6 +42,10 @@ OF_LEDGER = (
      "Time from a grant to a waiter until its process has the producer."),
     ("checkpoint_seconds", HISTOGRAM, "checkpoint_seconds", "Time of each checkpoint."),
     ("checkpoint_bytes", COUNTER, "checkpoint_bytes", "Bytes that checkpoints moved."),
+    ("hand_overs", COUNTER, "hand_overs", "Topics that an owner took over by a hand-over."),
+    ("evictions", COUNTER, "evictions",
+     "Owners that were evicted because they were dead or unresponsive."),
+    ("fencings", COUNTER, "fencings", "Owners that were fenced by another producer."),
     ("journal_backlog_bytes", GAUGE, "journal_bytes",
      "Bytes of the journal that wait for a checkpoint."),
     ("journal_capacity_bytes", GAUGE, "journal_capacity", "Bytes that can wait for one."),
@@ -89,7 +93,8 @@ def names() -> list[str]:
 class Collector:
     """A collector for prometheus_client: `prometheus_client.REGISTRY.register(Collector(engine))`.
 
-    - `engine`: an open engine; one with readonly=True is enough.
+    - `engines`: open engines, one for each ledger; those with readonly=True are enough. A registry
+      takes one collector, so give all ledgers of a process to the same one.
     - `topics`: True: also metrics of each topic, as of the last checkpoint (about a second ago).
       False: leave them out, where there are many thousand topics.
 
@@ -105,36 +110,53 @@ class Collector:
     2
     """
 
-    def __init__(self, engine: Engine, *, topics: bool = True) -> None:
+    def __init__(self, *engines: Engine, topics: bool = True) -> None:
+        if not engines:
+            raise TypeError("engines: it takes at least one open engine")
         self._families = _families()
-        self._engine = engine
+        self._engines = engines
         self._topics = topics
 
-    def describe(self) -> Iterable[Any]:
-        """Return nothing, so that registering the collector reads no figures."""
-        return ()
+    def describe(self) -> Iterator[Any]:
+        """The metrics without values, so that a registry refuses a second collector, whose
+        families would appear twice in its text."""
+        for metric in (UP, *OF_LEDGER, BEHIND, LAG, *OF_TOPICS):
+            yield self._family(metric, ("ledger",), ())
 
     def collect(self) -> Iterator[Any]:
-        """The present values of all metrics, for prometheus_client."""
-        path = self._engine.path
-        try:
-            stats = self._engine.stats()
-            topics = self._engine.backend.catalog.topic_stats() if self._topics else []
-        except ExclusiveLogError:
-            yield self._family(UP, ("ledger",), [((path,), 0)])
+        """The present values of all metrics, for prometheus_client: one family for each metric,
+        with the values of all ledgers."""
+        read = {engine.path: self._read(engine) for engine in self._engines}
+        found = {path: each for path, each in read.items() if each is not None}
+        up = [((path,), int(path in found)) for path in read]
+        yield self._family(UP, ("ledger",), up)
+        if not found:
             return
-        yield self._family(UP, ("ledger",), [((path,), 1)])
         for metric in OF_LEDGER:
-            yield self._family(metric, ("ledger",), [((path,), _number(stats[metric[2]]))])
-        yield self._family(BEHIND, ("ledger",), [((path,), _behind(stats))])
+            values = [((path,), _number(stats[metric[2]])) for path, (stats, _) in found.items()]
+            yield self._family(metric, ("ledger",), values)
+        behind = [((path,), _behind(stats)) for path, (stats, _) in found.items()]
+        yield self._family(BEHIND, ("ledger",), behind)
         yield self._family(LAG, ("ledger", "group", "topic"), [
             ((path, info.group, info.topic), info.lag)
+            for path, (stats, _) in found.items()
             for info in stats.groups
             if info.lag is not None
         ])  # fmt: skip
         for metric in OF_TOPICS if self._topics else ():
-            values = [((path, name), getattr(found, metric[2])) for name, found in topics]
-            yield self._family(metric, ("ledger", "topic"), values)
+            yield self._family(metric, ("ledger", "topic"), [
+                ((path, name), getattr(topic, metric[2]))
+                for path, (_, topics) in found.items()
+                for name, topic in topics
+            ])  # fmt: skip
+
+    def _read(self, engine: Engine) -> tuple[EngineStats, list[tuple[str, TopicStats]]] | None:
+        """The figures of a ledger and of its topics; None if they cannot be read."""
+        try:
+            stats = engine.stats()
+            return stats, engine.backend.catalog.topic_stats() if self._topics else []
+        except ExclusiveLogError:
+            return None
 
     def _family(
         self, metric: tuple[str, str, str, str], labels: Sequence[str],
@@ -150,21 +172,29 @@ class Collector:
         return family
 
 
-def render(engine: Engine, *, topics: bool = True) -> str:
-    """All metrics as OpenMetrics text, as `exclusivelog metrics` prints them: control characters in
-    names are escaped, so that they do nothing to a terminal. `topics` as in `Collector`. Raises
-    MissingLibraryError without prometheus_client.
+def render(*engines: Engine, topics: bool = True, openmetrics: bool = True) -> str:
+    """All metrics as text; control characters in names are escaped, so that they do nothing to a
+    terminal. `engines` and `topics` as in `Collector`.
+
+    - `openmetrics`: True: in the format OpenMetrics. False: in Prometheus' own text format, for the
+      textfile collector of a node exporter and for a Pushgateway: in OpenMetrics they find no type
+      for a counter.
+
+    Raises MissingLibraryError without prometheus_client.
 
     >>> render(engine).splitlines()[-1]
     '# EOF'
+    >>> "# TYPE exclusivelog_appended_messages_total counter" in render(engine, openmetrics=False)
+    True
     """
-    collector = Collector(engine, topics=topics)
-    from prometheus_client import CollectorRegistry
-    from prometheus_client.openmetrics.exposition import generate_latest
+    collector = Collector(*engines, topics=topics)
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.openmetrics import exposition
 
     registry = CollectorRegistry()
     registry.register(collector)
-    text: bytes = generate_latest(registry)
+    write: Any = exposition.generate_latest if openmetrics else generate_latest
+    text: bytes = write(registry)
     return "\n".join(map(_printable, text.decode().split("\n")))
 
 

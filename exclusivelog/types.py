@@ -354,6 +354,9 @@ class EngineStats:
       has the producer.
     - `checkpoint_seconds`, `checkpoint_bytes`: how long each checkpoint that moved anything took,
       and how much all of them moved from the journal into the tables.
+    - `hand_overs`, `evictions`, `fencings`: owners of topics that took a topic over by a hand-over;
+      that were evicted because they were dead or unresponsive; and that were fenced by another
+      producer. All of them since the ledger was created.
     - `journal_bytes`, `journal_capacity`: how much waits for a checkpoint, and how much fits.
     - `used_bytes`, `map_size`: used bytes and maximum size of the tables. `large_bytes`: size of
       the large entries, which are stored in files of their own.
@@ -388,6 +391,9 @@ class EngineStats:
     promotion_seconds: Histogram = Histogram()
     checkpoint_seconds: Histogram = Histogram()
     checkpoint_bytes: int = 0
+    hand_overs: int = 0
+    evictions: int = 0
+    fencings: int = 0
     journal_bytes: int = 0
     journal_capacity: int = 0
     used_bytes: int = 0

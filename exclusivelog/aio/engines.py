@@ -197,6 +197,10 @@ class Engine(Handle[SyncEngine]):
     def groups(self) -> list[GroupInfo]:
         return self.sync.groups()
 
+    @like(SyncEngine.delete_group)
+    async def delete_group(self, name: str) -> int:
+        return await in_thread(self.sync.delete_group, name)
+
     # ---- claims --------------------------------------------------------------------------
 
     @overload

@@ -124,7 +124,8 @@ BUCKETS_MS = (
 MOST_BUCKETS = 400
 SHARED = "shared producers"
 SUPERSEDED = "superseded"
-CRASHES = ("dead", "hung")
+CRASH, UNRESPONSIVE = "dead", "hung"  # why a leader ended: its process is dead, or did not answer
+FAILURES = (CRASH, UNRESPONSIVE)
 
 
 @dataclass(slots=True)
@@ -215,8 +216,13 @@ class Story:
 
     @property
     def crashes(self) -> int:
-        """How many leaders crashed or became unresponsive, and had a successor."""
-        return sum(t.why in CRASHES for t in self.take_overs)
+        """How many leaders crashed, and had a successor."""
+        return sum(t.why == CRASH for t in self.take_overs)
+
+    @property
+    def unresponsive(self) -> int:
+        """How many leaders became unresponsive, and had a successor: they may have gone on."""
+        return sum(t.why == UNRESPONSIVE for t in self.take_overs)
 
     @property
     def span(self) -> tuple[int, int]:

@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from exclusivelog.audit.leaders import (
-    CRASHES,
+    CRASH,
+    FAILURES,
     SHARED,
+    UNRESPONSIVE,
     LeaderReport,
     Story,
     TakeOver,
@@ -127,7 +129,7 @@ def _marks(story: Story, index: Callable[[str], int], start: int, end: int) -> l
     found: list[list[int]] = []
     last: dict[tuple[int, bool], int] = {}
     for tenure in story.tenures:
-        crashed = tenure.why in CRASHES
+        crashed = tenure.why in FAILURES
         if tenure.end is not None and (crashed or tenure.why in ("fenced", "hand-over")):
             lane = index(tenure.engine)
             if tenure.end - last.get((lane, crashed), -least) >= least:
@@ -166,7 +168,7 @@ def _silences(story: Story, start: int) -> list[list[Any]]:
     """(time, ms, whether it crashed, text) of the longest."""
     told = [t for t in story.take_overs if t.silence is not None]
     found = heapq.nlargest(MOST_MARKS, told, key=lambda t: t.silence or 0)
-    return sorted([t.at - start, t.silence, int(t.why in CRASHES), _change(t)] for t in found)
+    return sorted([t.at - start, t.silence, int(t.why in FAILURES), _change(t)] for t in found)
 
 
 def _change(t: TakeOver) -> str:
@@ -187,6 +189,7 @@ class Load:
     led: int = 0
     messages: int = 0
     crashes: int = 0
+    unresponsive: int = 0
 
 
 def parts() -> tuple[Any, Path]:
@@ -224,7 +227,7 @@ def page(told: LeaderReport) -> str:
         told=told, head=_head(told), engines=_engines(told.stories),
         topics=[(story, chart_of(story), _table(story)) for story in drawn], rest=rest,
         verdicts=sorted(told.verdicts, key=lambda verdict: verdict.holds), shown=SHOWN,
-        crashes=CRASHES, version=__version__, style=_part("page.css"), script=_part("page.js"),
+        failures=FAILURES, version=__version__, style=_part("page.css"), script=_part("page.js"),
         plotly=plotly.read_text(encoding="utf-8"),
     ))  # fmt: skip
 
@@ -247,7 +250,8 @@ def _head(told: LeaderReport) -> dict[str, Any]:
         (f"{sum(story.messages for story in told.stories):,}", "messages", ""),
         (f"{sum(len(story.tenures) for story in told.stories):,}", "leaders", ""),
         (f"{sum(len(story.take_overs) for story in told.stories):,}",
-         f"take-overs, {sum(story.crashes for story in told.stories):,} after a crash", ""),
+         f"take-overs, {sum(story.crashes for story in told.stories):,} after a crash, "
+         f"{sum(story.unresponsive for story in told.stories):,} of an unresponsive leader", ""),
         (lasting(median(silences)) if silences else "-", "median silence", ""),
         (lasting(max(silences)) if silences else "-", "longest silence", ""),
         (f"{failed} failed" if failed else "sound", f"audit, {len(told.verdicts)} claims",
@@ -269,7 +273,8 @@ def _engines(stories: Iterable[Story]) -> list[tuple[str, Load]]:
             load.tenures += 1
             load.led += (end if tenure.end is None else tenure.end) - tenure.start
             load.messages += tenure.messages
-            load.crashes += tenure.why in CRASHES
+            load.crashes += tenure.why == CRASH
+            load.unresponsive += tenure.why == UNRESPONSIVE
         for tenure in story.shared:
             load = found.setdefault(SHARED, Load())
             load.topics.add(story.topic)

@@ -214,11 +214,15 @@ def _histogram_text(name: str, value: xl.Histogram) -> str:
 @program.command()
 @ledger_path
 @click.option("--no-topics", is_flag=True, help="Leave out the metrics of single topics.")
-def metrics(path: str, no_topics: bool) -> None:
-    """Print a ledger's metrics as OpenMetrics text, for Prometheus; needs the extra [metrics]."""
+@click.option("--openmetrics", is_flag=True, help="In the format OpenMetrics instead.")
+def metrics(path: str, no_topics: bool, openmetrics: bool) -> None:
+    """Print a ledger's metrics as text for Prometheus; needs the extra [metrics].
+
+    A textfile collector and a Pushgateway take this text.
+    """
     from exclusivelog.metrics import render
 
     with open_to_read(path) as engine:
         if is_url(path) and not no_topics:
             _follow_topics(engine)
-        sys.stdout.write(render(engine, topics=not no_topics))
+        sys.stdout.write(render(engine, topics=not no_topics, openmetrics=openmetrics))

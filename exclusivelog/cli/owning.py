@@ -13,6 +13,7 @@ from exclusivelog.cli.output import (
     announcement_of,
     party_of,
     print_records,
+    print_result,
     print_table,
     second_of,
     time_of,
@@ -20,6 +21,7 @@ from exclusivelog.cli.output import (
 from exclusivelog.cli.program import (
     Argument,
     as_json,
+    confirm,
     leave,
     ledger_path,
     maybe_group,
@@ -27,6 +29,7 @@ from exclusivelog.cli.program import (
     open_to_read,
     open_to_write,
     program,
+    yes,
 )
 
 HOLDER = ("engine", "engine_id", "pid", "since")
@@ -203,12 +206,31 @@ def _role_row(info: xl.RoleInfo) -> dict[str, Any]:
 @program.command()
 @ledger_path
 @maybe_group
+@click.option("--delete", is_flag=True, help="Remove the positions of GROUP, which has no reader.")
+@yes
 @as_json
-def groups(path: str, group: str | None, as_json: bool) -> None:
-    """Show each reader group: its position in each topic, its lag, and its reader."""
+def groups(path: str, group: str | None, delete: bool, yes: bool, as_json: bool) -> None:
+    """Show each reader group: its position in each topic, its lag, and its reader.
+
+    With --delete, remove a group that is no longer used, so that its lag is no longer reported.
+    """
+    if delete:
+        _delete_group(path, group, yes, as_json)
+        return
     with open_to_read(path) as engine:
         found = [info for info in engine.groups() if group in (None, info.group)]
         print_records(GROUPS, (_group_row(info) for info in found), as_json)
+
+
+def _delete_group(path: str, group: str | None, yes: bool, as_json: bool) -> None:
+    if group is None:
+        raise click.UsageError("--delete: give GROUP")
+    with open_to_write(path) as engine:
+        topics = sum(info.group == group for info in engine.groups())
+        confirm(f"Remove the positions of group {group} on {topics} topics?", yes)
+        count = engine.delete_group(group)
+    text = f"group {group} is deleted: its positions on {count} topics are removed"
+    print_result({"group": group, "deleted_positions": count}, text, as_json)
 
 
 def _group_row(info: xl.GroupInfo) -> dict[str, Any]:

@@ -269,6 +269,27 @@ as_json = click.option(
 )
 
 
+# ---- what cannot be undone ----------------------------------------------------------------
+
+yes = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+UNDONE = "This cannot be undone."
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask on a terminal; without one, refuse unless `yes`."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"{question} {UNDONE[:-1]}: give --yes")
+    click.confirm(f"{question} {UNDONE}", abort=True, err=True)
+
+
+def ask(question: str, yes: bool) -> None:
+    """Ask on a terminal. Without one, a script has been told what to remove."""
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"{question} {UNDONE}", abort=True, err=True)
+
+
 def is_url(path: str) -> bool:
     """Whether it is the URL of a cluster, not a directory."""
     return "://" in path

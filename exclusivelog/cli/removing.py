@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -16,31 +15,16 @@ from exclusivelog.cli.program import (
     SECONDS,
     age_of,
     as_json,
+    ask,
+    confirm,
     ledger_path,
     open_to_read,
     open_to_write,
     program,
     start_of,
     topic_name,
+    yes,
 )
-
-yes = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-UNDONE = "This cannot be undone."
-
-
-def _confirm(question: str, yes: bool) -> None:
-    """Ask on a terminal; without one, refuse unless `yes`."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} {UNDONE[:-1]}: give --yes")
-    click.confirm(f"{question} {UNDONE}", abort=True, err=True)
-
-
-def _ask(question: str, yes: bool) -> None:
-    """Ask on a terminal. Without one, a script has been told what to remove."""
-    if not yes and sys.stdin.isatty():
-        click.confirm(f"{question} {UNDONE}", abort=True, err=True)
 
 
 def _messages(count: int) -> str:
@@ -142,7 +126,7 @@ def trim(
         began, count = here.first_offset, len(here)
         gone = here.trim(end, max_bytes, dry_run=True) - began
         if gone:
-            _ask(f"Remove {gone:,} of the {_messages(count)} of {topic}?", yes)
+            ask(f"Remove {gone:,} of the {_messages(count)} of {topic}?", yes)
         first = here.trim(end, max_bytes)
     facts = {"topic": topic, "first_offset": first, "removed_messages": first - began}
     text = f"{topic} begins at offset {first}: {_messages(first - began)} removed"
@@ -158,7 +142,7 @@ def delete(path: str, topic: str, yes: bool, as_json: bool) -> None:
     """Remove a topic and its messages permanently. The topic must have no holder and no waiter."""
     with open_to_write(path) as engine:
         count = len(engine.topic(topic, create=False))
-        _confirm(f"Delete {topic} with {_messages(count)}?", yes)
+        confirm(f"Delete {topic} with {_messages(count)}?", yes)
         engine.delete_topic(topic)
     text = f"{topic} is deleted: {_messages(count)} removed"
     print_result({"topic": topic, "deleted_messages": count}, text, as_json)
@@ -173,7 +157,7 @@ def terminate(path: str, topic: str, yes: bool, as_json: bool) -> None:
     """End all writing to a topic permanently. Its messages can still be read."""
     with open_to_write(path) as engine:
         here = engine.topic(topic, create=False)
-        _confirm(f"End all writing to {topic}?", yes)
+        confirm(f"End all writing to {topic}?", yes)
         offset = here.terminate()
     text = f"{topic} is terminated at offset {offset}"
     print_result({"topic": topic, "next_offset": offset}, text, as_json)
@@ -226,7 +210,7 @@ def retention(
         if changes:
             wanted = xl.Retention(**{**fields_of(made), **changes})
             if gone := _due(here, wanted):
-                _ask(f"{_kept(topic, wanted)}. Remove {_messages(gone)} of it?", yes)
+                ask(f"{_kept(topic, wanted)}. Remove {_messages(gone)} of it?", yes)
             made = here.retention(**changes)
     text = _kept(topic, made) + (f"; {_messages(gone)} will be removed now" if gone else "")
     removed = {"removed_messages": gone} if changes else {}

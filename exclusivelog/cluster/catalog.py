@@ -151,6 +151,7 @@ class ClusterCatalog:
         return []
 
     verify = refuses("verify")
+    delete_group = refuses("deletion")
 
     def stats(self) -> EngineStats:
         """This engine's counters, and its facts about topics, engines and queues."""

@@ -27,6 +27,7 @@ from exclusivelog.local.records import describe, owner_info
 from exclusivelog.local.shm.locks import lasting_locks
 from exclusivelog.local.storage.figures import counted
 from exclusivelog.local.storage.ledger import Ledger
+from exclusivelog.local.storage.tables import ChangeTable
 from exclusivelog.types import (
     ClaimInfo,
     EngineInfo,
@@ -96,6 +97,11 @@ class LocalCatalog:
             for name, topic in list_read_topics(self._ledger, read)
         )
 
+    def delete_group(self, name: str) -> int:
+        """Remove a reader group's positions; the number of topics on which it had one."""
+        claims = Claims(self._ledger, self._engine.sessions.succession)
+        return self._ledger.reserve.help(lambda: claims.delete_group(name))
+
     def roles(self) -> list[RoleInfo]:
         """All roles, by name."""
         return list_roles(self._ledger)
@@ -129,7 +135,7 @@ class LocalCatalog:
         sizes: dict[str, Any] = usage.sizes()
         disk = usage.room.disk()
         return EngineStats(
-            **sizes, **counted(self._ledger), topics=len(rows) + damaged,
+            **sizes, **counted(self._ledger), **self._changes(), topics=len(rows) + damaged,
             waiters=sum(row.waiting for row in rows), engines=len(self.engines()),
             unresponsive=tuple(self._ledger.lockfile.slots.unresponsive()),
             disk_free_bytes=None if disk is None else disk.free,
@@ -139,6 +145,10 @@ class LocalCatalog:
             pending_messages=sum(each.pending_messages for each in appenders),
             pending_bytes=sum(each.pending_bytes for each in appenders),
         )  # fmt: skip
+
+    def _changes(self) -> dict[str, Any]:
+        with self._ledger.read() as tables:
+            return ChangeTable(tables.rows).counts()._asdict()
 
     def topic_stats(self) -> list[tuple[str, TopicStats]]:
         """The size of each topic, as of the last checkpoint."""

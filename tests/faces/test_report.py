@@ -16,8 +16,8 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.audit import read_changes, report
-from exclusivelog.audit.leaders import CRASHES, Change, Changes, stories_of
-from exclusivelog.audit.page import MOST_BARS, MOST_LANES, chart_of
+from exclusivelog.audit.leaders import FAILURES, Change, Changes, stories_of
+from exclusivelog.audit.page import MOST_BARS, MOST_LANES, _engines, chart_of
 from testing.browser import browser, complaints, problems, resize
 from testing.changes import write_changes
 from testing.processes import until
@@ -216,7 +216,7 @@ def test_the_busiest_engines_have_lanes_and_the_others_one(ledger: str) -> None:
     counts = [sum(t.engine == name for t in story.tenures) for name in chart["lanes"][:-1]]
     assert counts == sorted(counts, reverse=True)
     assert sum(bar[3] for bar in chart["bars"]) == len(story.tenures)
-    assert sum(mark[2] for mark in chart["marks"]) <= sum(t.why in CRASHES for t in story.tenures)
+    assert sum(mark[2] for mark in chart["marks"]) <= sum(t.why in FAILURES for t in story.tenures)
     assert chart["gaps"]
 
 
@@ -230,6 +230,21 @@ def test_a_page_has_no_more_bars_than_a_browser_draws() -> None:
     bars = chart_of(story)["bars"]
     assert len(bars) <= MOST_BARS
     assert sum(bar[3] for bar in bars) == 3 * MOST_BARS
+
+
+def test_an_unresponsive_leader_is_not_counted_as_a_crash() -> None:
+    """It may have gone on, and was fenced then."""
+    ends = [("evict", "dead"), ("evict", "hung"), ("evict", "hung"), ("evict", "fenced"),
+            ("release", "closed")]  # fmt: skip
+    found = [
+        Change(10 * n + late, "t", n + 1, kind, why, f"p{n}", "e", 1)
+        for n, end in enumerate([*ends, ("release", "closed")])
+        for late, (kind, why) in ((0, ("grant", "request")), (9, end))
+    ]
+    [story] = stories_of({"t": 1000}, [], Changes().add(found))
+    assert (story.crashes, story.unresponsive, len(story.take_overs)) == (1, 2, 5)
+    [(_, load)] = _engines([story])
+    assert (load.crashes, load.unresponsive) == (1, 2)
 
 
 def test_pauses_without_a_message_are_marked() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import yaml
@@ -13,9 +14,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import exclusivelog as xl
+from exclusivelog.cli import load
 from exclusivelog.metrics import HISTOGRAM, OF_LEDGER, Collector, names, render
 from testing.operations import PAGE, ROOT
 from testing.patience import PATIENCE
+from testing.processes import Worker, open_producer, preload
+
+preload(__name__)
 
 pytestmark = pytest.mark.once
 
@@ -87,11 +92,137 @@ def test_a_histogram_is_cumulative(engine: xl.Engine, topic: xl.Topic) -> None:
 def test_a_registry_takes_it_and_a_closed_engine_is_down(path: str) -> None:
     registry = CollectorRegistry()
     engine = xl.open(path)
+    Collector(engine)  # one that is not registered is no obstacle
     registry.register(Collector(engine))
     assert registry.get_sample_value("exclusivelog_up", {"ledger": path}) == 1
     engine.close()
     assert registry.get_sample_value("exclusivelog_up", {"ledger": path}) == 0
     assert registry.get_sample_value("exclusivelog_topics", {"ledger": path}) is None
+
+
+COUNTERS = {name for name in names() if name.endswith("_total")}
+
+
+def counters(text: str) -> set[str]:
+    """The counters that a reader of Prometheus' text format finds, as a textfile collector is."""
+    typed = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    shown = set(re.findall(r"^(exclusivelog_\w+)", text, re.MULTILINE))
+    return {name for name in shown if typed.get(name) == "counter"}
+
+
+def test_a_textfile_collector_finds_the_types_of_counters(
+    engine: xl.Engine, topic: xl.Topic
+) -> None:
+    topic.reader(group="billing").commit()
+    text = render(engine, openmetrics=False)
+    assert counters(text) == COUNTERS
+    assert counters(render(engine)) == set()  # the control
+
+
+@pytest.mark.parametrize("openmetrics", [True, False])
+def test_two_ledgers_are_in_one_family_each(engine: xl.Engine, tmp_path, openmetrics: bool) -> None:
+    engine.topic("orders").reader(group="billing").commit()
+    with xl.open(tmp_path / "other", durability="process") as other:
+        other.topic("a")
+        text = render(engine, other, openmetrics=openmetrics)
+        types = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
+        assert len(types) == len(set(types)) == len(names())
+        for path in (engine.path, other.path):
+            assert f'exclusivelog_topics{{ledger="{path}"}} 1.0' in text
+        registry = CollectorRegistry()
+        registry.register(Collector(engine, other))
+        with pytest.raises(ValueError, match="exclusivelog_up"):
+            registry.register(Collector(other))
+    assert registry.get_sample_value("exclusivelog_up", {"ledger": engine.path}) == 1
+    assert registry.get_sample_value("exclusivelog_up", {"ledger": other.path}) == 0
+    assert registry.get_sample_value("exclusivelog_topics", {"ledger": engine.path}) == 1
+    with pytest.raises(TypeError, match="engines"):
+        Collector()
+
+
+# ---- changes of owner --------------------------------------------------------------------
+
+
+def changes(engine: xl.Engine) -> tuple[int, int, int]:
+    stats = engine.stats()
+    return stats.hand_overs, stats.evictions, stats.fencings
+
+
+def test_hand_overs_evictions_and_fencings_are_counted(
+    engine: xl.Engine, topic: xl.Topic, path: str, worker: Callable[..., Worker]
+) -> None:
+    topic.producer("exclusive").close()
+    assert changes(engine) == (0, 0, 0)
+    held = [topic.producer(mode) for mode in ("exclusive", *["exclusive_with_fencing"] * 2)]
+    assert changes(engine) == (0, 0, 2)
+    with xl.open(path, "target") as target:
+        waiting = target.topic("orders").producer_async("wait_for_exclusive")
+        assert all(move.ok for move in engine.unload("orders", to=target.id))
+        waiting.result(PATIENCE)
+    assert changes(engine) == (1, 0, 2)
+    process = worker()
+    process.call(open_producer, "exclusive")
+    process.kill()
+    held.append(topic.producer("exclusive_with_fencing"))
+    assert changes(engine) == (1, 1, 2)
+    engine.close()
+    with xl.open(path, readonly=True) as again:  # it is the ledger's, not an engine's
+        assert changes(again) == (1, 1, 2)
+        assert samples(render(again))["exclusivelog_fencings_total"] == 2
+
+
+def test_a_group_that_is_deleted_has_no_lag(engine: xl.Engine, topic: xl.Topic) -> None:
+    topic.producer().send_many([b"x"] * 3)
+    other = engine.topic("other")
+    with engine.reader(["orders", "other"], group="dead") as reader:
+        reader.read_batch(2)
+        reader.commit()
+        with pytest.raises(xl.OwnershipError, match=r"'dead' .* close that reader"):
+            engine.delete_group("dead")
+    topic.reader(group="dea").commit()
+    other.reader(group="xdead").commit()
+    assert 'group="dead"' in render(engine)
+    assert engine.delete_group("dead") == 2
+    assert 'group="dead"' not in render(engine)
+    assert {info.group for info in engine.groups()} == {"dea", "xdead"}
+    for name in ("dead", "never"):
+        with pytest.raises(ValueError, match=f"no reader group .*|name='{name}'"):
+            engine.delete_group(name)
+    with topic.reader(group="dead") as again:
+        assert (again.position, again.generation) == (0, 2)
+
+
+def test_the_former_reader_of_a_deleted_group_commits_nothing(
+    engine: xl.Engine, topic: xl.Topic
+) -> None:
+    topic.producer().send_many([b"x"] * 3)
+    former = topic.reader(group="g")
+    former.commit()
+    topic.reader(group="g").close()
+    engine.delete_group("g")
+    with pytest.raises(xl.ReaderFencedError):
+        former.commit()
+    assert engine.groups() == []
+
+
+def test_the_command_deletes_a_group(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with xl.open(path) as engine:
+        engine.topic("orders").reader(group="dead").commit()
+
+    def status(*words: str) -> int:
+        try:
+            load().main(["groups", path, *words], standalone_mode=False)
+        except SystemExit as end:
+            return int(end.code or 0)
+        return 0
+
+    assert status("--delete") == 2
+    assert status("dead", "--delete") == 2  # no terminal to ask on
+    assert "give --yes" in capsys.readouterr().err
+    assert status("dead", "--delete", "--yes") == 0
+    said = capsys.readouterr().out
+    assert said == "group dead is deleted: its positions on 1 topics are removed\n"
+    assert status("dead", "--delete", "--yes") == 1
 
 
 def test_topics_can_be_left_out(engine: xl.Engine, topic: xl.Topic) -> None:
@@ -184,10 +315,12 @@ def test_the_command_prints_the_metrics(path: str) -> None:
     with xl.open(path) as engine:
         with engine.topic("orders").producer() as producer:
             producer.send(b"x")
-        found = samples(command("metrics", path))
+        found = samples(command("metrics", path, "--openmetrics"))
         assert found["exclusivelog_appended_messages_total"] == 1
         assert "exclusivelog_topic_messages" in found
-        assert "exclusivelog_topic_messages" not in samples(command("metrics", path, "--no-topics"))
+        less = samples(command("metrics", path, "--openmetrics", "--no-topics"))
+        assert "exclusivelog_topic_messages" not in less
+        assert counters(command("metrics", path)) == COUNTERS
 
 
 @pytest.mark.long

@@ -210,6 +210,19 @@ class Claims:
                     found.append(GroupInfo(group, name, position, lag, readers.get((group, name))))
         return sorted(found, key=lambda info: (info.group, info.topic))
 
+    def delete_group(self, name: str) -> int:
+        """Remove the positions of a reader group without a reader; how many there were. The last
+        generations stay, so that no former reader can commit."""
+        with self._ledger.write_exclusive() as tables:
+            reader = next((one for one in self._living(tables, name) if one.reads), None)
+            if reader is not None:
+                raise OwnershipError(
+                    f"group {name!r} cannot be deleted while it is read by engine "
+                    f"{reader.engine_name!r} (id {reader.engine}, pid {reader.pid}); close that "
+                    "reader first"
+                )
+            return tables.cursors.delete(name)
+
     # ---- wait ----------------------------------------------------------------------------
 
     def wait_for_a_change(self, seen: int, seconds: float) -> None:

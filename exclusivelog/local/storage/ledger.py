@@ -52,7 +52,7 @@ from exclusivelog.local.storage.journal import inode
 from exclusivelog.local.storage.mounts import refuse_file_system
 from exclusivelog.local.storage.opening import OpenFiles, Options
 from exclusivelog.local.storage.reserve import Reserve
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage.tables import ChangeTable, Tables
 from exclusivelog.local.storage.usage import Usage
 
 DEFAULT_MAX_READERS = 1022
@@ -481,6 +481,7 @@ def write_events(tables: Tables) -> None:
         row.next_offset = last + 1
     row.last_publish_time = published
     _trim_events(tables, row, 2 * len(tables.events))
+    ChangeTable(tables.rows).count(tables.events)
     tables.topics.put(row)
     tables.announce.add(row.id)
     tables.committed, tables.events = tables.events, []

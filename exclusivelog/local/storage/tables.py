@@ -61,7 +61,7 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import lmdb
 import msgpack
@@ -575,6 +575,14 @@ class CursorTable:
     def topics(self) -> set[int]:
         """The topics on which any reader group has committed."""
         return {u64(key[: U64.size]) for key, _ in self.rows.cursor("cursors")}
+
+    def delete(self, group: str) -> int:
+        """Remove the positions of a group on all topics; how many there were."""
+        suffix = group.encode()
+        keys = [key for key, _ in self.rows.cursor("cursors") if key[U64.size :] == suffix]
+        for key in keys:
+            self.rows.delete("cursors", key)
+        return len(keys)
 
     def put(self, topic: int, group: str, offset: int) -> None:
         """Write what `cursor` reads."""
@@ -1237,6 +1245,40 @@ def _known_compression(data: bytes) -> tuple[str, int] | None:
     return (setting, again) if known else None
 
 
+class ChangeCounts(NamedTuple):
+    """How many changes of owner there were since the ledger was created."""
+
+    hand_overs: int = 0
+    evictions: int = 0
+    fencings: int = 0
+
+
+COUNTED = {  # (kind, reason) of an event: the field that counts it
+    ("grant", "hand-over"): 0, ("evict", "dead"): 1, ("evict", "hung"): 1, ("evict", "fenced"): 2,
+}  # fmt: skip
+CHANGE_COUNTS = struct.Struct(">3Q")
+
+
+class ChangeTable:
+    """Counts changes of owner, in the transactions that make them."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def counts(self) -> ChangeCounts:
+        """All until now; earlier versions did not count."""
+        return ChangeCounts(*(self.rows.find("meta", b"changes", CHANGE_COUNTS.unpack) or ()))
+
+    def count(self, events: Iterable[Recorded]) -> None:
+        """Count these."""
+        found = [COUNTED.get((event.kind, event.reason)) for event in events if event.topic]
+        if any(field is not None for field in found):
+            counts = (n + found.count(field) for field, n in enumerate(self.counts()))
+            self.rows.put("meta", b"changes", CHANGE_COUNTS.pack(*counts))
+
+
 class RetentionTable:
     """The retention settings of topics, and the times since which messages are overdue."""
 
@@ -1313,6 +1355,14 @@ class Recorded(Protocol):
     @property
     def topic(self) -> str:
         """The name of the topic that it is about; "" if it is about none."""
+
+    @property
+    def kind(self) -> str:
+        """What has happened."""
+
+    @property
+    def reason(self) -> str:
+        """Why."""
 
     def dumps(self) -> bytes:
         """The value of its message."""
