@@ -50,7 +50,14 @@ from exclusivelog.types import (
     TransferInfo,
     WaiterInfo,
 )
-from exclusivelog.waits import AnyFuture, Requests, check_seconds, check_timeout, time_limit
+from exclusivelog.waits import (
+    AnyFuture,
+    Requests,
+    as_int,
+    check_seconds,
+    check_timeout,
+    time_limit,
+)
 
 State = Literal["open", "fenced", "moved", "closed"]
 Kind = Mapping[str, str | None]  # what a topic holds, and its serialisers
@@ -147,14 +154,16 @@ LONGEST_SETTLE = 86400
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 
 
-def check_queue_options(priority: object, timeout: float | None, settle: float) -> None:
-    """Raise ValueError or TypeError if one of these options is wrong."""
+def check_queue_options(priority: Any, timeout: float | None, settle: float) -> int:
+    """Return the priority; ValueError or TypeError if one of these options is wrong."""
+    priority = as_int(priority)
     if not is_whole(priority) or not LOWEST <= priority <= HIGHEST:
         raise ValueError(f"priority={priority!r}: it takes a signed 64-bit whole number")
     check_timeout(timeout)
     check_seconds(settle, "settle", f"seconds from 0 to {LONGEST_SETTLE}")
     if settle > LONGEST_SETTLE:
         raise ValueError(f"settle={settle}: it takes seconds from 0 to {LONGEST_SETTLE}")
+    return priority
 
 
 # ---- a producer's session ----------------------------------------------------------------
@@ -180,7 +189,8 @@ class SessionOptions:
 
     def __post_init__(self) -> None:
         for name, most in MOST.items():
-            value = getattr(self, name)
+            value = as_int(getattr(self, name))
+            object.__setattr__(self, name, value)
             if not is_whole(value) or not 1 <= value <= most:
                 raise ValueError(f"{name}={value!r}: it takes a whole number, 1 to {most}")
         check_seconds(self.linger, "linger", "seconds from 0 on")
@@ -1134,14 +1144,16 @@ def check_resource(argument: str, name: object) -> None:
         )
 
 
-def check_generation(resource: str, generation: object) -> None:
-    """Raise ValueError or TypeError unless this is a resource's generation."""
+def check_generation(resource: str, generation: Any) -> int | None:
+    """Return a resource's generation; ValueError or TypeError if it is invalid."""
     if generation is None:
-        return
+        return None
+    generation = as_int(generation)
     if not isinstance(generation, int) or isinstance(generation, bool):
         raise TypeError(f"generation of {resource!r}: it takes an int or None, not {generation!r}")
     if not 0 <= generation <= MAX_GENERATION:
         raise ValueError(f"generation={generation} of {resource!r}: it takes 0 to 2**63 - 1")
+    return generation
 
 
 def check_groups(groups: Iterable[str]) -> tuple[str, ...]:

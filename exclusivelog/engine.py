@@ -28,6 +28,7 @@ from exclusivelog.types import (
     RoleInfo,
 )
 from exclusivelog.unload import UnloadFuture
+from exclusivelog.waits import as_int
 
 
 class Engine(Closing):
@@ -156,7 +157,9 @@ class Engine(Closing):
             for topic in there
         ]  # fmt: skip
         # Only now: a call that is refused must not fence another reader.
-        membership = self.backend.join_group(group, {t.name: t.id for t in there}, generation)
+        membership = self.backend.join_group(
+            group, {t.name: t.id for t in there}, as_int(generation)
+        )
         return GroupReader(readers, membership)
 
     # ---- claims --------------------------------------------------------------------------

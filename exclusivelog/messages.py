@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from exclusivelog import _core
+from exclusivelog.waits import as_int
 
 # ---- encoding --------------------------------------------------------------------------
 
@@ -196,6 +197,7 @@ def _encode_time(time: Any) -> int | None:
         return None
     if isinstance(time, dt.datetime):
         return to_ms(time)
+    time = as_int(time)
     if not isinstance(time, int) or isinstance(time, bool):
         raise TypeError(f"event_time takes a datetime or ms since 1970 as an int, not {time!r}")
     if not -MAX_TIME <= time <= MAX_TIME:
@@ -233,6 +235,7 @@ def _local_zone(time: dt.datetime) -> dt.tzinfo | None:
 
 def encode_sequence(sequence: Any) -> int:
     """Return the sequence id; TypeError or ValueError if it is invalid."""
+    sequence = as_int(sequence)
     if not isinstance(sequence, int) or isinstance(sequence, bool):
         raise TypeError(f"sequence_id takes an int, not {type(sequence).__name__}")
     if not 0 <= sequence <= MAX_SEQUENCE_ID:
@@ -266,6 +269,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
+MOST_ARROW_BYTES = (1 << 31) - 1  # of one array of binary, whose offsets have 32 bits
 # Entries with fewer messages are copied: wrapping costs some microseconds per column.
 WORTH_WRAPPING = 256
 
@@ -276,16 +280,22 @@ def arrow_column(values: Any, argument: str) -> _core.Strings | None:
     pa = sys.modules.get("pyarrow")
     if pa is None or not isinstance(values, (pa.Array, pa.ChunkedArray)):
         return None
+    kind = values.type
+    if kind not in (
+        pa.binary(), pa.large_binary(), pa.large_string(), pa.string(), pa.null()
+    ) and not pa.types.is_fixed_size_binary(kind):  # fmt: skip
+        raise TypeError(f"{argument} takes an arrow array of binary or string, not {kind}")
+    # Not `nbytes`, which follows the offsets: a hand-made array may have wrong ones.
+    if (
+        isinstance(values, pa.ChunkedArray) or kind in (pa.large_binary(), pa.large_string())
+    ) and values.get_total_buffer_size() > MOST_ARROW_BYTES:
+        return _core.strings(values.cast(pa.large_binary()).to_pylist())
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
         if isinstance(values, pa.ChunkedArray):
             values = pa.concat_arrays(values.chunks)
-    if values.type in (pa.large_binary(), pa.large_string(), pa.string(), pa.null()) or (
-        pa.types.is_fixed_size_binary(values.type)
-    ):
+    if kind != pa.binary():
         values = values.cast(pa.binary())
-    if values.type != pa.binary():
-        raise TypeError(f"{argument} takes an arrow array of binary or string, not {values.type}")
     if len(values) == 0:  # it may have no buffers
         return _core.strings([])
     valid, offsets, data = values.buffers()

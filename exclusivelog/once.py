@@ -26,6 +26,7 @@ from typing import Protocol
 from exclusivelog.backend import Appended, Opened, check_name, is_internal
 from exclusivelog.messages import Columns
 from exclusivelog.types import AccessMode, ModeName
+from exclusivelog.waits import as_int
 
 MOST_NUMBER = 2**63 - 1
 MODES = ("shared", "exclusive", "exclusive_with_fencing")
@@ -96,6 +97,7 @@ def append_once(
     """
     run.check()
     if number is not None:
+        number = as_int(number)
         _check_number(number)
     if (number is None) != (run.writer is None):
         raise ValueError(f"number={number!r} and writer={run.writer!r}: give both or neither")

@@ -41,7 +41,7 @@ from exclusivelog.local.storage.opening import Options
 from exclusivelog.local.versions import FORMAT, describe_users
 from exclusivelog.messages import Item, encode_properties
 from exclusivelog.topic import Topic
-from exclusivelog.waits import check_seconds
+from exclusivelog.waits import as_int, check_seconds
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +132,7 @@ def open(
     for option, value in cluster.items():
         if value is not None:
             raise ValueError(f"{option}= is for clusters; a local ledger takes none")
+    mode, map_size, max_readers = map(as_int, (mode, map_size, max_readers))
     _check_options(durability, keepalive, mode, map_size, max_readers)
     where = check_path(path)
     threads.refuse_patched(where)

@@ -29,7 +29,7 @@ from exclusivelog.errors import (
 from exclusivelog.members import GroupMember
 from exclusivelog.messages import COLUMNS, import_pyarrow, record_batch
 from exclusivelog.serde import pick_loads
-from exclusivelog.waits import check_timeout
+from exclusivelog.waits import as_int, check_timeout
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -148,6 +148,7 @@ class Reader(GroupMember, Closing):
         """
         self._check()
         check_flag("inclusive", inclusive)
+        start = as_int(start)
         if type(start) is int and start < 0:
             self._seek_back(-start, inclusive)
         else:
@@ -233,6 +234,7 @@ class Reader(GroupMember, Closing):
         >>> reader.read_batch(100)
         []
         """
+        max_messages = as_int(max_messages)
         if not is_whole(max_messages) or max_messages < 1:
             raise ValueError(f"max_messages={max_messages!r}: it takes a whole number from 1 on")
         self._check()
@@ -267,6 +269,7 @@ class Reader(GroupMember, Closing):
         for name in chosen:
             if name not in COLUMNS:
                 raise ValueError(f"columns: {name!r} is none of {', '.join(COLUMNS)}")
+        max_bytes = as_int(max_bytes)
         if not is_whole(max_bytes) or max_bytes < 1:
             raise ValueError(f"max_bytes={max_bytes!r}: it takes a whole number from 1 on")
         import_pyarrow()  # before anything is taken
@@ -568,6 +571,7 @@ class GroupReader(GroupMember, Closing):
     def read_batch(self, max_messages: int) -> list[Found]:
         """Return up to `max_messages` next messages, without waiting; an empty list at the end. As
         `Reader.read_batch`, it deserialises nothing."""
+        max_messages = as_int(max_messages)
         if not is_whole(max_messages) or max_messages < 1:
             raise ValueError(f"max_messages={max_messages!r}: it takes a whole number from 1 on")
         before, first = [reader.position for reader in self.readers], self._next

@@ -431,7 +431,7 @@ def request_role(
     chosen = AccessMode.parse(access_mode)
     if chosen is AccessMode.SHARED:
         raise ValueError("access_mode=shared: a role has one holder; use another access mode")
-    check_queue_options(priority, timeout, settle)
+    priority = check_queue_options(priority, timeout, settle)
     if on_lost is not None and not callable(on_lost):
         raise TypeError("on_lost takes a function of (role, error)")
     names = _names("topics", topics)
@@ -506,12 +506,12 @@ def _claims(
         check_group(group)
         if not isinstance(resources, Mapping) or not resources:
             raise TypeError(f"claims: {group!r} takes a mapping of resources to generations")
+        found[group] = {}
         for resource, generation in resources.items():
             check_resource("claims", resource)
-            check_generation(resource, generation)
+            found[group][resource] = check_generation(resource, generation)
             if resource in reading.get(group, ()):
                 raise ValueError(
                     f"claims: group {group!r} claims topic {resource!r} already, in groups="
                 )
-        found[group] = dict(resources)
     return found

@@ -37,7 +37,7 @@ from exclusivelog.types import (
     Unchanged,
     WaiterInfo,
 )
-from exclusivelog.waits import check_seconds
+from exclusivelog.waits import as_int, check_seconds
 
 COMPRESSIONS = ("lz4", "zstd", None)
 SENDING = (
@@ -368,6 +368,7 @@ producer; it is held by producer 'leader' ...
             raise TypeError(
                 "trim takes before= (an offset or a datetime), max_bytes=, or both; none was given"
             )
+        before, max_bytes = as_int(before), as_int(max_bytes)
         if isinstance(before, bool) or not isinstance(before, (int, dt.datetime, type(None))):
             raise TypeError(f"before={before!r}: it takes an offset, a datetime or None")
         if isinstance(before, int) and before < 0:
@@ -412,6 +413,7 @@ producer; it is held by producer 'leader' ...
         if max_age is not UNCHANGED:
             changes["max_age"] = _max_age(max_age)
         if max_bytes is not UNCHANGED:
+            max_bytes = as_int(max_bytes)
             _check_max_bytes(max_bytes)
             changes["max_bytes"] = max_bytes
         if keep is not UNCHANGED:
@@ -542,7 +544,8 @@ producer; it is held by producer 'leader' ...
             read_compacted=read_compacted, trimmed=trimmed,
         )  # fmt: skip
         if group is not None:  # only now: a call that is refused must not fence another reader
-            reader.join(self._engine.join_group(group, {self.name: self.id}, generation))
+            given = as_int(generation)
+            reader.join(self._engine.join_group(group, {self.name: self.id}, given))
         return reader
 
     def __repr__(self) -> str:
@@ -555,7 +558,7 @@ def _max_age(age: float | dt.timedelta | None) -> float | None:
         age = age.total_seconds()
     if age is not None:
         check_seconds(age, "max_age", "seconds from 0 on, a timedelta, or None")
-    return age
+    return as_int(age)  # type: ignore[no-any-return]
 
 
 def _check_max_bytes(max_bytes: object) -> None:
@@ -615,12 +618,11 @@ def _request_for(
     """The request, once all of its options are checked."""
     mode = AccessMode.parse(access_mode)
     check_not_internal(topic.name)
-    name, epoch = options.get("name"), options.get("topic_epoch")
+    name, epoch = options.get("name"), as_int(options.get("topic_epoch"))
     if name is not None:
         check_name(name, "name")
-    priority, timeout = options.get("priority", 0), options.get("timeout")
-    settle = options.get("settle", 0.0)
-    check_queue_options(priority, timeout, settle)
+    timeout, settle = options.get("timeout"), options.get("settle", 0.0)
+    priority = check_queue_options(options.get("priority", 0), timeout, settle)
     check_flag("follow", options.get("follow", True))
     if epoch is not None and (not is_whole(epoch) or epoch < 0):
         raise ValueError(f"topic_epoch={epoch!r}: it takes an epoch, or None")

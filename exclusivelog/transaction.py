@@ -198,9 +198,10 @@ def own(
         raise TypeError("on_lost takes a function of (claim, error)")
     if not isinstance(resources, Mapping) or not resources:
         raise TypeError("resources takes a mapping of names to generations, at least one")
+    wanted: dict[str, int | None] = {}
     for resource, generation in resources.items():
         check_resource("resources", resource)
-        check_generation(resource, generation)
+        wanted[resource] = check_generation(resource, generation)
 
     def make(session: ClaimSession) -> Claim:
         return Claim(engine, session, on_lost)
@@ -211,7 +212,7 @@ def own(
         backend.check_open()
         seen = backend.claims.mark()
         try:
-            return backend.claims.hold(name, resources, make, until)
+            return backend.claims.hold(name, wanted, make, until)
         except OwnershipError as error:
             left = end - _core.monotonic()
             if left <= 0 or not error.retriable:

@@ -328,7 +328,24 @@ class Histogram:
 
 
 @dataclass(frozen=True)
-class EngineStats:
+class _Figures:
+    """A dataclass that can also be read as a mapping: `stats["topics"]`, `dict(stats)`."""
+
+    def keys(self) -> list[str]:
+        """The names of the fields."""
+        return [each.name for each in fields(self)]
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.keys():
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+
+@dataclass(frozen=True)
+class EngineStats(_Figures):
     """The figures of a ledger, and of the engine that reads them (`engine.stats()`).
 
     All processes that have the ledger open count together. Counters start at 0 when an engine
@@ -409,21 +426,9 @@ class EngineStats:
     pending_messages: int = 0
     pending_bytes: int = 0
 
-    def keys(self) -> list[str]:
-        """The names of the fields."""
-        return [each.name for each in fields(self)]
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self.keys():
-            raise KeyError(name)
-        return getattr(self, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.keys())
-
 
 @dataclass(frozen=True)
-class ProducerStats:
+class ProducerStats(_Figures):
     """Figures of one producer (`producer.stats()`), since it was opened or has followed its topic
     to another engine.
 
@@ -447,7 +452,7 @@ class ProducerStats:
 
 
 @dataclass(frozen=True)
-class TopicStats:
+class TopicStats(_Figures):
     """Figures of one topic, and of how its entries are stored (`topic.stats()`).
 
     - `messages`: the number of messages, without trimmed ones. `first_offset`, `next_offset`: the
@@ -466,6 +471,8 @@ class TopicStats:
     >>> _ = topic.producer().send_many([b"a", b"b"])
     >>> topic.stats().messages, topic.stats().next_offset
     (2, 2)
+    >>> dict(topic.stats())["messages"]
+    2
     """
 
     compression: str | None

@@ -7,6 +7,7 @@ for a thread that only its parent has. So every wait periodically checks for a f
 from __future__ import annotations
 
 import concurrent.futures
+import operator
 from collections.abc import Callable, Set
 from concurrent.futures import Future
 from typing import Any, Generic, Protocol, TypeVar
@@ -55,6 +56,20 @@ def until_settled(future: Future[Any]) -> Callable[[float], bool]:
     return done.wait
 
 
+def as_int(value: Any) -> Any:
+    """A whole number of another type, such as numpy's, as an int; anything else as it is.
+
+    >>> as_int(7), as_int(True), as_int("7")
+    (7, True, '7')
+    """
+    if type(value) is int or isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:  # numpy's True, or an array of several numbers
+        return value
+
+
 def check_timeout(timeout: object) -> None:
     """Raise TypeError or ValueError unless this is a number of seconds from 0 on, or None."""
     if timeout is not None:
@@ -63,9 +78,10 @@ def check_timeout(timeout: object) -> None:
 
 def check_seconds(value: object, argument: str, takes: str) -> None:
     """Raise TypeError or ValueError unless this is a number of seconds from 0 on."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+    number = as_int(value)
+    if not isinstance(number, (int, float)) or isinstance(number, bool):
         raise TypeError(f"{argument}={value!r}: it takes {takes}")
-    if not value >= 0:
+    if not number >= 0:
         raise ValueError(f"{argument}={value!r}: it takes {takes}")
 
 

@@ -171,7 +171,8 @@ cdef _check_timeout(timeout):
     # As check_timeout in waits.py.
     if timeout is None:
         return
-    if not isinstance(timeout, (int, float)) or isinstance(timeout, bool):
+    if (isinstance(timeout, bool)
+            or not (isinstance(timeout, float) or hasattr(type(timeout), "__index__"))):
         raise TypeError(f"timeout={timeout!r}: it takes seconds from 0 on, or None")
     if not timeout >= 0:
         raise ValueError(f"timeout={timeout!r}: it takes seconds from 0 on, or None")

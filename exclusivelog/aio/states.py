@@ -320,8 +320,12 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
 
     # ---- read ----------------------------------------------------------------------------
 
+    @overload
+    async def get(self, key: K, default: None = None, *, latest: bool = False) -> V | None: ...
+    @overload
+    async def get(self, key: K, default: D, *, latest: bool = False) -> V | D: ...
     @like(_map.SharedMap.get)
-    async def get(self, key: K, default: D | None = None, *, latest: bool = False) -> V | D | None:
+    async def get(self, key: K, default: Any = None, *, latest: bool = False) -> Any:
         return await called(self.sync, self.sync.get, key, default, latest=latest)
 
     @like(_map.SharedMap.get_or_default)
@@ -382,13 +386,15 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
         self, key: K, fn: Callable[[K, V | None], V | None], /, *, with_key: Literal[True]
     ) -> Change[V]: ...
     @overload
-    async def update(self, values: Mapping[K, V] | Iterable[tuple[K, V]], /) -> None: ...
+    async def update(
+        self, values: Mapping[K, V] | Iterable[tuple[K, V]] = ..., /, **more: V
+    ) -> None: ...
     @like(_map.SharedMap.update)
     async def update(
-        self, key: Any, fn: Any = None, /, *, with_key: bool = False
+        self, key: Any = (), fn: Any = None, /, *, with_key: Any = False, **more: Any
     ) -> Change[V] | None:
-        update: Any = self.sync.update
-        changed: Change[V] | None = await called(self.sync, update, key, fn, with_key=with_key)
+        update: Any = functools.partial(self.sync.update, key, fn, with_key=with_key, **more)
+        changed: Change[V] | None = await called(self.sync, update)
         return changed
 
     @like(_map.SharedMap.update_multiple)
@@ -420,8 +426,9 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
     # ---- changes, and the past -----------------------------------------------------------
 
     def watch(
-        self, key: K | None = None, *, prefix: Any = None, start: int | None = None
-    ) -> MapWatch[K, V]:
+        self, key: K | None = None, *, prefix: Any = None,
+        start: Literal["earliest", "latest"] | At | None = None,
+    ) -> MapWatch[K, V]:  # fmt: skip
         """Watch every change of one key, of the keys that begin with `prefix`, or of all keys, as
         `exclusivelog.SharedMap.watch`. It is opened when it is awaited, entered by `async with`, or
         first read from; without `start`, it returns the changes after that.

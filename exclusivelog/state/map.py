@@ -14,14 +14,14 @@ from collections.abc import (
     ValuesView,
 )
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 from exclusivelog import _core, serde
 from exclusivelog.backend import Kind
 from exclusivelog.errors import DeserializationError
 from exclusivelog.messages import Item
 from exclusivelog.producer import Appended
-from exclusivelog.state.past import At, MapWatch, apply_to, map_at
+from exclusivelog.state.past import At, MapWatch, apply_to, map_at, map_since
 from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, in_background
 from exclusivelog.topic import Topic
 
@@ -185,7 +185,11 @@ class SharedMap(Shared, MutableMapping[K, V]):
 
     # ---- read ----------------------------------------------------------------------------
 
-    def get(self, key: K, default: D | None = None, *, latest: bool = False) -> V | D | None:  # type: ignore[override]
+    @overload
+    def get(self, key: K, default: None = None, *, latest: bool = False) -> V | None: ...
+    @overload
+    def get(self, key: K, default: D, *, latest: bool = False) -> V | D: ...
+    def get(self, key: K, default: Any = None, *, latest: bool = False) -> Any:
         """Return the key's value, or `default`, as `dict.get`.
 
         - `latest`: True: see every write that has returned by now, in any process. False, the
@@ -313,18 +317,26 @@ class SharedMap(Shared, MutableMapping[K, V]):
         self, key: K, fn: Callable[[K, V | None], V | None], /, *, with_key: Literal[True]
     ) -> Change[V]: ...
     @overload
-    def update(self, values: Mapping[K, V] | Iterable[tuple[K, V]], /) -> None: ...
-    def update(self, key: Any, fn: Any = None, /, *, with_key: bool = False) -> Change[V] | None:
+    def update(self, values: Mapping[K, V] | Iterable[tuple[K, V]] = ..., /, **more: V) -> None: ...
+    def update(
+        self, key: Any = (), fn: Any = None, /, *, with_key: Any = False, **more: Any
+    ) -> Change[V] | None:
         """Set one key's value by a function, or several keys' values, atomically.
 
         - `update(key, fn)`: set it to `fn(value)`, or with `with_key=True` to `fn(key, value)`.
           None means no value, as argument and as result. Returns a `Change`. `fn` may be called
           more than once.
-        - `update(values)`: set those of a mapping or of (key, value) pairs, as `dict.update`.
+        - `update(values, name=value, ...)`: set those of a mapping or of (key, value) pairs, and
+          those that are named, as `dict.update`.
         """
         if fn is None:
-            self.put_all(dict(key))
+            if with_key is not False:
+                more["with_key"] = with_key
+            if given := {**dict(key), **more}:
+                self.put_all(given)
             return None
+        if more:
+            raise TypeError(f"update(key, fn) takes no argument {min(more)!r}")
         if not callable(fn):
             raise TypeError(f"fn takes a function of the value, not {fn!r}")
         name = self._codec.dump_key(key)
@@ -412,12 +424,15 @@ class SharedMap(Shared, MutableMapping[K, V]):
     # ---- changes, and the past -----------------------------------------------------------
 
     def watch(
-        self, key: K | None = None, *, prefix: Any = None, start: int | None = None
-    ) -> MapWatch[K, V]:
+        self, key: K | None = None, *, prefix: Any = None,
+        start: Literal["earliest", "latest"] | At | None = None,
+    ) -> MapWatch[K, V]:  # fmt: skip
         """Watch every change of one key, of the keys that begin with `prefix`, or of all keys, in
         order (rule I6); see `MapWatch`.
 
-        - `start`: the offset of the first message to watch. None, the default: only later writes.
+        - `start`: the offset of the first message to watch, or a datetime (naive: local time).
+          "earliest": from the earliest map that can be restored: all changes, unless some were
+          trimmed. "latest" or None, the default: only later writes.
 
         Raises OffsetTrimmedError if the map as of `start` can no longer be restored.
 
@@ -438,14 +453,14 @@ class SharedMap(Shared, MutableMapping[K, V]):
                 return bool(key.startswith(prefix))
             return wanted is None or name == wanted
 
-        if start is None:
-            start, items = self._read(
+        if start in (None, "latest"):
+            begin, items = self._read(
                 lambda: (self._replica.position, self._content.entries.copy()), latest=True
             )
         else:
             self._check()
-            start, items = map_at(self.topic, start)
-        return MapWatch(self.topic, start, items, matches, self._codec.load_key, self._codec.load)
+            begin, items = map_since(self.topic, cast(Any, start))
+        return MapWatch(self.topic, begin, items, matches, self._codec.load_key, self._codec.load)
 
     def at(self, when: At) -> dict[K, V]:
         """Return the map as it was before the message at an offset, or at a time (a datetime;

@@ -11,13 +11,13 @@ import datetime as dt
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.backend import Closing, TopicStore
 from exclusivelog.errors import OffsetTrimmedError, TopicTerminatedError, WaitTimeoutError
 from exclusivelog.messages import Item, item_of, to_ms
-from exclusivelog.waits import check_timeout
+from exclusivelog.waits import as_int, check_timeout
 
 if TYPE_CHECKING:
     from exclusivelog.reader import Reader
@@ -45,6 +45,7 @@ def apply_to(entries: dict[bytes, bytes], key: bytes | None, value: bytes | None
 def map_at(topic: Topic, when: At) -> tuple[int, dict[bytes, bytes]]:
     """Return (offset, map): the map before the message at an offset, or before the first message
     published at a time or later; if there is none, the present map."""
+    when = as_int(when)
     if isinstance(when, bool) or not isinstance(when, (int, dt.datetime)):
         raise TypeError(f"when={when!r}: it takes an offset or a datetime")
     if isinstance(when, int) and when < 0:
@@ -61,6 +62,14 @@ def map_at(topic: Topic, when: At) -> tuple[int, dict[bytes, bytes]]:
             apply_to(items, *item_of(message))
             position = message.offset + 1
     return max(position, min(when, topic.next_offset)), items
+
+
+def map_since(topic: Topic, start: Literal["earliest"] | At) -> tuple[int, dict[bytes, bytes]]:
+    """The same at `start`; "earliest": the earliest map that can be restored."""
+    if start != "earliest":
+        return map_at(topic, start)
+    first, found = topic.engine.backend.topic_store(topic.id).newest(0, views=True)
+    return map_at(topic, found[0] if first and found else first)
 
 
 def _offset_at(topic: Topic, reader: Reader, when: dt.datetime) -> int:

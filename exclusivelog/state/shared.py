@@ -51,7 +51,7 @@ from exclusivelog.messages import Item, item_of, message_of
 from exclusivelog.producer import Appended, Producer, ProducerFuture
 from exclusivelog.state.calls import CallFuture, Calls
 from exclusivelog.topic import Topic
-from exclusivelog.waits import check_timeout
+from exclusivelog.waits import as_int, check_timeout
 
 # ---- snapshots -------------------------------------------------------------------------
 
@@ -76,6 +76,7 @@ class Snapshots(_core.SnapshotsBase):
     def __init__(
         self, ledger: str, topic: str, every: int | None, take: Callable[[], object]
     ) -> None:
+        every = as_int(every)
         if every is not None and (not is_whole(every) or every < 1):
             raise ValueError(f"snapshot_every={every!r}: it takes a number of writes")
         # Set by the background thread; the next call raises it.

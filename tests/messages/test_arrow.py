@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import _core
+from exclusivelog import _core, messages
 from testing.children import finish
 from testing.entries import encode
 from testing.journals import never_pack, no_checkpoints
@@ -188,6 +188,23 @@ def test_g1_what_read_arrow_gives_can_be_sent_as_it_is(topic, engine) -> None:
         for each in (topic, copy)
     )
     assert copied == sent
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.large_string(), pa.string()])
+@pytest.mark.parametrize("chunks", [0, 3])
+def test_g1_an_array_that_is_too_large_for_32_bit_offsets_is_sent(
+    topic, monkeypatch, kind, chunks
+) -> None:
+    """Such an array of binary cannot be made from one of large_binary, nor from several. (Here it
+    is too large already at 10 bytes: with 2 GiB, the test would need 7 GiB.)"""
+    monkeypatch.setattr(messages, "MOST_ARROW_BYTES", 10)
+    part = pa.array(["first", None, "second"], kind)
+    column = pa.chunked_array([part] * chunks) if chunks else part
+    with topic.producer() as producer:
+        producer.send_many(column, keys=column)
+    sent = [None if each is None else each.encode() for each in ("first", None, "second")]
+    found = [(m.key, m.value) for m in topic.reader()]
+    assert found == [(each, each) for each in sent] * max(chunks, 1)
 
 
 def test_g1_columns_of_the_null_type_hold_nothing(topic) -> None:

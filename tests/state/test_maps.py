@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, assert_type
 
 import pytest
 
@@ -584,3 +584,47 @@ def test_i5_another_process_s_reads_see_what_has_returned(
         for future in [shared.put_async(f"k{n}", number) for n in range(5)]:
             future.result(PATIENCE)
         assert process.call(call_map, "get", "k4", latest=True) == number
+
+
+# ---- what dict and MutableMapping do -----------------------------------------------------
+
+
+def test_i2_update_takes_what_dict_update_takes(shared: Map, topic: xl.Topic) -> None:
+    end = topic.next_offset
+    for nothing in (lambda: shared.update(), lambda: shared.update({}), lambda: shared.update([])):
+        assert nothing() is None
+    assert topic.next_offset == end
+    shared.update(a=1, b=2)
+    shared.update({"b": 3}, c=4)
+    shared.update([("c", 5)], with_key=6)
+    assert dict(shared) == {"a": 1, "b": 3, "c": 5, "with_key": 6}
+    with pytest.raises(TypeError, match="'d'"):
+        shared.update("a", lambda old: old, d=1)  # type: ignore[call-overload]
+
+
+def test_i2_get_with_a_default_is_typed_as_that_of_a_dict(topic: xl.Topic) -> None:
+    numbers: xl.SharedMap[str, int]
+    with xl.SharedMap(topic) as numbers:
+        assert_type(numbers.get("a", 0), int)
+        assert_type(numbers.get("a"), int | None)
+        assert_type(numbers.get("a", "none"), int | str)
+        assert (numbers.get("a", 0), numbers.get("a")) == (0, None)
+
+
+def test_i6_a_watch_begins_where_readers_do(shared: Map, topic: xl.Topic) -> None:
+    shared.update({"a": 1})
+    shared.update({"a": 2})
+
+    def seen(start: Any) -> list[Any]:
+        return [change.value for change in shared.watch("a", start=start).follow(timeout=0)]
+
+    then = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
+    assert seen("earliest") == seen(0) == seen(then) == [1, 2]
+    assert seen("latest") == seen(None) == []
+    shared.snapshot()
+    topic.trim(before=topic.next_offset)
+    shared.update({"a": 3})
+    assert seen("earliest") == [3]
+    for wrong in ("first", 1.5, True):
+        with pytest.raises(TypeError):
+            seen(wrong)
