@@ -56,10 +56,22 @@ def parquet(spark: SparkSession, path: str) -> DataFrame:
     return spark.read.parquet(re.sub(r"([][{}*?\\])", r"\\\1", path))
 
 
+def check_classic(spark: SparkSession) -> None:
+    """SourceError for a session of Spark Connect, which has no SparkContext."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise SourceError(
+            PIPELINE,
+            "the pipelines need a classic Spark session, and this one is of Spark Connect. Make "
+            "one with SparkSession.builder.master(...), without remote() and SPARK_REMOTE, or run "
+            "python -m exclusivelog.spark",
+        )
+
+
 class Files:
     """A few operations of the file system that Spark uses for a path, local or not."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
+        check_classic(spark)
         assert spark.sparkContext._jvm is not None
         self._path: Any = spark.sparkContext._jvm.org.apache.hadoop.fs.Path
         hadoop = spark.sparkContext._jsc.hadoopConfiguration()
@@ -146,6 +158,7 @@ class Progress:
     in place. `out` None: no output."""
 
     def __init__(self, spark: SparkSession, out: TextIO | None) -> None:
+        check_classic(spark)
         self._tracker = spark.sparkContext.statusTracker()
         self._out = out
         self._live = out is not None and out.isatty()

@@ -6,6 +6,7 @@ number for each core; small topics share one.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import itertools
 import os
@@ -209,14 +210,28 @@ def split(position: Mapping[str, Any]) -> tuple[Offsets, dict[str, int]]:
     return offsets, dict(position.get(IDS, {}))
 
 
+def kept(engine: Engine, start: Mapping[str, Any], available: Position) -> Position:
+    """The positions of topics that the query has read before, and does not select any more. They
+    stay in its checkpoint, so that a topic that is selected again is continued."""
+    (offsets, ids), (wanted, _) = split(start), split(available)
+    found, numbers = {}, {}
+    for topic in offsets.keys() - wanted.keys():
+        with contextlib.suppress(TopicNotFoundError):
+            number = row(engine, topic).id
+            if ids.get(topic, number) == number:
+                found[topic], numbers[topic] = offsets[topic], number
+    return {**found, IDS: numbers}
+
+
 def goes_on(
-    engine: Engine, options: ReadOptions, start: Mapping[str, Any], available: Position
-) -> Offsets:
+    engine: Engine, options: ReadOptions, start: Mapping[str, Any], available: Position,
+    others: Position,
+) -> Offsets:  # fmt: skip
     """The start of the next micro-batch in each topic: the end of the last one, if that offset
-    exists."""
+    exists. `others`: what `kept` returns."""
     offsets, ids = split(start)
     wanted, _ = split(available)
-    gone = offsets.keys() - wanted.keys()
+    gone = offsets.keys() - wanted.keys() - others.keys()
     if gone and options.fail_on_data_loss:
         raise SourceError(
             DATA_LOSS,

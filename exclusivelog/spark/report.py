@@ -54,5 +54,5 @@ def _runs(spark: SparkSession, path: str, buckets: Mapping[str, int]) -> list[Re
     found: list[Record] = []
     for length in set(buckets.values()):
         some = [topic for topic in buckets if buckets[topic] == length]
-        found += source.runs(spark, path, some, source.RUNS + ", bucket timestamp", length)
+        found += source.runs(spark, path, some, source.RUNS + ", bucket timestamp_ltz", length)
     return found

@@ -715,13 +715,15 @@ class StreamReader(_Planned, DataSourceStreamReader, SupportsTriggerAvailableNow
         with coded():
             engine = reading(self.options.path, self.options.access)
             available = self._available(engine)
-            begin = plan.goes_on(engine, self.options, start, available)
+            kept = plan.kept(engine, start, available)
+            begin = plan.goes_on(engine, self.options, start, available, kept)
             offsets, ids = plan.split(available)
             if isinstance(limit, ReadMaxRows):
                 offsets = plan.limited(begin, offsets, limit.max_rows)
             elif isinstance(limit, ReadMaxBytes):
                 offsets = plan.limited_bytes(engine, begin, offsets, limit.max_bytes)
-            return {**offsets, plan.IDS: ids}
+            others, their_ids = plan.split(kept)
+            return {**others, **offsets, plan.IDS: {**their_ids, **ids}}
 
     def _available(self, engine: Engine) -> Position:
         now = plan.ends(engine, self.options)
@@ -756,10 +758,11 @@ class StreamReader(_Planned, DataSourceStreamReader, SupportsTriggerAvailableNow
 
 # ---- for the pipelines ------------------------------------------------------------------
 
+# Not `timestamp`: spark.sql.timestampType may make that TIMESTAMP_NTZ.
 RUNS = (
     "topic string, epoch bigint, producer string, first_offset bigint, last_offset bigint, "
     "messages bigint, first_sequence_id bigint, last_sequence_id bigint, falls bigint, "
-    "gaps bigint, first_time timestamp, last_time timestamp"
+    "gaps bigint, first_time timestamp_ltz, last_time timestamp_ltz"
 )
 RUN_TIMES = ("bucket", "first_time", "last_time")
 

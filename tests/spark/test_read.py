@@ -9,6 +9,7 @@ import pickle
 import re
 import shutil
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -560,6 +561,40 @@ def test_a_stream_of_topics_of_which_one_is_deleted(path) -> None:
     reader = StreamReader(stream_options(options), schema_of("messages"))
     assert [[s.topic for s in p.spans] for p in reader.partitions(start, end)] == [["a"]]
     assert plan.split(reader.latestOffset(end, everything))[0] == {"a": 5}
+
+
+@pytest.mark.parametrize("strict", ["true", "false"])
+def test_a_stream_that_is_restarted_with_fewer_topics_loses_no_position(path, strict) -> None:
+    """It says nothing of a deletion, and delivers nothing twice when the topic is named again."""
+    fill(path, "a", 5)
+    fill(path, "b", 5)
+    options = {"path": path, "startingOffsets": "earliest", "failOnDataLoss": strict}
+
+    def step(topics: str, start: Any) -> tuple[Any, list[tuple[str, int, int]]]:
+        given = stream_options({**options, "topics": topics})
+        reader = StreamReader(given, schema_of("messages"))
+        position = reader.initialOffset() if start is None else start
+        end = json.loads(json.dumps(reader.latestOffset(position, reader.getDefaultReadLimit())))
+        parts = reader.partitions(position, end)
+        return end, [(s.topic, s.start, s.end) for part in parts for s in part.spans]
+
+    position, found = step("a,b", None)
+    assert sorted(found) == [("a", 0, 5), ("b", 0, 5)]
+    fill(path, "a", 2, start=5)
+    fill(path, "b", 3, start=5)
+    for _ in range(2):
+        position, found = step("a", position)
+    assert (plan.split(position)[0], found) == ({"a": 7, "b": 5}, [])
+    position, found = step("a,b", position)
+    assert found == [("b", 5, 8)]
+    position, _ = step("a", position)
+    made_anew(path, 4, "b")
+    if strict == "true":
+        with pytest.raises(SourceError, match=r"DATA_LOSS.*'b' was deleted"):
+            step("a", position)
+    else:
+        position, _ = step("a", position)
+        assert step("a,b", position)[1] == [("b", 0, 4)]
 
 
 @pytest.mark.parametrize(
