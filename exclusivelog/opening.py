@@ -95,10 +95,11 @@ def open(
     - `max_readers`: how many read transactions all processes together can have open; the first
       engine that opens the ledger decides.
     - `kill_stalled`: True: kill stalled processes. A process that is stopped while it holds the
-      writer lock blocks all writers (rare, unless it sends at full speed under "process"); one that
-      is stopped in a read transaction makes the tables grow. This process then sends it SIGKILL, if
-      permitted, once it has sent no heartbeat for longer than its own `keepalive`. Default: False;
-      the log, `inside()` and `stats()` then name the process.
+      writer lock blocks all writers (rare if it sends under "power", likely if it commits
+      transactions, or sends at full speed under "process"); one that is stopped in a read
+      transaction makes the tables grow. This process then sends it SIGKILL, if permitted, once it
+      has sent no heartbeat for longer than its own `keepalive`. Default: False; the log,
+      `inside()` and `stats()` then name the process.
     - `admin`, `token`, `token_file`, `tls_trust_certs`, `check_policies`: for a cluster, as in
       `exclusivelog.cluster.Mirror`. The token appears in no error and no repr.
 
