@@ -58,7 +58,7 @@ LINES = [
     ('aio.SharedMap(topic, keys="str")', "call-arg"),
     ('await shared.put("a", "b")', "arg-type"),
     ('await shared.put(1, 1)', "arg-type"),
-    ('await shared.get("a", lastest=True)', "call-arg"),
+    ('await shared.get("a", lastest=True)', "call-overload"),
     ('shared.put_async("a", vlaue=1)', "call-arg"),
     ('await shared.put_async("a", value=1)', ""),
     ('engine.nothing', "attr-defined"),

@@ -781,7 +781,9 @@ def go_round_in_two_halves(state: State, step: str) -> None:
     state.engine.backend.retention_worker.go_round()
 
 
-@pytest.mark.parametrize("limits", [{}, {"max_age": 10**6}], ids=["ended", "a longer one"])
+@pytest.mark.parametrize(
+    "limits", [{"max_age": None}, {"max_age": 10**6}], ids=["ended", "a longer one"]
+)
 @pytest.mark.parametrize("step", ["trim_what_is_old", "first_to_retain", "trim"])
 def test_g8_a_limit_that_is_lifted_is_not_applied_any_more(
     engine, topic, worker, monkeypatch, step, limits
