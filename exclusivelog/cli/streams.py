@@ -25,37 +25,37 @@ def set_up() -> None:
     out.flush()
     lines = out.line_buffering or out.write_through  # the latter with PYTHONUNBUFFERED
     sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(Waiting(descriptor)), out.encoding, "backslashreplace",
+        Waiting(io.FileIO(descriptor, "w", closefd=False)), out.encoding, "backslashreplace",
         line_buffering=lines,
     )  # fmt: skip
 
 
-class Waiting(io.RawIOBase):
-    """Writes to a descriptor, and waits if it is non-blocking and full: Python's own stream would
-    lose what it cannot write at once."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def writable(self) -> bool:
-        """True."""
-        return True
-
-    def fileno(self) -> int:
-        """The descriptor."""
-        return self._descriptor
-
-    def isatty(self) -> bool:
-        """Whether it is a terminal."""
-        return os.isatty(self._descriptor)
+class Waiting(io.BufferedWriter):
+    """Waits if its descriptor is non-blocking and full: Python's own stream would lose what it
+    cannot write at once. What an interrupted call has written, no later one writes again."""
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write some of it, at least a byte; the number of bytes."""
+        """Write all of it; the number of bytes."""
+        left = memoryview(data).cast("B")
+        size = len(left)
         while True:
             try:
-                return os.write(self._descriptor, data)
+                super().write(left)
+            except BlockingIOError as error:
+                left = left[error.characters_written :]
+                _wait(self.fileno(), select.POLLOUT)
+            else:
+                return size
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        while True:
+            try:
+                super().flush()
             except BlockingIOError:
-                _wait(self._descriptor, select.POLLOUT)
+                _wait(self.fileno(), select.POLLOUT)
+            else:
+                return
 
 
 def read_some(descriptor: int, most: int) -> bytes:
