@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
+_replaced: list[Any] = []  # kept, because their finalizers would close the descriptor
+
+
 def set_up() -> None:
     """Let stdout wait where it is non-blocking and full, and escape what it cannot encode."""
     out: Any = sys.stdout
@@ -23,6 +26,7 @@ def set_up() -> None:
     except (OSError, ValueError):
         return  # not a stream of the system
     out.flush()
+    _replaced.append(out)
     lines = out.line_buffering or out.write_through  # the latter with PYTHONUNBUFFERED
     sys.stdout = io.TextIOWrapper(
         Waiting(io.FileIO(descriptor, "w", closefd=False)), out.encoding, "backslashreplace",
