@@ -673,6 +673,30 @@ _Inside = TypeVar("_Inside")
 ANY: Final[Any]
 NOT_NOW: Final[Any]
 
+MOST_LEVELS: int
+MOST_LEVELS_READ: int
+
+def dump_str(value: Any) -> bytes: ...
+def dump_bytes(value: Any) -> bytes: ...
+
+@final
+class Plain:
+    def __init__(
+        self,
+        name: str,
+        kinds: Iterable[type],
+        extended: dict[type, Callable[[Any, bool], object] | None],
+        *,
+        json: bool = False,
+        key: bool = False,
+    ) -> None: ...
+    def check(self, value: Any) -> bool: ...
+
+def check_json_depth(data: bytes, deepest: int) -> None: ...
+def check_depth(value: Any, deepest: int) -> None: ...
+def fields_of(kind: type) -> tuple[str, ...] | None: ...
+def same(a: Any, b: Any) -> bool: ...
+
 @final
 class Lock:
     def acquire(self, blocking: bool = True, timeout: float = -1.0) -> bool: ...

@@ -10,6 +10,7 @@ The parts are in `_native/`, each with one subject:
 | `compression` | compressed entries |
 | `entry`, `message`, `cursor` | entries, messages that are decoded on demand, reading in order |
 | `values` | reading values in order, without creating messages |
+| `plain` | what a serialiser takes: classes, depth, comparison of a value with what comes back |
 | `pack` | packing many small entries into few large ones |
 | `shared`, `guard`, `fork` | shared memory: atomics, futexes, liveness; SIGBUS; forked children |
 | `figures` | counters shared by the processes of a ledger |
@@ -71,6 +72,7 @@ include "_native/entry.pxi"
 include "_native/message.pxi"
 include "_native/cursor.pxi"
 include "_native/values.pxi"
+include "_native/plain.pxi"
 include "_native/lock.pxi"
 include "_native/shared.pxi"
 include "_native/guard.pxi"

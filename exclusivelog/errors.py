@@ -347,6 +347,7 @@ class DeserializationError(ExclusiveLogError, ValueError):
 
     - `topic`, `offset`: the message. `part`: "value" or "key".
     - `raw`: the bytes of that part as they are in the log.
+    - `key`: in a shared map, the bytes of the key whose value, or which itself, cannot be read.
 
     The message counts as read: the next read returns the one after it.
     `reader.seek(error.offset)` reads it again.
@@ -361,10 +362,10 @@ class DeserializationError(ExclusiveLogError, ValueError):
 
     def __init__(
         self, message: str, *, topic: str = "", offset: int = -1, part: str = "value",
-        raw: bytes = b"",
+        raw: bytes = b"", key: bytes | None = None,
     ) -> None:  # fmt: skip
         super().__init__(message)
-        self.topic, self.offset, self.part, self.raw = topic, offset, part, raw
+        self.topic, self.offset, self.part, self.raw, self.key = topic, offset, part, raw, key
 
 
 LONGEST_CAUSE = 200  # characters of a deserializer's error

@@ -180,9 +180,10 @@ def _encode_properties(properties: Any) -> bytes | None:
 
 
 def encode_properties(properties: Any, argument: str = "properties") -> bytes:
-    """Return properties as msgpack; TypeError unless they map str to str."""
+    """Return properties as msgpack; TypeError unless they map str to str, which is not a subclass:
+    that would come back as str."""
     if not isinstance(properties, Mapping) or not all(
-        isinstance(name, str) and isinstance(value, str) for name, value in properties.items()
+        type(name) is str and type(value) is str for name, value in properties.items()
     ):
         raise TypeError(f"{argument}={reprlib.repr(properties)}: it takes a mapping of str to str")
     try:

@@ -1,298 +1,168 @@
-"""Convert dataclasses to and from JSON by the types of their fields; see `serde.model`."""
+"""Objects of one class as JSON, by msgspec or pydantic; see `serde.model` (rules G1, G10).
+
+Neither library gives back every object: a NaN becomes null, a subclass its base, a secret
+asterisks. So each object is decoded before it is sent, and compared (`Checked`).
+"""
 
 from __future__ import annotations
 
-import collections.abc
 import dataclasses
-import datetime as dt
-import decimal
-import enum
-import json
-import types
+import importlib
 import typing
-import uuid
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
-SCALARS = (str, int, float, bool, types.NoneType)
-# Stored as text: (to text, from text).
-TEXTS: dict[type, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
-    dt.datetime: (dt.datetime.isoformat, dt.datetime.fromisoformat),
-    dt.date: (dt.date.isoformat, dt.date.fromisoformat),
-    dt.time: (dt.time.isoformat, dt.time.fromisoformat),
-    decimal.Decimal: (str, decimal.Decimal),
-    uuid.UUID: (str, uuid.UUID),
-}
-COLLECTIONS = {
-    list: list, set: set, frozenset: frozenset, collections.abc.Sequence: list,
-}  # fmt: skip
-MAPPINGS = (dict, collections.abc.Mapping)
+from exclusivelog import _core
+from exclusivelog.comparing import Checked
+
+Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
+
+# Levels of JSON. pydantic takes 5 KiB of a thread's stack for each, which may have 128 KiB.
+PYDANTIC_LEVELS = 16
 
 
-class Codec(Protocol):
-    """Converts one type of field to and from JSON types. Both methods raise TypeError or ValueError
-    for a value of another type."""
-
-    def dump(self, value: Any) -> Any:
-        """Return the JSON form of a value."""
-
-    def load(self, data: Any) -> Any:
-        """Return the value of a JSON form."""
-
-
-class AsIs:
-    """`Any`, and types that are also JSON types."""
-
-    def __init__(self, *kinds: type) -> None:
-        self._kinds = kinds  # none: any
-
-    def _check(self, value: Any) -> Any:
-        kinds = self._kinds
-        if not kinds or type(value) in kinds or (type(value) is int and float in kinds):
-            return value
-        if isinstance(value, kinds) and not isinstance(value, (bool, enum.Enum)):
-            return value
-        raise TypeError(f"it takes {_names(kinds)}, not {value!r}")
-
-    dump = load = _check
-
-
-class Text:
-    """A type that is stored as text."""
-
-    def __init__(self, kind: type) -> None:
-        self._kind = kind
-        self._dump, self._load = TEXTS[kind]
-
-    def dump(self, value: Any) -> str:
-        """Its text."""
-        if not isinstance(value, self._kind):
-            raise TypeError(f"it takes {self._kind.__name__}, not {value!r}")
-        return self._dump(value)
-
-    def load(self, data: Any) -> Any:
-        """The value of a text."""
-        if not isinstance(data, str):
-            raise TypeError(f"it takes {self._kind.__name__} as text, not {data!r}")
-        try:
-            return self._load(data)
-        except ArithmeticError:  # decimal.InvalidOperation
-            raise ValueError(f"it takes {self._kind.__name__} as text, not {data!r}") from None
-
-
-class OneOf:
-    """An Enum, stored as its value, or a Literal."""
-
-    def __init__(self, choices: collections.abc.Iterable[Any]) -> None:
-        self._choices = tuple(choices)
-
-    def dump(self, value: Any) -> Any:
-        """What is stored for it."""
-        for choice in self._choices:
-            if choice == value and type(choice) is type(value):
-                return choice.value if isinstance(choice, enum.Enum) else choice
-        raise ValueError(f"it takes one of {list(self._choices)}, not {value!r}")
-
-    def load(self, data: Any) -> Any:
-        """The choice that is stored as `data`."""
-        for choice in self._choices:
-            stored = choice.value if isinstance(choice, enum.Enum) else choice
-            if stored == data and type(stored) is type(data):
-                return choice
-        raise ValueError(f"it takes one of {list(self._choices)}, not {data!r}")
-
-
-class Optional:
-    """A type or None."""
-
-    def __init__(self, item: Codec) -> None:
-        self._item = item
-
-    def dump(self, value: Any) -> Any:
-        """None stays None."""
-        return None if value is None else self._item.dump(value)
-
-    def load(self, data: Any) -> Any:
-        """None stays None."""
-        return None if data is None else self._item.load(data)
-
-
-class Items:
-    """A collection of items of one type, stored as an array."""
-
-    def __init__(self, kind: Callable[[Any], Any], item: Codec) -> None:
-        self._kind, self._item = kind, item
-
-    def dump(self, value: Any) -> list[Any]:
-        """An array."""
-        if isinstance(value, (str, bytes)) or not isinstance(value, collections.abc.Iterable):
-            raise TypeError(f"it takes several items, not {value!r}")
-        return [self._item.dump(item) for item in value]
-
-    def load(self, data: Any) -> Any:
-        """The collection."""
-        return self._kind(self._item.load(item) for item in _array(data))
-
-
-class Fixed:
-    """A tuple of items of given types, stored as an array."""
-
-    def __init__(self, items: collections.abc.Iterable[Codec]) -> None:
-        self._items = tuple(items)
-
-    def dump(self, value: Any) -> list[Any]:
-        """An array."""
-        return [item.dump(each) for item, each in zip(self._items, value, strict=True)]
-
-    def load(self, data: Any) -> tuple[Any, ...]:
-        """The tuple."""
-        found = zip(self._items, _array(data), strict=True)
-        return tuple(item.load(each) for item, each in found)
-
-
-class Values:
-    """A dict with keys that are str, stored as an object."""
-
-    def __init__(self, item: Codec) -> None:
-        self._item = item
-
-    def dump(self, value: Any) -> dict[str, Any]:
-        """An object."""
-        for key in value:
-            if not isinstance(key, str):
-                raise TypeError(f"its keys are str, not {key!r}")
-        return {key: self._item.dump(item) for key, item in value.items()}
-
-    def load(self, data: Any) -> dict[str, Any]:
-        """The dict."""
-        if not isinstance(data, dict):
-            raise TypeError(f"it takes an object, not {data!r}")
-        return {key: self._item.load(item) for key, item in data.items()}
-
-
-class Fields:
-    """A dataclass, stored as an object with the fields that its constructor takes."""
+class Model(Checked):
+    """The serialiser of the objects of a class. Pickled, it is made anew from the class."""
 
     def __init__(self, cls: Any) -> None:
-        self._cls = cls
-        self.codecs: dict[str, Codec] = {}
+        levels = levels_read = PYDANTIC_LEVELS
+        if is_pydantic(cls):
+            encode, decode = _by_pydantic(cls)
+        elif is_duck(cls):
+            encode, decode = _by_methods(cls)
+        else:
+            encode, decode = _by_msgspec(cls)
+            levels, levels_read = _core.MOST_LEVELS, _core.MOST_LEVELS_READ
+        super().__init__(encode, decode, levels)
+        self._cls, self._decode, self._levels_read = cls, decode, levels_read
+        self._kind = dict if typing.is_typeddict(cls) else cls
+        self.loads = self._load
 
-    def dump(self, value: Any) -> dict[str, Any]:
-        """An object."""
-        if not isinstance(value, self._cls):
+    def dumps(self, value: Any) -> bytes:
+        """Encode an object; TypeError if it is one of another class."""
+        if type(value) is not self._kind:  # one of a subclass would come back as one of the class
             raise TypeError(f"value takes {self._cls.__name__}, not {type(value).__name__}")
-        return {
-            name: self._with_field(name, codec.dump, getattr(value, name))
-            for name, codec in self.codecs.items()
-        }
-
-    def load(self, data: Any) -> Any:
-        """The dataclass. Unknown fields are left out."""
-        if not isinstance(data, dict):
-            raise TypeError(f"{self._cls.__name__} takes an object, not {data!r}")
-        return self._cls(
-            **{
-                name: self._with_field(name, codec.load, data[name])
-                for name, codec in self.codecs.items()
-                if name in data
-            }
-        )
-
-    def loads(self, data: bytes) -> Any:
-        """The dataclass of JSON in bytes."""
-        return self.load(json.loads(data))
-
-    def _with_field(self, name: str, convert: Callable[[Any], Any], value: Any) -> Any:
         try:
-            return convert(value)
-        except (TypeError, ValueError) as error:
+            return super().dumps(value)
+        except (TypeError, ValueError, OverflowError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"{self._cls.__name__}.{name}: {error}") from error
+            raise kind(f"{self._cls.__name__}: {error}") from error
+
+    def _load(self, data: bytes) -> Any:
+        _core.check_json_depth(data, self._levels_read)
+        return self._decode(data)
+
+    def __reduce__(self) -> Any:
+        return Model, (self._cls,)
 
 
-def dataclass_codec(cls: type) -> Fields:
-    """The codec of a dataclass; TypeError if the type of one of its fields is not supported."""
-    return _fields(cls, {})
+def is_model(cls: Any) -> bool:
+    """Whether `Model` takes this class."""
+    return isinstance(cls, type) and (
+        is_pydantic(cls) or is_duck(cls) or dataclasses.is_dataclass(cls)
+        or typing.is_typeddict(cls) or hasattr(cls, "__struct_fields__")
+        or hasattr(cls, "__attrs_attrs__") or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
+    )  # fmt: skip
 
 
-def _fields(cls: Any, known: dict[type, Fields]) -> Fields:
-    if cls in known:  # a class may have fields of its own type
-        return known[cls]
-    found = known[cls] = Fields(cls)
+def is_pydantic(cls: Any) -> bool:
+    """Whether it is a model or a dataclass of pydantic."""
+    return hasattr(cls, "__pydantic_validator__")
+
+
+def is_duck(cls: Any) -> bool:
+    """Whether it has the methods of a pydantic model."""
+    names = ("model_dump_json", "model_validate_json")
+    return all(callable(getattr(cls, name, None)) for name in names)
+
+
+def _needed(library: str, cls: Any) -> Any:
     try:
-        hints = typing.get_type_hints(cls)
+        return importlib.import_module(library)
+    except ImportError as error:
+        raise ImportError(
+            f"objects of {cls.__name__} as values need {library.partition('.')[0]}, which is not "
+            "installed: pip install 'exclusivelog[models]'"
+        ) from error
+
+
+# ---- pydantic ----------------------------------------------------------------------------
+
+
+def _by_pydantic(cls: Any) -> Codec:
+    """By the names of the fields, not by their aliases: one that is only for reading, or only for
+    writing, would not come back."""
+    pydantic = _needed("pydantic", cls)
+    if tuple(map(int, pydantic.VERSION.split(".")[:2])) < (2, 11):  # it cannot read by name
+        raise ImportError(f"objects of {cls.__name__} as values need pydantic 2.11 or later")
+    try:
+        adapter = pydantic.TypeAdapter(cls)
+    except pydantic.PydanticUserError as error:
+        raise TypeError(f"{cls.__name__}: {error}") from error
+
+    def encode(value: Any) -> bytes:
+        # Without what is computed: a model that forbids other fields would not take it back.
+        data: bytes = adapter.dump_json(value, by_alias=False, round_trip=True, warnings="error")
+        return data
+
+    def decode(data: bytes) -> Any:
+        return adapter.validate_json(data, by_alias=True, by_name=True)
+
+    return encode, decode
+
+
+def _by_methods(cls: Any) -> Codec:
+    def encode(value: Any) -> bytes:
+        data: str = value.model_dump_json()
+        return data.encode("utf-8")
+
+    return encode, cls.model_validate_json
+
+
+# ---- msgspec -----------------------------------------------------------------------------
+
+
+def _by_msgspec(cls: Any) -> Codec:
+    json, inspect = _needed("msgspec.json", cls), _needed("msgspec.inspect", cls)
+    try:
+        decoder = json.Decoder(cls)
+        unknown = _unknown(inspect, inspect.type_info(cls))
     except NameError as error:
         raise TypeError(
             f"the types of the fields of {cls.__name__} cannot be found: {error}; define the "
             "classes that they name in the module, not in a function"
         ) from None
-    for field in dataclasses.fields(cls):
-        if field.init:
-            found.codecs[field.name] = _codec(
-                hints[field.name], f"{cls.__name__}.{field.name}", known
-            )
-    return found
+    except TypeError as error:
+        raise TypeError(f"{cls.__name__}: {error}") from error
+    if unknown is not None:
+        raise TypeError(
+            f"{unknown}, which `serde.model` cannot store as JSON; see its documentation, or write "
+            "a Serde"
+        )
+    return json.Encoder().encode, decoder.decode
 
 
-def _codec(hint: Any, where: str, known: dict[type, Fields]) -> Codec:
-    """The codec for a field of this type; `where` names the field in an error."""
-    if hint is Any or hint is object:
-        return AsIs()
-    if isinstance(hint, type) and not typing.get_origin(hint):
-        return _of_class(hint, where, known)
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return _of_union(hint, args, where, known)
-    if origin is typing.Literal:
-        return OneOf(args)
-    if origin is tuple and args[1:] != (...,):
-        return Fixed(_codec(arg, where, known) for arg in args)
-    if origin is tuple:
-        return Items(tuple, _codec(args[0], where, known))
-    if origin in COLLECTIONS:
-        return Items(COLLECTIONS[origin], _codec(args[0], where, known))
-    if origin in MAPPINGS and args[0] is str:
-        return Values(_codec(args[1], where, known))
-    raise _unknown(hint, where)
+def _unknown(inspect: Any, info: Any) -> str | None:
+    """The first field, in words, whose class msgspec does not know."""
+    seen: set[int] = set()
+    left = [(info, "")]
+    while left:
+        each, field = left.pop()
+        if isinstance(each, inspect.CustomType):
+            return f"{field} has type {each.cls.__name__}"
+        if id(each) not in seen:  # a class may have fields of its own type
+            seen.add(id(each))
+            left += _parts(inspect, each, field)
+    return None
 
 
-def _of_class(cls: type, where: str, known: dict[type, Fields]) -> Codec:
-    if dataclasses.is_dataclass(cls):
-        return _fields(cls, known)
-    if issubclass(cls, enum.Enum):
-        return OneOf(cls)
-    if cls in TEXTS:
-        return Text(cls)
-    if cls in SCALARS:
-        return AsIs(cls)
-    if cls in COLLECTIONS or cls is tuple:
-        return Items(COLLECTIONS.get(cls, tuple), AsIs())
-    if cls in MAPPINGS:
-        return Values(AsIs())
-    raise _unknown(cls, where)
-
-
-def _of_union(hint: Any, args: tuple[Any, ...], where: str, known: dict[type, Fields]) -> Codec:
-    if all(arg in SCALARS for arg in args):
-        return AsIs(*args)
-    others = [arg for arg in args if arg is not types.NoneType]
-    if len(others) > 1:  # `load` could not tell which one was stored
-        raise _unknown(hint, where)
-    return Optional(_codec(others[0], where, known))
-
-
-def _unknown(hint: Any, where: str) -> TypeError:
-    return TypeError(
-        f"{where} has type {hint}, which `serde.model` cannot store as JSON; see its documentation "
-        "for those that it takes, or write a Serde"
-    )
-
-
-def _array(data: Any) -> list[Any]:
-    if not isinstance(data, list):
-        raise TypeError(f"it takes an array, not {data!r}")
-    return data
-
-
-def _names(kinds: tuple[type, ...]) -> str:
-    return " or ".join(kind.__name__ for kind in kinds)
+def _parts(inspect: Any, info: Any, field: str) -> Iterator[tuple[Any, str]]:
+    if isinstance(info, inspect.Field):
+        field = f"{field.partition('.')[0]}.{info.name}"
+    elif hasattr(info, "fields"):
+        field = getattr(info, "cls", type(info)).__name__
+    for name in getattr(info, "__struct_fields__", ()):
+        found = getattr(info, name)
+        for part in found if isinstance(found, tuple) else (found,):
+            if isinstance(part, (inspect.Type, inspect.Field)):
+                yield part, field

@@ -1,9 +1,13 @@
-"""Serialisers of keys and values (rule G1). None of them uses pickle: reading a log runs no code.
+"""Serialisers of keys and values (rules G1, G10). None uses pickle: reading a log runs no code.
+
+What a serialiser takes, it gives back: equal, and of the same types. It refuses everything else
+with TypeError or ValueError: a tuple for JSON, a subclass of str, NaN where there is none, what is
+nested deeper than 100 levels.
 
 `exact` is msgpack with extension types. It restores every type that it accepts, including tuples,
-sets, keys that are not str, large ints, dates and decimals; it raises TypeError for others.
+sets, keys that are not str, large ints, dates and decimals.
 
-`model(cls)` stores objects of a pydantic model or of a dataclass as JSON.
+`model(cls)` stores objects of a dataclass, of attrs, msgspec or pydantic as JSON.
 
 >>> json.loads(json.dumps({"a": 1}))
 {'a': 1}
@@ -11,22 +15,31 @@ sets, keys that are not str, large ints, dates and decimals; it raises TypeError
 b'\\x92\\x01\\xa1x'
 >>> exact.loads(exact.dumps({(1, "a"): {2, 3}}))
 {(1, 'a'): {2, 3}}
+>>> json.dumps((1, 2))
+Traceback (most recent call last):
+    ...
+TypeError: the serialiser json does not take tuple: (1, 2)
 """
 
 from __future__ import annotations
 
 import builtins
-import datetime as _dt
 import functools as _functools
 import json as _json
 from collections.abc import Callable
 from dataclasses import dataclass
-from dataclasses import is_dataclass as _is_dataclass
 from typing import Any
 
 import msgpack as _msgpack
 
-__all__ = ["Serde", "bytes", "exact", "json", "model", "msgpack", "pick_dumps", "pick_loads", "str"]
+from exclusivelog import _core
+from exclusivelog import comparing as _comparing
+from exclusivelog import models as _models
+
+__all__ = [
+    "Serde", "bytes", "checked", "exact", "json", "model", "msgpack", "pick_dumps", "pick_loads",
+    "str",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,12 +53,6 @@ class Serde:
 # Named functions, not lambdas, so that messages of a reader that uses them can be pickled.
 
 
-def _check_bytes(value: Any) -> builtins.bytes:
-    if not isinstance(value, (builtins.bytes, bytearray, memoryview)):
-        raise TypeError(f"value takes bytes, not {type(value).__name__}; or give a serializer")
-    return builtins.bytes(value)
-
-
 def _load_bytes(data: builtins.bytes) -> builtins.bytes:
     return data
 
@@ -54,88 +61,111 @@ def _load_str(data: builtins.bytes) -> builtins.str:
     return data.decode("utf-8")
 
 
+_JSON = (builtins.str, int, float, bool, list, dict)
+_MSGPACK = (*_JSON, builtins.bytes, _msgpack.ExtType, _msgpack.Timestamp)
+_plain_json = _core.Plain("json", _JSON, {}, json=True)
+_plain_msgpack = _core.Plain("msgpack", _MSGPACK, {})
+# Depth is bounded, so a list in itself is found without looking for it.
+_to_json = _json.JSONEncoder(
+    separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False
+).encode
+
+
 def _dump_json(value: Any) -> builtins.bytes:
-    return _json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    _plain_json.check(value)
+    return _to_json(value).encode("utf-8")
+
+
+def _load_json(data: builtins.bytes | builtins.str) -> Any:
+    if isinstance(data, builtins.bytes):
+        _core.check_json_depth(data, _core.MOST_LEVELS_READ)
+    return _json.loads(data)
+
+
+def _pack(value: Any) -> builtins.bytes:
+    packed: builtins.bytes = _msgpack.Packer(strict_types=True).pack(value)
+    return packed
+
+
+def _dump_msgpack(value: Any) -> builtins.bytes:
+    _plain_msgpack.check(value)
+    return _pack(value)
 
 
 def _load_msgpack(data: builtins.bytes) -> Any:
     return _msgpack.unpackb(data, strict_map_key=False)
 
 
-bytes = Serde(_check_bytes, _load_bytes)
-str = Serde(builtins.str.encode, _load_str)
-json = Serde(_dump_json, _json.loads)
-msgpack = Serde(_msgpack.packb, _load_msgpack)
+bytes = Serde(_core.dump_bytes, _load_bytes)
+str = Serde(_core.dump_str, _load_str)
+json = Serde(_dump_json, _load_json)
+msgpack = Serde(_dump_msgpack, _load_msgpack)
 
 
 # ---- exact -------------------------------------------------------------------------------
 
 
 @_functools.cache
-def _kinds() -> list[tuple[type, Callable[[Any], Any], Callable[[Any], Any]]]:
-    """(type, encode, decode); the index in this list is the extension type's code on disk."""
-    # Imported only here, because only this serialiser needs them.
-    import decimal
-    import uuid
+def _exact() -> Any:
+    from exclusivelog import exact  # what it imports, few applications need
 
-    return [
-        (tuple, list, tuple),
-        (set, list, set),
-        (frozenset, list, frozenset),
-        (int, builtins.str, int),  # of more than 64 bits
-        (_dt.datetime, _dt.datetime.isoformat, _dt.datetime.fromisoformat),
-        (_dt.date, _dt.date.isoformat, _dt.date.fromisoformat),
-        (_dt.time, _dt.time.isoformat, _dt.time.fromisoformat),
-        (_dt.timedelta, lambda d: [d.days, d.seconds, d.microseconds], lambda d: _dt.timedelta(*d)),
-        (decimal.Decimal, builtins.str, decimal.Decimal),
-        (complex, lambda c: [c.real, c.imag], lambda c: complex(*c)),
-        (uuid.UUID, lambda u: u.hex, uuid.UUID),
-    ]
-
-
-@_functools.cache
-def _codes() -> dict[type, int]:
-    return {kind: code for code, (kind, _, _) in enumerate(_kinds())}
-
-
-def _to_extension(value: Any) -> _msgpack.ExtType:
-    code = _codes().get(type(value))
-    if code is None:
-        raise TypeError(f"the serialiser exact does not take {type(value).__name__}: {value!r}")
-    return _msgpack.ExtType(code, _dump_exact(_kinds()[code][1](value)))
-
-
-def _from_extension(code: int, data: builtins.bytes) -> Any:
-    if code >= len(_kinds()):
-        raise ValueError(f"msgpack extension {code} is unknown to the serialiser exact")
-    return _kinds()[code][2](_load_exact(data))
+    return exact
 
 
 def _dump_exact(value: Any) -> builtins.bytes:
-    packed: builtins.bytes = _msgpack.packb(value, default=_to_extension, strict_types=True)
+    packed: builtins.bytes = _exact().dumps(value)
     return packed
 
 
 def _load_exact(data: builtins.bytes) -> Any:
-    return _msgpack.unpackb(data, ext_hook=_from_extension, strict_map_key=False)
+    return _exact().loads(data)
 
 
 exact = Serde(_dump_exact, _load_exact)
 
-# ---- models ------------------------------------------------------------------------------
+# ---- keys --------------------------------------------------------------------------------
+
+# Equal keys must have equal bytes: True equals 1 and 1.0, a list cannot be a key at all.
+_plain_json_key = _core.Plain("json", (builtins.str, int, float), {}, json=True, key=True)
+_plain_msgpack_key = _core.Plain(
+    "msgpack", (builtins.str, int, float, builtins.bytes), {}, key=True
+)
+
+
+def _dump_json_key(value: Any) -> builtins.bytes:
+    _plain_json_key.check(value)
+    return _to_json(value).encode("utf-8")
+
+
+def _dump_msgpack_key(value: Any) -> builtins.bytes:
+    _plain_msgpack_key.check(value)
+    return _pack(value)
+
+
+def _dump_exact_key(value: Any) -> builtins.bytes:
+    packed: builtins.bytes = _exact().dumps_key(value)
+    return packed
+
+
+# ---- models, and others' serialisers -----------------------------------------------------
 
 
 def model(cls: type) -> Serde:
-    """Return the serialiser of objects of one class, as JSON: a pydantic model (a class with
-    `model_dump_json` and `model_validate_json`), or a dataclass.
+    """Return the serialiser of objects of one class, as JSON.
 
-    The fields of a dataclass may be str, int, float, bool, None, Any, Literal, Enum, datetime,
-    date, time, Decimal, UUID, dataclasses, and list, tuple, set, frozenset, dict[str, ...] and
-    `| None` of these. Reading checks their types, leaves out unknown fields, and gives missing ones
-    their defaults.
+    - a dataclass, a class of attrs, a Struct of msgspec, a TypedDict, a NamedTuple: by msgspec;
+    - a model or dataclass of pydantic (2.11 or later), by the names of its fields;
+    - a class with the methods `model_dump_json` and `model_validate_json`.
 
-    Raises TypeError for another class, and for a dataclass with a field of another type. Objects of
-    other classes are refused with TypeError when they are sent.
+    `pip install 'exclusivelog[models]'` installs both libraries. Reading checks the types of the
+    fields, leaves out unknown ones, and gives missing ones their defaults, as the library does.
+
+    Each object is decoded before it is sent, and compared, fields and their types: one that would
+    not come back is refused with TypeError or ValueError. Examples: NaN, an int in a field of type
+    float, an object of a subclass, a SecretStr (give it a serializer that writes the secret).
+
+    Raises TypeError for another class, and for a field that cannot be stored; ImportError if the
+    library is not installed.
 
     >>> @dataclass
     ... class Order:
@@ -145,30 +175,25 @@ def model(cls: type) -> Serde:
     >>> orders.dumps(Order(7, ["tea"])), orders.loads(b'{"number":7,"items":["tea"]}')
     (b'{"number":7,"items":["tea"]}', Order(number=7, items=['tea']))
     """
-    if _is_pydantic(cls):
-        return _pydantic_model(cls)
-    if isinstance(cls, type) and _is_dataclass(cls):
-        from exclusivelog.models import dataclass_codec  # few applications need it
-
-        codec = dataclass_codec(cls)
-        return Serde(lambda value: _dump_json(codec.dump(value)), codec.loads)
-    raise TypeError(f"model takes a pydantic model or a dataclass, not {cls!r}")
+    if not _models.is_model(cls):
+        raise TypeError(f"model takes a pydantic model or a dataclass, or the like, not {cls!r}")
+    made = _models.Model(cls)
+    return Serde(made.dumps, made.loads)
 
 
-def _is_pydantic(cls: Any) -> bool:
-    return isinstance(cls, type) and all(
-        callable(getattr(cls, name, None)) for name in ("model_dump_json", "model_validate_json")
+def checked(serializer: Any) -> Serde:
+    """Return a serialiser that decodes what it has encoded, and refuses a value that does not come
+    back: equal, and of the same types. For modules and functions that do not promise that.
+
+    >>> import marshal
+    >>> exotic = checked(marshal)
+    >>> exotic.loads(exotic.dumps([1, 2.5]))
+    [1, 2.5]
+    """
+    made = _comparing.Checked(
+        dumps_of(serializer, "serializer"), loads_of(serializer, "serializer")
     )
-
-
-def _pydantic_model(cls: Any) -> Serde:
-    def dumps(value: Any) -> builtins.bytes:
-        if not isinstance(value, cls):
-            raise TypeError(f"value takes {cls.__name__}, not {type(value).__name__}")
-        data: builtins.str = value.model_dump_json()
-        return data.encode("utf-8")
-
-    return Serde(dumps, cls.model_validate_json)
+    return Serde(made.dumps, made.loads)
 
 
 # ---- options -----------------------------------------------------------------------------
@@ -177,6 +202,7 @@ _NAMED = {"bytes": bytes, "str": str, "json": json, "msgpack": msgpack, "exact":
 # Types and modules that are accepted instead of these names.
 _SAME = ((builtins.bytes, bytes), (builtins.str, str), (_json, json), (_msgpack, msgpack))
 _TAKES = "bytes, str, json, msgpack, exact, a Serde, a pydantic model or a dataclass"
+_KEYS = {"json": _dump_json_key, "msgpack": _dump_msgpack_key, "exact": _dump_exact_key}
 
 
 def _find(option: Any, argument: builtins.str) -> Any:
@@ -188,7 +214,7 @@ def _find(option: Any, argument: builtins.str) -> Any:
     for other, serde in _SAME:
         if option is other:
             return serde
-    if _is_pydantic(option) or (isinstance(option, type) and _is_dataclass(option)):
+    if _models.is_model(option):
         return model(option)
     return option
 
@@ -240,6 +266,17 @@ def _pick(option: Any, argument: builtins.str, side: builtins.str) -> Callable[[
 def dumps_of(option: Any, argument: builtins.str) -> Callable[[Any], builtins.bytes]:
     """Return the `dumps` of an option that means a Serde."""
     return _side_of(option, argument, "dumps")
+
+
+def key_dumps_of(option: Any, argument: builtins.str) -> Callable[[Any], builtins.bytes]:
+    """Return the `dumps` for keys, which refuses a key that equals one with other bytes."""
+    found = _find(option, argument)
+    if isinstance(getattr(_method(found, "dumps"), "__self__", None), _models.Model):
+        raise TypeError(
+            f"{argument}={option!r}: objects of a class cannot be keys, as equal ones may have "
+            "other bytes; use 'exact', and a tuple of their fields"
+        )
+    return _KEYS.get(name_of(found) or "") or dumps_of(found, argument)
 
 
 def loads_of(option: Any, argument: builtins.str) -> Callable[[builtins.bytes], Any]:

@@ -255,8 +255,8 @@ class SharedState(_Shared[_state.SharedState[S, Op]], Generic[S, Op]):
     def __init__(
         self, topic: Topic, initial: Callable[[], S] = dict,  # type: ignore[assignment]
         apply: Callable[[S, Op], S | None] | None = None, *,
-        encode: Callable[[Any], bytes] = serde.msgpack.dumps,
-        decode: Callable[[bytes], Any] = serde.msgpack.loads,
+        encode: Callable[[Any], bytes] = serde.exact.dumps,
+        decode: Callable[[bytes], Any] = serde.exact.loads,
         encode_state: Callable[[S], bytes] | None = None,
         decode_state: Callable[[bytes], S] | None = None,
         snapshot_every: int | None = SNAPSHOT_EVERY,

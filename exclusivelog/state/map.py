@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import reprlib
 from collections.abc import (
     Callable,
@@ -19,7 +20,7 @@ from typing import Any, Generic, Literal, TypeVar, cast, overload
 from exclusivelog import _core, serde
 from exclusivelog.backend import Kind
 from exclusivelog.errors import DeserializationError
-from exclusivelog.messages import Item
+from exclusivelog.messages import MAX_MESSAGE_BYTES, Item
 from exclusivelog.producer import Appended
 from exclusivelog.state.past import At, MapWatch, apply_to, map_at, map_since
 from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, in_background
@@ -99,40 +100,59 @@ class MapCodec(Generic[K, V]):
 
     def __init__(self, topic: str, key: Any, value: Any) -> None:
         self.topic = topic
-        self.dump_key = _checked(serde.dumps_of(key, "key"), "key")
-        self.load_key: Callable[[bytes], K] = self._named(serde.loads_of(key, "key"), "key")
+        self.dump_key = _checked(serde.key_dumps_of(key, "key"), "key")
+        self._load_key: Callable[[bytes], K] = serde.loads_of(key, "key")
         self.dump = _checked(serde.dumps_of(value, "value"), "value")
         self.load_unnamed: Callable[[bytes], V] = serde.loads_of(value, "value")
-        self.load: Callable[[bytes], V] = self._named(self.load_unnamed, "value")
         self.kind: Kind = {
             "holds": "map", "key": serde.name_of(key), "value": serde.name_of(value),
         }  # fmt: skip
         # An application's own serialisers may block: never run them in an event loop's thread.
         self.never_blocks = None not in self.kind.values()
 
-    def _named(self, loads: Callable[[bytes], Any], part: str) -> Callable[[bytes], Any]:
-        def load(data: bytes) -> Any:
-            try:
-                return loads(data)
-            except Exception as error:
-                raise self.undecodable(data, error, part) from error
+    def load_key(self, name: bytes) -> K:
+        """Decode a key."""
+        try:
+            return self._load_key(name)
+        except Exception as error:
+            raise self._error("a key", name, error, "key", name) from error
 
-        return load
+    def load(self, data: bytes, name: bytes) -> V:
+        """Decode the value of a key."""
+        try:
+            return self.load_unnamed(data)
+        except Exception as error:
+            raise self.undecodable(data, error, name) from error
 
     def undecodable(
-        self, data: bytes | None, cause: Exception, part: str = "value"
+        self, data: bytes | None, cause: Exception, name: bytes
     ) -> DeserializationError:
-        """The error for a key or value at which its deserializer raised `cause`."""
+        """The error for the value of a key at which its deserializer raised `cause`."""
+        try:
+            key: Any = self._load_key(name)
+        except Exception:
+            key = name
+        return self._error(
+            f"the value of the key {reprlib.repr(key)}", data or b"", cause, "value", name
+        )
+
+    def _error(
+        self, what: str, raw: bytes, cause: Exception, part: str, name: bytes
+    ) -> DeserializationError:
         return DeserializationError(
-            f"topic {self.topic!r}: a {part} of its map cannot be deserialised: "
+            f"topic {self.topic!r}: {what} of its map cannot be deserialised: "
             f"{type(cause).__name__}: {reprlib.repr(str(cause))}. This error has its bytes as "
-            "`raw`; open the map with the serialisers that it was written with",
-            topic=self.topic, part=part, raw=data or b"",
+            "`raw`, and those of the key as `key`; the other keys can be read one by one",
+            topic=self.topic, part=part, raw=raw, key=name,
         )  # fmt: skip
 
-    def unpack(self, data: bytes | None) -> V | None:
-        """Decode a value; None stays None."""
-        return None if data is None else self.load(data)
+    def unpack(self, data: bytes | None, name: bytes) -> V | None:
+        """Decode the value of a key; None stays None."""
+        return None if data is None else self.load(data, name)
+
+    def load_pair(self, name: bytes, data: bytes) -> tuple[K, V]:
+        """Decode a key and its value."""
+        return self.load_key(name), self.load(data, name)
 
     def pack(self, value: V | None) -> bytes | None:
         """Encode a value; None stays None."""
@@ -140,7 +160,7 @@ class MapCodec(Generic[K, V]):
 
     def load_all(self, entries: Mapping[bytes, bytes]) -> dict[K, V]:
         """Decode a whole map."""
-        return {self.load_key(name): self.load(data) for name, data in entries.items()}
+        return dict(self.load_pair(name, data) for name, data in entries.items())
 
 
 class SharedMap(Shared, MutableMapping[K, V]):
@@ -194,16 +214,16 @@ class SharedMap(Shared, MutableMapping[K, V]):
 
         - `latest`: True: see every write that has returned by now, in any process. False, the
           default: see all writes of this process, and those of others up to some earlier moment."""
-        data = self._get_at_once(self._dump_key(key), latest)
+        name = self._dump_key(key)
+        data = self._get_at_once(name, latest)
         if data is NOT_NOW:
-            data = self._find(key, latest)
+            data = self._find(name, latest)
         try:
             return default if data is None else self._load(data)
         except Exception as error:
-            raise self._codec.undecodable(data, error) from error
+            raise self._codec.undecodable(data, error, name) from error
 
-    def _find(self, key: K, latest: bool = False) -> bytes | None:
-        name = self._dump_key(key)
+    def _find(self, name: bytes, latest: bool = False) -> bytes | None:
         data = self._get_at_once(name, latest)
         if data is NOT_NOW:
             data = self._read(lambda: self._content.entries.get(name), latest)
@@ -212,8 +232,9 @@ class SharedMap(Shared, MutableMapping[K, V]):
 
     def get_or_default(self, key: K, default: D, latest: bool = False) -> V | D:
         """Return the key's value, or `default`; `latest` as for `get`."""
-        value = self._find(key, latest)
-        return default if value is None else self._codec.load(value)
+        name = self._dump_key(key)
+        data = self._find(name, latest)
+        return default if data is None else self._codec.load(data, name)
 
     def scan(
         self, fn: Callable[[K, V], object] | None = None, *,
@@ -226,15 +247,19 @@ class SharedMap(Shared, MutableMapping[K, V]):
           Default: all keys.
         - `latest`: as for `get`.
         """
-        pairs = self._read(lambda: list(self._content.entries.items()), latest)
-        found = [(self._codec.load_key(name), data) for name, data in pairs]
-        load = self._codec.load
-        decoded = [(key, load(data)) for key, data in found if filter is None or filter(key)]
+        load_key, load = self._codec.load_key, self._codec.load
+        found = [(load_key(name), name, data) for name, data in self._pairs(latest)]
+        decoded = [
+            (key, load(data, name)) for key, name, data in found if filter is None or filter(key)
+        ]
         if fn is not None:
             self._flush_what_was_read()
             for key, value in decoded:
                 fn(key, value)
         return decoded
+
+    def _pairs(self, latest: bool = False) -> list[tuple[bytes, bytes]]:
+        return self._read(lambda: list(self._content.entries.items()), latest)
 
     def list_keys(self, latest: bool = False) -> list[K]:
         """Return all keys, in the order in which they were first put; `latest` as for `get`."""
@@ -242,14 +267,14 @@ class SharedMap(Shared, MutableMapping[K, V]):
         return [self._codec.load_key(key) for key in keys]
 
     def __getitem__(self, key: K) -> V:
-        value = self._find(key)
-        if value is None:
+        name = self._dump_key(key)
+        data = self._find(name)
+        if data is None:
             raise KeyError(key)
-        found: V = self._codec.load(value)
-        return found
+        return self._codec.load(data, name)
 
     def __contains__(self, key: object) -> bool:
-        return self._find(key) is not None  # type: ignore[arg-type]
+        return self._find(self._dump_key(key)) is not None
 
     def __len__(self) -> int:
         return self._read(lambda: len(self._content.entries), False)
@@ -258,7 +283,8 @@ class SharedMap(Shared, MutableMapping[K, V]):
         return iter(self.list_keys())
 
     def items(self) -> ItemsView[K, V]:
-        """Return a view of the (key, value) pairs; each iteration sees those of one moment."""
+        """Return a view of the (key, value) pairs; each iteration sees those of one moment. After a
+        DeserializationError, `next` of an iterator returns the pair after the one that it names."""
         return _Items(self)
 
     def values(self) -> ValuesView[V]:
@@ -270,11 +296,15 @@ class SharedMap(Shared, MutableMapping[K, V]):
     def put(self, key: K, value: V | None) -> V | None:
         """Set the key's value; None removes the key. Returns the previous value, or None."""
         data = None if value is None else self._codec.dump(value)
-        old = self._set(self._dump_key(key), data, _core.ANY)[1]
+        name = self._dump_key(key)
+        return self._written(self._set(name, data, _core.ANY)[1], name)
+
+    def _written(self, old: bytes | None, name: bytes) -> V | None:
+        """The value that a key had before it was written."""
         try:
-            return self._codec.unpack(old)
+            return self._codec.unpack(old, name)
         except DeserializationError as error:
-            error.maybe_written = True  # the key is set: only the value before cannot be returned
+            error.maybe_written = True  # only the value before cannot be returned
             raise
 
     def _set(self, name: bytes, data: bytes | None, expected: Any) -> tuple[bool, bytes | None]:
@@ -290,8 +320,9 @@ class SharedMap(Shared, MutableMapping[K, V]):
         return made, old
 
     def _set_if(self, key: K, value: V | None, expected: bytes | None) -> Change[V]:
-        made, old = self._set(self._codec.dump_key(key), self._codec.pack(value), expected)
-        previous = self._codec.unpack(old)
+        name = self._codec.dump_key(key)
+        made, old = self._set(name, self._codec.pack(value), expected)
+        previous = self._codec.unpack(old, name)
         return Change(made, previous, value if made else previous)
 
     def __setitem__(self, key: K, value: V | None) -> None:
@@ -303,10 +334,20 @@ class SharedMap(Shared, MutableMapping[K, V]):
         return self._set_if(key, value, None)
 
     def replace(self, key: K, expected: V | None, value: V | None) -> Change[V]:
-        """Set the key's value if its present value is `expected` (compared as bytes; None: no
-        value). If it is another one, nothing is appended (rule I3), the `Change` is false, and its
-        `previous` is the present value."""
-        return self._set_if(key, value, self._codec.pack(expected))
+        """Set the key's value if its present value is `expected`: equal, and of the same types
+        (None: no value). If it is another one, nothing is appended (rule I3), the `Change` is
+        false, and its `previous` is the present value."""
+        name, data, wanted = (
+            self._dump_key(key),
+            self._codec.pack(value),
+            self._codec.pack(expected),
+        )
+        while True:
+            made, old = self._set(name, data, wanted)
+            previous = self._codec.unpack(old, name)
+            if made or old is None or expected is None or not _core.same(previous, expected):
+                return Change(made, previous, value if made else previous)
+            wanted = old  # equal, with other bytes: a dict in another order, or a set
 
     @overload  # type: ignore[override]
     def update(
@@ -343,10 +384,11 @@ class SharedMap(Shared, MutableMapping[K, V]):
 
         def compute() -> tuple[list[Item], Change[V]]:
             old = self._content.entries.get(name)
-            given = self._codec.unpack(old)  # a new object, which `fn` may change
+            unpack = self._codec.unpack
+            given = unpack(old, name)  # a new object, which `fn` may change
             new = self._codec.pack(fn(key, given) if with_key else fn(given))
             items = self._content.change(name, new)
-            return items, Change(bool(items), self._codec.unpack(old), self._codec.unpack(new))
+            return items, Change(bool(items), unpack(old, name), unpack(new, name))
 
         return self._append(compute)
 
@@ -365,7 +407,7 @@ class SharedMap(Shared, MutableMapping[K, V]):
             for name, data in self._content.entries.items():
                 key = self._codec.load_key(name)
                 if filter is None or filter(key):
-                    value = fn(key, self._codec.load(data))
+                    value = fn(key, self._codec.load(data, name))
                     new = self._codec.pack(value)
                     if new != data:
                         changed[key] = value
@@ -390,20 +432,25 @@ class SharedMap(Shared, MutableMapping[K, V]):
         return self.put(key, None)
 
     def __delitem__(self, key: K) -> None:
-        self.pop(key)
+        if self._remove(self._codec.dump_key(key)) is None:
+            raise KeyError(key)
 
     def pop(self, key: K, default: Any = NOTHING) -> Any:
         """Remove a key and return its value; if it has none, return `default` or raise KeyError."""
         name = self._codec.dump_key(key)
+        old = self._remove(name)
+        if old is None and default is NOTHING:
+            raise KeyError(key)
+        return default if old is None else self._written(old, name)
+
+    def _remove(self, name: bytes) -> bytes | None:
+        """Remove a key; return its value before."""
 
         def compute() -> tuple[list[Item], bytes | None]:
             old = self._content.entries.get(name)
             return [] if old is None else [(name, None)], old
 
-        old = self._append(compute)
-        if old is None and default is NOTHING:
-            raise KeyError(key)
-        return default if old is None else self._codec.load(old)
+        return self._append(compute)
 
     def popitem(self) -> tuple[K, V]:
         """Remove the key that was put last; return (key, value). KeyError if the map is empty."""
@@ -415,7 +462,11 @@ class SharedMap(Shared, MutableMapping[K, V]):
             return [(name, None)], (name, self._content.entries[name])
 
         name, data = self._append(compute)
-        return self._codec.load_key(name), self._codec.load(data)
+        try:
+            return self._codec.load_pair(name, data)
+        except DeserializationError as error:
+            error.maybe_written = True
+            raise
 
     def clear(self) -> None:
         """Remove all keys, with a single message."""
@@ -490,7 +541,7 @@ class SharedMap(Shared, MutableMapping[K, V]):
         unpack = self._codec.unpack
         old, new = map_at(self.topic, a)[1], map_at(self.topic, b)[1]
         return {
-            self._codec.load_key(name): (unpack(old.get(name)), unpack(new.get(name)))
+            self._codec.load_key(name): (unpack(old.get(name), name), unpack(new.get(name), name))
             for name in {**old, **new}
             if old.get(name) != new.get(name)
         }
@@ -527,11 +578,12 @@ def put_at_once(
     if not (codec.never_blocks and shared._calls.idle):
         return None
     data = None if value is None else codec.dump(value)
-    found = shared._set_at_once(codec.dump_key(key), data, _core.ANY, False)
+    name = codec.dump_key(key)
+    found = shared._set_at_once(name, data, _core.ANY, False)
     if found is NOT_NOW:
         return None
     _, old, seen = found
-    return None if old is None else codec.load(old), seen
+    return shared._written(old, name), seen
 
 
 class _Items(ItemsView[K, V]):
@@ -540,7 +592,8 @@ class _Items(ItemsView[K, V]):
     _mapping: SharedMap[K, V]
 
     def __iter__(self) -> Iterator[tuple[K, V]]:
-        return iter(self._mapping.scan())
+        # `map` goes on after an item that raises.
+        return itertools.starmap(self._mapping._codec.load_pair, self._mapping._pairs())
 
 
 class _Values(ValuesView[V]):
@@ -549,7 +602,8 @@ class _Values(ValuesView[V]):
     _mapping: SharedMap[Any, V]
 
     def __iter__(self) -> Iterator[V]:
-        return iter([value for _, value in self._mapping.scan()])
+        load, pairs = self._mapping._codec.load, self._mapping._pairs()
+        return map(load, [data for _, data in pairs], [name for name, _ in pairs])
 
     def __contains__(self, value: object) -> bool:
         return any(value == item for item in self)
@@ -564,15 +618,20 @@ def _checked(dumps: Callable[[Any], bytes], argument: str) -> Callable[[Any], by
             data = dumps(item)
         except (AttributeError, TypeError, UnicodeError) as error:
             raise TypeError(
-                f"{argument}={item!r}: its serialiser does not take it: {error}"
+                f"{argument}={reprlib.repr(item)}: its serialiser does not take it: {error}"
             ) from error
-        except (OverflowError, RecursionError) as error:  # an int over 64 bits; nested too deep
+        except (ValueError, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"{argument}={reprlib.repr(item)}: its serialiser does not take it: {error}"
             ) from error
         if type(data) is not bytes:
             raise TypeError(
-                f"{argument}={item!r}: its serialiser gives {type(data).__name__}, not bytes"
+                f"{argument}={reprlib.repr(item)}: its serialiser gives {type(data).__name__}, not "
+                "bytes"
+            )
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise ValueError(
+                f"{argument} has {len(data)} bytes; a message takes {MAX_MESSAGE_BYTES}"
             )
         return data
 

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.backend import Closing, TopicStore
-from exclusivelog.errors import OffsetTrimmedError, TopicTerminatedError, WaitTimeoutError
+from exclusivelog.errors import (
+    DeserializationError,
+    OffsetTrimmedError,
+    TopicTerminatedError,
+    WaitTimeoutError,
+)
 from exclusivelog.messages import Item, item_of, to_ms
 from exclusivelog.waits import as_int, check_timeout
 
@@ -142,13 +147,13 @@ class MapWatch(Closing, Generic[K, V]):
 
     def __init__(
         self, topic: Topic, start: int, items: dict[bytes, bytes], matches: Callable[[bytes], bool],
-        load_key: Callable[[bytes], Any], load: Callable[[bytes], Any],
+        load_key: Callable[[bytes], Any], load: Callable[[bytes, bytes], Any],
     ) -> None:  # fmt: skip
         self._topic = topic.name
         self._items = {name: data for name, data in items.items() if matches(name)}
         self._matches = matches
         self._load_key, self._load = load_key, load
-        self._changes: deque[MapChange[K, V]] = deque()
+        self._changes: deque[tuple[bytes, bytes | None, bytes | None, int]] = deque()
         self.reader = topic.reader(start)  # aio waits with it
 
     @property
@@ -160,7 +165,8 @@ class MapWatch(Closing, Generic[K, V]):
         """Return the next change; wait for it up to `timeout` seconds (default: None, no limit).
 
         Raises WaitTimeoutError if there was none, OffsetTrimmedError if the watch has fallen
-        behind, TopicTerminatedError at the end of a terminated topic.
+        behind, TopicTerminatedError at the end of a terminated topic, DeserializationError for a
+        change that cannot be read; the next call returns the one after it.
         """
         check_timeout(timeout)
         end = None if timeout is None else _core.monotonic() + timeout
@@ -172,7 +178,7 @@ class MapWatch(Closing, Generic[K, V]):
                 raise OffsetTrimmedError(
                     f"this watch of the map in topic {self._topic!r} has fallen behind: {error}"
                 ) from error
-        return self._changes.popleft()
+        return self._decoded(*self._changes.popleft())
 
     def take(self, message: _core.Message) -> None:
         """Process a message that `reader` has returned; its changes come next."""
@@ -180,11 +186,7 @@ class MapWatch(Closing, Generic[K, V]):
         for name in self._names(item):
             old = self._items.get(name)
             if item[1] is not None or old is not None:
-                self._changes.append(
-                    MapChange(
-                        self._load_key(name), self._value(old), self._value(item[1]), message.offset
-                    )
-                )
+                self._changes.append((name, old, item[1], message.offset))
         if item[0] is None or self._matches(item[0]):
             apply_to(self._items, *item)
 
@@ -193,8 +195,19 @@ class MapWatch(Closing, Generic[K, V]):
             return list(self._items)
         return [item[0]] if self._matches(item[0]) else []
 
-    def _value(self, data: bytes | None) -> Any:
-        return None if data is None else self._load(data)
+    def _decoded(
+        self, name: bytes, old: bytes | None, new: bytes | None, offset: int
+    ) -> MapChange[K, V]:
+        try:
+            return MapChange(
+                self._load_key(name), self._value(old, name), self._value(new, name), offset
+            )
+        except DeserializationError as error:
+            error.offset = offset
+            raise
+
+    def _value(self, data: bytes | None, name: bytes) -> Any:
+        return None if data is None else self._load(data, name)
 
     def follow(self, timeout: float | None = None) -> Iterator[MapChange[K, V]]:
         """Iterate over the changes. It stops if none comes for `timeout` seconds (default: None, no

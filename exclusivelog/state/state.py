@@ -27,14 +27,16 @@ It follows Pulsar's shared-state manager and map (apache/pulsar#13490).
 from __future__ import annotations
 
 import copy as _copy
+import reprlib
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from exclusivelog import serde
+from exclusivelog.comparing import difference
 from exclusivelog.messages import Item
 from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, SnapshotRefused, in_background
-from exclusivelog.state.views import Scope, difference, thaw
+from exclusivelog.state.views import Scope, thaw
 from exclusivelog.topic import Topic
 
 S = TypeVar("S")
@@ -42,6 +44,11 @@ Op = TypeVar("Op")
 R = TypeVar("R")
 
 Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
+
+# (encode, decode) of serialisers that refuse what they would not give back (rule G10).
+_PROVEN = frozenset(
+    (one.dumps, one.loads) for one in (serde.exact, serde.msgpack, serde.json, serde.str)
+)
 
 OWN, EXACT = b"own", b"exact"  # the codec mark of a snapshot; None: the operations' codec
 
@@ -79,7 +86,7 @@ class StateContent(Generic[S, Op]):
             try:
                 data = encode(self.state)
                 found = None if type(data) is bytes else "encode_state gives no bytes"
-                found = found or difference(self.state, decode(data))
+                found = found or difference(self.state, decode(data), "state")
             except Exception as error:
                 found = repr(error)
             if found is None:
@@ -108,8 +115,9 @@ class SharedState(Shared, Generic[S, Op]):
     - `initial`: a function that returns the first state (default: `dict`).
     - `apply`: `apply(state, op)` changes the state in place, or returns the new one. It must be
       deterministic, as every process calls it: no clock, no random numbers, no I/O.
-    - `encode`, `decode`: an operation to and from bytes (default: msgpack). What is applied is
-      what `decode` returns, also in the process that wrote it.
+    - `encode`, `decode`: an operation to and from bytes (default: `serde.exact`, which also reads
+      msgpack). What is applied is what `decode` returns, also in the process that wrote it. An
+      operation that cannot be decoded is not appended.
     - `encode_state`, `decode_state`: the state to and from bytes, for snapshots. Default:
       `serde.exact`, which supports Python's containers, numbers and dates; for a state that it does
       not support, `encode` and `decode`.
@@ -141,8 +149,8 @@ class SharedState(Shared, Generic[S, Op]):
     def __init__(
         self, topic: Topic, initial: Callable[[], S] = dict,  # type: ignore[assignment]
         apply: Callable[[S, Op], S | None] | None = None, *,
-        encode: Callable[[Any], bytes] = serde.msgpack.dumps,
-        decode: Callable[[bytes], Any] = serde.msgpack.loads,
+        encode: Callable[[Any], bytes] = serde.exact.dumps,
+        decode: Callable[[bytes], Any] = serde.exact.loads,
         encode_state: Callable[[S], bytes] | None = None,
         decode_state: Callable[[bytes], S] | None = None,
         snapshot_every: int | None = SNAPSHOT_EVERY,
@@ -159,7 +167,8 @@ class SharedState(Shared, Generic[S, Op]):
         for name, function in functions.items():
             if not callable(function):
                 raise TypeError(f"{name} takes a function, not {function!r}")
-        self._encode, self._copy = encode, copy
+        self._encode, self._decode, self._copy = encode, decode, copy
+        self._proven = (encode, decode) in _PROVEN
         codecs = _codecs_of(encode, decode, encode_state, decode_state)
         self._content: StateContent[S, Op] = StateContent(topic, initial, apply, decode, codecs)
         super().__init__(topic, {"holds": "state"}, self._content, snapshot_every, timeout)
@@ -204,8 +213,22 @@ class SharedState(Shared, Generic[S, Op]):
     def _encoded(self, op: Op) -> bytes:
         data = self._encode(op)
         if not isinstance(data, (bytes, bytearray, memoryview)):
-            raise TypeError(f"encode gives {type(data).__name__} for {op!r}; it must give bytes")
-        return bytes(data)
+            raise TypeError(
+                f"encode gives {type(data).__name__} for {reprlib.repr(op)}; it must give bytes"
+            )
+        data = bytes(data)
+        if not self._proven:
+            self._check_decodable(op, data)
+        return data
+
+    def _check_decodable(self, op: Op, data: bytes) -> None:
+        """Raise ValueError if no process could read this operation: none could open the state."""
+        try:
+            self._decode(data)
+        except Exception as error:
+            raise ValueError(
+                f"op={reprlib.repr(op)}: decode does not take what encode gives for it: {error!r}"
+            ) from error
 
     read_async = in_background(read)
     write_async = in_background(write)

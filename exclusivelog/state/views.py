@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from types import TracebackType
 from typing import Any, Self
 
+from exclusivelog.comparing import difference as difference
+
 # Exactly these types, because objects of subclasses may be mutable.
 PLAIN = frozenset({
     bool, bytes, complex, decimal.Decimal, dt.date, dt.datetime, dt.time, dt.timedelta, float, int,
@@ -179,49 +181,3 @@ def thaw(value: Any) -> Any:
         same = all(new is old for new, old in zip(items, value, strict=True))
         return value if same else kind(items)
     return value
-
-
-# ---- comparison --------------------------------------------------------------------------
-
-
-def difference(a: Any, b: Any, path: str = "state") -> str | None:
-    """Describe where `b` differs from `a`, types included; None if it does not."""
-    if type(a) is not type(b):
-        return f"{path} is {_described(a)}, and comes back as {_described(b)}"
-    if isinstance(a, dict):
-        return _dict_difference(a, b, path)
-    if isinstance(a, (list, tuple)):
-        if len(a) != len(b):
-            return f"{path} has {len(a)} items, and comes back with {len(b)}"
-        pairs = enumerate(zip(a, b, strict=True))
-        return _first(difference(x, y, f"{path}[{i}]") for i, (x, y) in pairs)
-    if isinstance(a, (set, frozenset)):
-        return _dict_difference(dict.fromkeys(a), dict.fromkeys(b), path)
-    if a == b or (a != a and b != b):  # the second case: both are NaN
-        return None
-    return f"{path} is {_described(a)}, and comes back as {_described(b)}, which is not equal"
-
-
-def _dict_difference(a: dict[Any, Any], b: dict[Any, Any], path: str) -> str | None:
-    keys = {key: key for key in b}
-    for key, item in a.items():
-        if key not in keys:
-            return f"{path}: the key {_described(key)} does not come back"
-        found = difference(key, keys[key], f"{path}: a key") or difference(
-            item, b[key], f"{path}[{key!r}]"
-        )
-        if found:
-            return found
-    more = next((key for key in b if key not in a), None)
-    if len(b) <= len(a):
-        return None
-    return f"{path}: the key {_described(more)} comes back, and was not there"
-
-
-def _first(found: Iterable[str | None]) -> str | None:
-    return next((text for text in found if text is not None), None)
-
-
-def _described(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

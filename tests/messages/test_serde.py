@@ -1,4 +1,4 @@
-"""What may stand for a serialiser, and models: dataclasses and pydantic (rule G1)."""
+"""What may stand for a serialiser, and models (rule G1). What comes back: test_round_trip.py."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Item:
 
 class Kind(enum.Enum):
     FAST = "fast"
-    SLOW = 2
+    SLOW = "slow"
 
 
 class Colour(enum.StrEnum):
@@ -162,7 +162,7 @@ class Order:
 
 
 ORDER = Order(
-    7, 2, True, None, [Item("tea", 2)], {"x": Item("é")}, (1, "a"), (1, 2, 3), {"t"},
+    7, 2.5, True, None, [Item("tea", 2)], {"x": Item("é")}, (1, "a"), (1, 2, 3), {"t"},
     frozenset({4}), Kind.SLOW, Colour.RED, 3, dt.datetime(2026, 1, 2, 3, 4, 5, 6, dt.UTC),
     dt.date(2026, 1, 2), dt.time(3, 4), decimal.Decimal("1.10"),
     uuid.UUID(int=5), {"a": [None, 1.5]}, "x", [1], {"a": 1.5}, 9, [1, "b"], Item("maybe"),
@@ -174,7 +174,7 @@ def test_a_dataclass_comes_back_as_it_was(topic, option) -> None:
     nested = dataclasses.replace(ORDER, parts=[ORDER, dataclasses.replace(ORDER, either=3)])
     assert round_trip(topic, option, ORDER, nested) == [ORDER, nested]
     stored = json.loads(next(topic.reader()).value)
-    assert (stored["kind"], stored["amount"], stored["pair"]) == (2, "1.10", [1, "a"])
+    assert (stored["kind"], stored["amount"], stored["pair"]) == ("slow", "1.10", [1, "a"])
     assert "doubled" not in stored
 
 
@@ -186,16 +186,16 @@ def test_unknown_fields_are_left_out_and_missing_ones_have_their_defaults() -> N
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"number": "7"}, r"Order\.number: it takes int, not '7'"),
-        ({"number": True}, "Order.number"), ({"paid": 1}, "Order.paid"),
-        ({"price": "2"}, "Order.price"), ({"items": {}}, "Order.items: it takes an array"),
-        ({"items": [{"name": 5}]}, r"Order\.items: Item\.name: it takes str, not 5"),
-        ({"items": [[]]}, "Item takes an object"), ({"by_name": []}, "Order.by_name"),
-        ({"pair": [1]}, "Order.pair"), ({"kind": "medium"}, "Order.kind: it takes one of"),
-        ({"mode": 3.0}, "Order.mode"), ({"at": "now"}, "Order.at"), ({"at": 5}, "Order.at"),
-        ({"amount": "many"}, "Order.amount"), ({"uid": "5"}, "Order.uid"),
-        ({"either": 1.5}, "Order.either: it takes int or str or NoneType"),
-        ({"maybe": 1}, "Order.maybe"), ({"tags": ["a", 1]}, "Order.tags"),
+        ({"number": "7"}, r"Expected `int`, got `str` - at `\$.number`"),
+        ({"number": True}, r"\$\.number"), ({"paid": 1}, r"\$\.paid"),
+        ({"price": "2"}, r"\$\.price"),
+        ({"items": {}}, r"Expected `array`, got `object` - at `\$\.items`"),
+        ({"items": [{"name": 5}]}, r"\$\.items\[0\]\.name"), ({"items": [[]]}, r"\$\.items"),
+        ({"by_name": []}, r"\$\.by_name"), ({"pair": [1]}, r"\$\.pair"),
+        ({"kind": "medium"}, "Invalid enum value 'medium'"), ({"mode": 3.5}, r"\$\.mode"),
+        ({"at": "now"}, r"\$\.at"), ({"at": []}, r"\$\.at"), ({"amount": "many"}, r"\$\.amount"),
+        ({"uid": "5"}, r"\$\.uid"), ({"either": 1.5}, r"Expected `int \| str \| null`"),
+        ({"maybe": 1}, r"\$\.maybe"), ({"tags": ["a", 1]}, r"\$\.tags"),
     ],
 )  # fmt: skip
 def test_a_message_that_is_none_of_a_dataclass_is_named(topic, changes, said) -> None:
@@ -231,9 +231,17 @@ def test_an_object_that_is_none_of_the_dataclass_is_not_sent(topic, value) -> No
     assert topic.next_offset == 0
 
 
+class Pair(enum.Enum):
+    ONE = (1, "a")
+
+
+class Mixed(enum.Enum):
+    ONE, TWO = 1, "two"
+
+
 WRONG_FIELDS = [
-    bytes, complex, Plain, dict[int, str], int | list[int], list[Plain], Item | Plain, object(),
-    type[int],
+    complex, Plain, list[Plain], Item | Plain, object(), type[int], Item | Order, Pair, Mixed,
+    dict[str, tuple[Plain, int]], dataclasses.InitVar[int],
 ]  # fmt: skip
 
 
@@ -244,7 +252,7 @@ def test_a_dataclass_with_a_field_that_json_cannot_have_is_refused(topic, hint) 
         lambda: serde.model(made), lambda: topic.producer(serializer=made),
         lambda: topic.reader(deserializer=made),
     ):  # fmt: skip
-        with pytest.raises(TypeError, match=r"Made\.wrong"):
+        with pytest.raises(TypeError, match="Made"):
             call()
     assert topic.holders == []
 
@@ -307,13 +315,12 @@ def test_pydantic_models(topic) -> None:
     refund = Refund(**payment.model_dump(), why="broken")
     assert round_trip(topic, Payment, payment, payment) == [payment, payment]
     with topic.producer(serializer=serde.model(Payment)) as producer:
-        producer.send(refund)  # one of a subclass is one of the class
-        with pytest.raises(TypeError, match="value takes Payment, not dict"):
-            producer.send({"number": 1})
+        for other, name in ((refund, "Refund"), ({"number": 1}, "dict")):
+            with pytest.raises(TypeError, match=f"value takes Payment, not {name}"):
+                producer.send(other)
     with topic.producer() as producer:
         producer.send(b'{"number":"one"}')
-    reader = topic.reader(-2, deserializer=Payment)
-    assert next(reader).value == payment
+    reader = topic.reader(-1, deserializer=Payment)
     with pytest.raises(xl.DeserializationError, match="ValidationError: 3 validation errors"):
         _ = next(reader).value
 

@@ -79,7 +79,7 @@ def test_i2_each_is_one_atomic_write(shared: Map, other: xl.Topic, call: str) ->
         if call == "pop":
             return [mapping.pop(name, None) for name in names]
         if call == "put":
-            return [mapping.put("n", (who, number)) for number in range(15)]
+            return [mapping.put("n", [who, number]) for number in range(15)]
         if call == "setdefault":
             return [mapping.setdefault(name, who) for name in names]
         return [mapping.put_if_absent(name, who).made for name in names]

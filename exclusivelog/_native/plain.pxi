@@ -1,0 +1,294 @@
+
+# What a serialiser takes and gives back (rule G10).
+#
+# `Plain` looks at a value before it is encoded, `same` compares it with what decoding gives back,
+# `check_depth` and `check_json_depth` bound what decoders of others may recurse into. All of them
+# bound their own recursion: a thread's stack of 128 KiB is enough.
+
+cdef enum:
+    LEVELS = 100  # of a value that is written
+    LEVELS_READ = 250  # older versions wrote deeper ones
+
+MOST_LEVELS, MOST_LEVELS_READ = LEVELS, LEVELS_READ
+
+
+cdef extern from "<math.h>" nogil:
+    double floor(double)
+    bint isfinite(double)
+
+
+cdef extern from "Python.h":
+    long long PyLong_AsLongLongAndOverflow(object, int*) except? -1
+
+
+def dump_str(value):
+    """Encode a str as UTF-8; TypeError for an object of another class, subclasses included."""
+    if type(value) is not str:
+        raise TypeError(f"it takes str, not {type(value).__name__}")
+    return (<str>value).encode("utf-8")
+
+
+def dump_bytes(value):
+    """Return bytes as they are, and a copy of what is bytes-like; TypeError for other objects."""
+    if type(value) is bytes:
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise TypeError(f"it takes bytes, not {type(value).__name__}")
+
+
+@cython.final
+cdef class Plain:
+    """Refuses what a serialiser would not give back: `check(value)` raises TypeError or ValueError.
+
+    - `name`: the serialiser's, for errors.
+    - `kinds`: the classes that it takes, without their subclasses.
+    - `extended`: those that it stores by means of its own; `check` returns whether there are any.
+      A function looks at each object of its class; None: it takes all.
+    - `json`: dicts have keys that are str, floats are finite, ints are not endless.
+    - `key`: for keys of maps: what equals another key is refused unless it has the same bytes.
+    """
+
+    cdef str name
+    cdef frozenset kinds
+    cdef dict extended
+    cdef bint json, key
+
+    def __init__(self, str name, kinds, dict extended, *, bint json=False, bint key=False):
+        self.name, self.kinds, self.extended = name, frozenset(kinds), extended
+        self.json, self.key = json, key
+
+    def check(self, value):
+        return bool(_look(self, value, LEVELS, self.key))
+
+
+MOST_BITS = 2100  # of an int as text: any Python reads 640 digits, whatever its limit is
+
+
+cdef int _look(Plain plain, object value, int left, bint hashed) except -1:
+    """Whether the value, at most `left` levels deep, has parts of extended classes. `hashed`: it is
+    in a set, or a key of a dict."""
+    cdef object kind = type(value)
+    if kind is str or value is None:
+        return 0
+    if kind is int:
+        return _look_at_int(plain, value)
+    if kind is float:
+        _look_at_float(plain, value, hashed)
+        return 0
+    if kind not in plain.kinds:
+        raise _not_taken(plain, value)
+    if kind is list or kind is tuple or kind is dict or kind is set or kind is frozenset:
+        return _look_inside(plain, value, kind, left, hashed)
+    if kind not in plain.extended:
+        return 0
+    check = plain.extended[kind]
+    if check is not None:
+        check(value, hashed)
+    return 1
+
+
+cdef object _not_taken(Plain plain, object value):
+    from reprlib import repr as shortened  # of a value that may be deep
+
+    what = f"the serialiser {plain.name}{' for keys' if plain.key else ''}"
+    return TypeError(f"{what} does not take {type(value).__name__}: {shortened(value)}")
+
+
+cdef int _look_at_int(Plain plain, object value) except -1:
+    cdef int overflow = 0
+    PyLong_AsLongLongAndOverflow(value, &overflow)
+    if overflow == 0:
+        return 0
+    if plain.json and value.bit_length() > MOST_BITS:
+        raise ValueError(f"an int of {value.bit_length()} bits: JSON takes {MOST_BITS}")
+    return int in plain.extended and not 0 < value < 1 << 64
+
+
+cdef int _look_at_float(Plain plain, double value, bint hashed) except -1:
+    if plain.json and not isfinite(value):
+        raise ValueError(f"JSON has no {value}")
+    if hashed and value != value:
+        raise ValueError("NaN in a set, or as a key, cannot be found again")
+    if plain.key and value == floor(value):
+        raise TypeError(f"as a key, {value} equals an int, which has other bytes; use that")
+    return 0
+
+
+cdef int _look_inside(Plain plain, object value, object kind, int left, bint hashed) except -1:
+    cdef int found = kind in plain.extended
+    if left == 0:
+        raise ValueError(f"it is nested deeper than {LEVELS} levels")
+    if kind is dict:
+        for name, item in (<dict>value).items():
+            if plain.json and type(name) is not str:
+                raise TypeError(f"JSON takes keys that are str, not {type(name).__name__}")
+            found |= _look(plain, name, left - 1, True) | _look(plain, item, left - 1, hashed)
+    else:
+        hashed = hashed or kind is set or kind is frozenset
+        for item in value:
+            found |= _look(plain, item, left - 1, hashed)
+    return found
+
+
+# ---- depth -----------------------------------------------------------------------------------
+
+
+def check_json_depth(bytes data not None, int deepest):
+    """Raise ValueError if a JSON text is nested deeper than that."""
+    cdef const unsigned char* at = <const unsigned char*>PyBytes_AS_STRING(data)
+    cdef const unsigned char* end = at + PyBytes_GET_SIZE(data)
+    cdef int depth = 0
+    cdef bint quoted = False
+    while at < end:
+        if quoted:
+            if at[0] == c'\\':
+                at += 1
+            elif at[0] == c'"':
+                quoted = False
+        elif at[0] == c'"':
+            quoted = True
+        elif at[0] == c'[' or at[0] == c'{':
+            depth += 1
+            if depth > deepest:
+                raise ValueError(f"it is nested deeper than {deepest} levels")
+        elif at[0] == c']' or at[0] == c'}':
+            depth -= 1
+        at += 1
+
+
+def check_depth(value, int deepest):
+    """Raise ValueError if an object, its fields included, is nested deeper than that."""
+    _look_down(value, deepest, deepest)
+
+
+cdef int _look_down(object value, int left, int deepest) except -1:
+    cdef object kind = type(value)
+    if value is None or kind is str or kind is int or kind is float or kind is bool:
+        return 0
+    if isinstance(value, dict):
+        parts = (<object>value).values()
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        parts = value
+    else:
+        names = _fields_of(kind)
+        if names is None:
+            return 0
+        parts = [getattr(value, name, None) for name in names]
+    if left == 0:
+        raise ValueError(f"it is nested deeper than {deepest} levels")
+    for part in parts:
+        _look_down(part, left - 1, deepest)
+    return 0
+
+
+# ---- comparison ------------------------------------------------------------------------------
+
+
+cdef dict _known_fields = {}  # by class
+
+
+cdef object _fields_of(object kind):
+    """The names of what objects of a class are compared by; None: by ==."""
+    found = _known_fields.get(kind, False)
+    if found is False:
+        found = _known_fields[kind] = _find_fields(kind)
+    return found
+
+
+def _find_fields(kind):
+    if hasattr(kind, "__pydantic_fields__"):  # also of pydantic's own dataclasses
+        return (*kind.__pydantic_fields__, "__pydantic_extra__", "__pydantic_private__")
+    if hasattr(kind, "__dataclass_fields__"):
+        import dataclasses
+
+        return tuple([field.name for field in dataclasses.fields(kind)])
+    if hasattr(kind, "__struct_fields__"):
+        return tuple(kind.__struct_fields__)
+    if hasattr(kind, "__attrs_attrs__"):
+        return tuple([field.name for field in kind.__attrs_attrs__])
+    if kind.__eq__ is object.__eq__ and kind is not object:
+        slots = [getattr(base, "__slots__", ()) for base in kind.__mro__]
+        names = [name for some in slots for name in ([some] if isinstance(some, str) else some)]
+        return tuple({*names, "__dict__"} - {"__weakref__"})
+    return None
+
+
+def fields_of(kind):
+    """The names of the fields that objects of a class are compared by; None: by ==."""
+    return _fields_of(kind)
+
+
+def same(a, b):
+    """Whether two objects are equal and have the same classes, their parts included. NaN is the
+    same as NaN, and 0.0 is not the same as -0.0. ValueError if they are nested too deep."""
+    return bool(_same(a, b, LEVELS_READ + 10))
+
+
+cdef int _same(object a, object b, int left) except -1:
+    cdef object kind = type(a)
+    if kind is not type(b):
+        return False
+    if kind is str or kind is int or kind is bytes or kind is bool or a is None:
+        return a == b
+    if kind is float:
+        return a == b and (a != 0 or str(a) == str(b)) or (a != a and b != b)
+    if left == 0:
+        raise ValueError("it is nested too deep to be compared")
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and _same_items(a, b, left - 1)
+    if isinstance(a, dict):
+        return len(a) == len(b) and _same_dicts(a, b, left - 1)
+    if isinstance(a, (set, frozenset)):
+        return len(a) == len(b) and _same_dicts(dict.fromkeys(a), dict.fromkeys(b), left - 1)
+    return _same_objects(a, b, kind, left - 1)
+
+
+cdef int _same_items(object a, object b, int left) except -1:
+    for x, y in zip(a, b):
+        if not _same(x, y, left):
+            return False
+    return True
+
+
+cdef int _same_dicts(dict a, dict b, int left) except -1:
+    cdef dict keys = None
+    for (key, item), (other, its) in zip(a.items(), b.items()):
+        if key != other:
+            if keys is None:
+                keys = {each: each for each in b}
+            if key not in keys:
+                return False
+            other, its = keys[key], b[key]
+        if not (_same(key, other, left) and _same(item, its, left)):
+            return False
+    return True
+
+
+_MISSING = object()
+
+
+cdef int _same_objects(object a, object b, object kind, int left) except -1:
+    if a is b:
+        return True
+    names = _fields_of(kind)
+    if names is not None:
+        for name in names:
+            if not _same(getattr(a, name, _MISSING), getattr(b, name, _MISSING), left):
+                return False
+        return True
+    if isinstance(a, (_datetime.datetime, _datetime.time)):
+        return a == b and a.fold == b.fold and _same_zone(a.tzinfo, b.tzinfo)
+    if hasattr(a, "as_tuple"):  # Decimal: == of a signalling NaN raises, and 1.0 equals 1.00
+        return a.as_tuple() == b.as_tuple()
+    if kind is complex:
+        return _same(a.real, b.real, left) and _same(a.imag, b.imag, left)
+    return bool(a == b)
+
+
+cdef bint _same_zone(object a, object b) except -1:
+    """Whether it is the same zone, or the same offset: pydantic has a class of its own for those."""
+    if a is b or a is None or b is None:
+        return a is b
+    offset = a.utcoffset(None)
+    return offset is not None and offset == b.utcoffset(None) or (type(a) is type(b) and a == b)

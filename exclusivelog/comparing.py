@@ -1,0 +1,103 @@
+"""Where a value differs from what a serialiser gives back for it (rule G10)."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable
+from typing import Any
+
+from exclusivelog import _core
+
+
+def difference(a: Any, b: Any, path: str = "value") -> str | None:
+    """Describe where `b` differs from `a`, types included; None if it does not. ValueError if they
+    are nested too deep.
+
+    >>> difference({"a": [1, (2,)]}, {"a": [1, [2]]})
+    "value['a'][1] is tuple (2,), and comes back as list [2]"
+    """
+    if _core.same(a, b):
+        return None
+    if type(a) is type(b):
+        found = _inside(a, b, path)
+        if found is not None:
+            return found
+    return f"{path} is {_described(a)}, and comes back as {_described(b)}"
+
+
+def _inside(a: Any, b: Any, path: str) -> str | None:
+    # Loops, not `next` of a generator: that would take a thread's C stack.
+    for x, y, where in _parts(a, b, path):
+        if y is _NOTHING:
+            return f"{path}: the {where} {_described(x)} does not come back"
+        if x is _NOTHING:
+            return f"{path}: the {where} {_described(y)} comes back, and was not there"
+        if not _core.same(x, y):
+            return difference(x, y, where)
+    return None
+
+
+_NOTHING: Any = object()
+Part = tuple[Any, Any, str]  # of a, of b, and its path
+
+
+def _parts(a: Any, b: Any, path: str) -> list[Part]:
+    if isinstance(a, (list, tuple)):
+        return _items(a, b, path)
+    if isinstance(a, dict):
+        values = [(a[key], b[key], f"{path}[{reprlib.repr(key)}]") for key in a if key in b]
+        return _members(a, b, path, "key") + values
+    if isinstance(a, (set, frozenset)):
+        return _members(dict.fromkeys(a), dict.fromkeys(b), path, "item")
+    names = _core.fields_of(type(a)) or ()
+    return [(getattr(a, name, None), getattr(b, name, None), f"{path}.{name}") for name in names]
+
+
+def _items(a: Any, b: Any, path: str) -> list[Part]:
+    if len(a) != len(b):
+        return [(len(a), len(b), f"the length of {path}")]
+    return [(x, y, f"{path}[{i}]") for i, (x, y) in enumerate(zip(a, b, strict=True))]
+
+
+def _members(a: dict[Any, Any], b: dict[Any, Any], path: str, what: str) -> list[Part]:
+    own = {key: key for key in b}
+    gone = [(key, own.get(key, _NOTHING), _where(key, own, path, what)) for key in a]
+    return gone + [(_NOTHING, key, what) for key in b if key not in a]
+
+
+def _where(key: Any, own: dict[Any, Any], path: str, what: str) -> str:
+    return f"{path}: its {what}" if key in own else what
+
+
+def _described(value: Any) -> str:
+    kind = type(value).__name__
+    # A model's text may be long, and contain what is secret.
+    return kind if _core.fields_of(type(value)) is not None else f"{kind} {reprlib.repr(value)}"
+
+
+class Checked:
+    """A serialiser that decodes what it has encoded, and refuses a value that does not come back:
+    equal, and of the same types.
+
+    `deepest`: of how many levels its objects may be, for decoders that recurse.
+    """
+
+    def __init__(
+        self, dumps: Callable[[Any], bytes], loads: Callable[[bytes], Any],
+        deepest: int = _core.MOST_LEVELS,
+    ) -> None:  # fmt: skip
+        self._dumps, self.loads, self._deepest = dumps, loads, deepest
+
+    def dumps(self, value: Any) -> bytes:
+        """Encode a value; TypeError or ValueError if decoding does not give it back."""
+        _core.check_depth(value, self._deepest)
+        data = self._dumps(value)
+        try:
+            found = self.loads(data)
+        except Exception as error:
+            raise ValueError(
+                f"it could not be read back: {type(error).__name__}: {error}"
+            ) from error
+        if not _core.same(value, found):
+            raise ValueError(f"it does not come back: {difference(value, found)}")
+        return data

@@ -1,0 +1,212 @@
+"""Values that serialisers take: how to make many of them, and the classes of models (rule G10)."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import uuid
+import zoneinfo
+from typing import Any, Literal, NamedTuple, TypedDict
+
+import attrs
+import msgspec
+import pydantic
+from hypothesis import strategies as some
+
+# ---- classes -----------------------------------------------------------------------------
+
+
+class Size(enum.Enum):
+    SMALL, LARGE = "s", "l"
+
+
+class Level(enum.IntEnum):
+    LOW, HIGH = 1, 2
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+class Point(NamedTuple):
+    x: int
+    y: float = 0.0
+
+
+class Limits(TypedDict, total=False):
+    least: int
+    most: float | None
+
+
+class Tag(msgspec.Struct, frozen=True):
+    name: str
+    weight: float = 1.0
+
+
+@attrs.define
+class Owner:
+    name: str
+    born: dt.date | None = None
+
+
+@dataclasses.dataclass
+class Order:
+    number: int
+    price: float = 0.0
+    size: Size = Size.SMALL
+    level: Level = Level.LOW
+    mode: Literal["a", "b", 3] = "a"
+    paid: bool = False
+    note: str | None = None
+    tags: set[str] = dataclasses.field(default_factory=set)
+    codes: frozenset[int] = frozenset()
+    pair: tuple[int, str] = (0, "")
+    by_number: dict[int, str] = dataclasses.field(default_factory=dict)
+    at: dt.datetime | None = None
+    hour: dt.time | None = None
+    amount: decimal.Decimal = decimal.Decimal(0)
+    uid: uuid.UUID | None = None
+    data: bytes = b""
+    took: dt.timedelta = dt.timedelta(0)
+    anything: Any = None
+    point: Point | None = None
+    tag: Tag | None = None
+    owner: Owner | None = None
+    limits: Limits = dataclasses.field(default_factory=lambda: Limits())
+    parts: list[Order] = dataclasses.field(default_factory=list)
+
+
+class Payment(pydantic.BaseModel):
+    number: int = pydantic.Field(default=5, alias="no")
+    price: float = 0.0
+    maybe: float | None = None
+    size: Size = Size.SMALL
+    tags: set[str] = set()
+    pair: tuple[int, str] = (0, "")
+    at: dt.datetime | None = None
+    amount: decimal.Decimal = decimal.Decimal(0)
+    uid: uuid.UUID = uuid.UUID(int=0)
+    data: bytes = b""
+    took: dt.timedelta = dt.timedelta(0)
+    anything: Any = None
+    secret: pydantic.SecretStr | None = None
+    left_out: int = pydantic.Field(default=0, exclude=True)
+    by_pair: dict[tuple[int, int], str] = {}
+    parts: list[Payment] = []
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def doubled(self) -> int:
+        return 2 * self.number
+
+
+# ---- values ------------------------------------------------------------------------------
+
+
+class Text(str):
+    """A subclass."""
+
+
+TEXTS = some.text(max_size=5) | some.sampled_from(["\ud800", "\x00"])
+INTS = some.integers() | some.sampled_from([2**63, 2**64 - 1, 2**64, -(2**63) - 1, 1 << 7000])
+FLOATS = some.floats() | some.sampled_from([0.0, -0.0, 1.0])
+ZONES = some.sampled_from(
+    [
+        None, dt.UTC, dt.timezone(dt.timedelta(hours=-3, seconds=7)),
+        dt.timezone(dt.timedelta(hours=1), "CET"), zoneinfo.ZoneInfo("Europe/Berlin"),
+        zoneinfo.ZoneInfo.no_cache("Europe/Berlin"),
+    ]
+)  # fmt: skip
+DATETIMES = some.builds(
+    lambda at, zone, fold: at.replace(tzinfo=zone, fold=fold),
+    some.datetimes() | some.just(dt.datetime(2026, 10, 25, 2, 30)), ZONES, some.integers(0, 1),
+)  # fmt: skip
+TIMES = some.builds(
+    lambda at, zone, fold: at.replace(tzinfo=zone, fold=fold),
+    some.times(), ZONES, some.integers(0, 1),
+)  # fmt: skip
+ODD = some.sampled_from(
+    [
+        Level.HIGH, Colour.RED, Size.LARGE, Point(1), Text("x"), bytearray(b"x"), range(3), ...,
+        decimal.Decimal("sNaN"), decimal.Decimal("1.10"), decimal.Decimal("-0"), object,
+    ]
+)  # fmt: skip
+SCALARS = some.one_of(
+    some.none(), some.booleans(), INTS, FLOATS, TEXTS, some.binary(max_size=5), DATETIMES, TIMES,
+    some.dates(), some.timedeltas(), some.decimals(), some.complex_numbers(), some.uuids(), ODD,
+)  # fmt: skip
+HASHED = some.recursive(
+    SCALARS.filter(lambda value: _hashable(value)),
+    lambda inner: some.tuples(inner, inner) | some.frozensets(inner, max_size=3), max_leaves=4,
+)  # fmt: skip
+VALUES = some.recursive(
+    SCALARS, lambda inner: some.one_of(
+        some.lists(inner, max_size=3), some.tuples(inner, inner), some.sets(HASHED, max_size=4),
+        some.dictionaries(TEXTS | HASHED, inner, max_size=3), HASHED,
+        some.dictionaries(some.text(max_size=3), inner, max_size=3),
+    ), max_leaves=6,
+)  # fmt: skip
+
+
+def _hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def objects(cls: Any, **fields: Any) -> some.SearchStrategy[Any]:
+    """Objects of a class, some fields of which are left out."""
+
+    def made(given: dict[str, Any]) -> Any:
+        # Not checked: what a program assigns is not either.
+        return cls.model_construct(**given) if cls is Payment else cls(**given)
+
+    names = some.sets(some.sampled_from([*fields]), max_size=4)
+    return names.flatmap(
+        lambda some_names: some.fixed_dictionaries(
+            {name: fields[name] for name in {*some_names, "number"} if name in fields}
+        )
+    ).map(made)
+
+
+COMMON = {
+    "number": some.integers(0, 9) | INTS | FLOATS, "price": FLOATS | some.integers(0, 2),
+    "size": some.sampled_from([Size.LARGE, "l"]), "tags": some.sets(TEXTS, max_size=3),
+    "pair": some.sampled_from([(1, "a"), [1, "a"], (1,)]), "at": DATETIMES,
+    "amount": some.decimals() | some.just(1), "uid": some.uuids(), "data": some.binary(max_size=3),
+    "took": some.timedeltas(), "anything": VALUES,
+}  # fmt: skip
+ORDERS = objects(
+    Order, **COMMON, level=some.sampled_from([Level.HIGH, 2]),
+    mode=some.sampled_from(["b", 3, 3.0]), paid=some.sampled_from([True, 1]), note=TEXTS,
+    codes=some.frozensets(INTS, max_size=3),
+    by_number=some.dictionaries(INTS | some.booleans(), TEXTS, max_size=2), hour=TIMES,
+    point=some.builds(Point, some.integers(0, 3), FLOATS), tag=some.builds(Tag, TEXTS, FLOATS),
+    owner=some.builds(Owner, TEXTS, some.dates()),
+    limits=some.fixed_dictionaries({}, optional={"least": INTS, "most": FLOATS, "other": INTS}),
+    parts=some.lists(some.builds(Order, some.integers(0, 5)), max_size=2),
+)  # fmt: skip
+PAYMENTS = objects(
+    Payment, **COMMON, maybe=FLOATS, secret=some.builds(pydantic.SecretStr, some.text(max_size=3)),
+    left_out=some.integers(0, 3),
+    by_pair=some.dictionaries(some.tuples(some.integers(0, 2), some.integers(0, 2)), TEXTS),
+    parts=some.lists(some.builds(Payment, no=some.integers(0, 5)), max_size=2),
+)  # fmt: skip
+STRATEGIES: dict[str, some.SearchStrategy[Any]] = {
+    "str": TEXTS | ODD, "bytes": some.binary(), "json": VALUES, "msgpack": VALUES, "exact": VALUES,
+    "dataclass": ORDERS, "pydantic": PAYMENTS, "struct": some.builds(Tag, TEXTS, FLOATS),
+    "attrs": some.builds(Owner, TEXTS, some.none() | some.dates()),
+    "named tuple": some.builds(Point, INTS, FLOATS | INTS),
+    "typed dict": some.fixed_dictionaries({}, optional={"least": INTS, "most": FLOATS}),
+}  # fmt: skip
+OPTIONS: dict[str, Any] = {
+    **{name: name for name in ("str", "bytes", "json", "msgpack", "exact")},
+    "dataclass": Order, "pydantic": Payment, "struct": Tag, "attrs": Owner, "named tuple": Point,
+    "typed dict": Limits,
+}  # fmt: skip
