@@ -18,7 +18,7 @@ b'\\x92\\x01\\xa1x'
 >>> json.dumps((1, 2))
 Traceback (most recent call last):
     ...
-TypeError: the serialiser json does not take tuple: (1, 2)
+TypeError: JSON does not take tuple: (1, 2)
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _load_str(data: builtins.bytes) -> builtins.str:
 
 _JSON = (builtins.str, int, float, bool, list, dict)
 _MSGPACK = (*_JSON, builtins.bytes, _msgpack.ExtType, _msgpack.Timestamp)
-_plain_json = _core.Plain("json", _JSON, {}, json=True)
+_plain_json = _core.Plain("JSON", _JSON, {}, json=True)
 _plain_msgpack = _core.Plain("msgpack", _MSGPACK, {})
 # Depth is bounded, so a list in itself is found without looking for it.
 _to_json = _json.JSONEncoder(
@@ -126,7 +126,7 @@ exact = Serde(_dump_exact, _load_exact)
 # ---- keys --------------------------------------------------------------------------------
 
 # Equal keys must have equal bytes: True equals 1 and 1.0, a list cannot be a key at all.
-_plain_json_key = _core.Plain("json", (builtins.str, int, float), {}, json=True, key=True)
+_plain_json_key = _core.Plain("JSON", (builtins.str, int, float), {}, json=True, key=True)
 _plain_msgpack_key = _core.Plain(
     "msgpack", (builtins.str, int, float, builtins.bytes), {}, key=True
 )

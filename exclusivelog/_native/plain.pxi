@@ -91,8 +91,8 @@ cdef int _look(Plain plain, object value, int left, bint hashed) except -1:
 cdef object _not_taken(Plain plain, object value):
     from reprlib import repr as shortened  # of a value that may be deep
 
-    what = f"the serialiser {plain.name}{' for keys' if plain.key else ''}"
-    return TypeError(f"{what} does not take {type(value).__name__}: {shortened(value)}")
+    what = f"{type(value).__name__}{' as a key' if plain.key else ''}"
+    return TypeError(f"{plain.name} does not take {what}: {shortened(value)}")
 
 
 cdef int _look_at_int(Plain plain, object value) except -1:
