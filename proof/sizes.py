@@ -99,7 +99,7 @@ SIZES = {
                 "torture": 8, "cluster-torture": 10, "histories": 10, "state": 10,
                 "compaction": 10, "failpoints": 10, "kill-sweep": 6, "random-kills": 11,
                 "crash-states": 33, "power-cuts": 10, "environments": 4, "bit-flips": 100,
-                "fuzz": 10, "mutants": 8,
+                "fuzz": 10, "round-trips": 5, "mutants": 8,
             },
         ),
     )

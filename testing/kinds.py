@@ -112,7 +112,8 @@ class Text(str):
 
 
 TEXTS = some.text(max_size=5) | some.sampled_from(["\ud800", "\x00"])
-INTS = some.integers() | some.sampled_from([2**63, 2**64 - 1, 2**64, -(2**63) - 1, 1 << 7000])
+INTS = some.integers() | some.sampled_from([2**63, 2**64 - 1, 2**64, -(2**63) - 1])
+INTS |= some.just(7000).map(lambda bits: 1 << bits)  # not written out in hypothesis' texts
 FLOATS = some.floats() | some.sampled_from([0.0, -0.0, 1.0])
 ZONES = some.sampled_from(
     [

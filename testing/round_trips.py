@@ -9,6 +9,7 @@ have equal bytes in every process.
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import os
 import pickle
 import subprocess
@@ -54,15 +55,12 @@ def dumps_of(codec: str, is_key: bool) -> Callable[[Any], bytes]:
 
 def with_small_stack(call: Callable[[], Any]) -> Any:
     """Run a call in a thread with a small stack."""
-    found: list[Any] = []
     usual = threading.stack_size(SMALL_STACK)
     try:
-        thread = threading.Thread(target=lambda: found.append(call()))
-        thread.start()
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            return threads.submit(call).result()
     finally:
         threading.stack_size(usual)
-    thread.join()
-    return found.pop()
 
 
 # ---- writing -----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from proof import (
     ledger_operations,
     mutants,
     random_kills,
+    round_trips,
     shutdowns,
     stateful,
     table,
@@ -74,6 +76,14 @@ def test_decoders_take_arbitrary_bytes() -> None:
 def test_control_the_fuzzer_finds_what_was_planted() -> None:
     found = fuzz.run(ROOT, 5000, 1, "", fuzz.PLANTED)
     assert any("planted" in text for text in found.broken)
+
+
+@pytest.mark.rule("G10")
+def test_g10_values_are_read_in_another_process(tmp_path: Path) -> None:
+    size = replace(SIZES["small"], examples=2)
+    figure = round_trips.read_elsewhere(size, tmp_path)
+    assert figure.verdict == "holds"
+    assert figure.counts["values"] > 50
 
 
 PLACES = ("checkpoint", "finish a transaction", "flush a segment", "put a view in its place")
