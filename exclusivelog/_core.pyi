@@ -692,6 +692,23 @@ class Plain:
     ) -> None: ...
     def check(self, value: Any) -> bool: ...
 
+@final
+class Shape:
+    kinds: frozenset[type]
+    kind: type | None
+    names: tuple[str, ...] | None
+    shapes: tuple[Shape, ...] | None
+    item: Shape | None
+    optional: Shape | None
+    def __init__(
+        self,
+        kinds: Iterable[type] = (),
+        kind: type | None = None,
+        item: Shape | None = None,
+        optional: Shape | None = None,
+    ) -> None: ...
+    def holds(self, value: Any) -> bool: ...
+
 def check_json_depth(data: bytes, deepest: int) -> None: ...
 def check_depth(value: Any, deepest: int) -> None: ...
 def fields_of(kind: type) -> tuple[str, ...] | None: ...

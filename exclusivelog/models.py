@@ -1,14 +1,18 @@
 """Objects of one class as JSON, by msgspec or pydantic; see `serde.model` (rules G1, G10).
 
 Neither library gives back every object: a NaN becomes null, a subclass its base, a secret
-asterisks. So each object is decoded before it is sent, and compared (`Checked`).
+asterisks. So each object is decoded before it is sent, and compared (`Checked`), unless it consists
+of nothing but what msgspec gives back (`_core.Shape`): plain fields, lists and dicts of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
+import enum
 import importlib
 import typing
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,20 +30,24 @@ class Model(Checked):
 
     def __init__(self, cls: Any) -> None:
         levels = levels_read = PYDANTIC_LEVELS
+        self._shape = _core.Shape()  # no object is known to come back
         if is_pydantic(cls):
             encode, decode = _by_pydantic(cls)
         elif is_duck(cls):
             encode, decode = _by_methods(cls)
         else:
-            encode, decode = _by_msgspec(cls)
+            encode, decode, self._shape = _by_msgspec(cls)
             levels, levels_read = _core.MOST_LEVELS, _core.MOST_LEVELS_READ
         super().__init__(encode, decode, levels)
-        self._cls, self._decode, self._levels_read = cls, decode, levels_read
+        self._cls, self._encode, self._decode = cls, encode, decode
+        self._levels_read = levels_read
         self._kind = dict if typing.is_typeddict(cls) else cls
         self.loads = self._load
 
     def dumps(self, value: Any) -> bytes:
         """Encode an object; TypeError if it is one of another class."""
+        if self._shape.holds(value):
+            return self._encode(value)
         if type(value) is not self._kind:  # one of a subclass would come back as one of the class
             raise TypeError(f"value takes {self._cls.__name__}, not {type(value).__name__}")
         try:
@@ -122,11 +130,10 @@ def _by_methods(cls: Any) -> Codec:
 # ---- msgspec -----------------------------------------------------------------------------
 
 
-def _by_msgspec(cls: Any) -> Codec:
+def _by_msgspec(cls: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any], _core.Shape]:
     json, inspect = _needed("msgspec.json", cls), _needed("msgspec.inspect", cls)
     try:
-        decoder = json.Decoder(cls)
-        unknown = _unknown(inspect, inspect.type_info(cls))
+        decoder, info = json.Decoder(cls), inspect.type_info(cls)
     except NameError as error:
         raise TypeError(
             f"the types of the fields of {cls.__name__} cannot be found: {error}; define the "
@@ -134,12 +141,13 @@ def _by_msgspec(cls: Any) -> Codec:
         ) from None
     except TypeError as error:
         raise TypeError(f"{cls.__name__}: {error}") from error
+    unknown = _unknown(inspect, info)
     if unknown is not None:
         raise TypeError(
             f"{unknown}, which `serde.model` cannot store as JSON; see its documentation, or write "
             "a Serde"
         )
-    return json.Encoder().encode, decoder.decode
+    return json.Encoder().encode, decoder.decode, _Shapes(inspect).of(info)
 
 
 def _unknown(inspect: Any, info: Any) -> str | None:
@@ -166,3 +174,64 @@ def _parts(inspect: Any, info: Any, field: str) -> Iterator[tuple[Any, str]]:
         for part in found if isinstance(found, tuple) else (found,):
             if isinstance(part, (inspect.Type, inspect.Field)):
                 yield part, field
+
+
+class _Shapes:
+    """Makes shapes of what msgspec knows of a class. Where there is a doubt (a constraint, code
+    that runs when an object is made, a union of several types), the shape is empty."""
+
+    def __init__(self, inspect: Any) -> None:
+        self._known: dict[int, tuple[Any, _core.Shape]] = {}
+        self._leaves = {
+            inspect.NoneType: type(None), inspect.BoolType: bool, inspect.IntType: int,
+            inspect.FloatType: float, inspect.StrType: str, inspect.BytesType: bytes,
+            inspect.DateTimeType: dt.datetime, inspect.DateType: dt.date,
+            inspect.UUIDType: uuid.UUID,
+        }  # fmt: skip
+        self._several = {
+            inspect.ListType: list, inspect.SetType: set, inspect.FrozenSetType: frozenset,
+            inspect.VarTupleType: tuple,
+        }  # fmt: skip
+        self._inspect = inspect
+
+    def of(self, info: Any) -> _core.Shape:
+        """The shape of a type."""
+        inspect, kind = self._inspect, type(info)
+        if kind in self._leaves:
+            return _core.Shape([self._leaves[kind]] if _is_free(info) else [])
+        if kind is inspect.EnumType:
+            return _core.Shape([] if issubclass(info.cls, enum.Flag) else [info.cls])
+        if kind in self._several and _is_free(info, "item_type"):
+            return _core.Shape(kind=self._several[kind], item=self.of(info.item_type))
+        if kind is inspect.DictType and _is_free(info, "key_type", "value_type"):
+            by_name = isinstance(info.key_type, inspect.StrType) and _is_free(info.key_type)
+            return _core.Shape(kind=dict if by_name else None, item=self.of(info.value_type))
+        if kind is inspect.UnionType:
+            return self._of_union(info.types)
+        if kind in (inspect.DataclassType, inspect.StructType):
+            return self._of_class(info)
+        return _core.Shape()
+
+    def _of_union(self, types: Any) -> _core.Shape:
+        # One type or None: msgspec tells others apart by their text, too.
+        others = [each for each in types if not isinstance(each, self._inspect.NoneType)]
+        if len(others) != 1:
+            return _core.Shape()
+        return _core.Shape(optional=self.of(others[0]))
+
+    def _of_class(self, info: Any) -> _core.Shape:
+        if id(info) in self._known:  # a class may have fields of its own type
+            return self._known[id(info)][1]
+        shape = _core.Shape(kind=info.cls)
+        self._known[id(info)] = info, shape  # `info` is kept, and so is its id
+        config = getattr(info.cls, "__struct_config__", None)
+        if hasattr(info.cls, "__post_init__") or getattr(config, "omit_defaults", False):
+            shape.kind = None
+        shape.names = tuple(field.name for field in info.fields)
+        shape.shapes = tuple(self.of(field.type) for field in info.fields)
+        return shape
+
+
+def _is_free(info: Any, *parts: str) -> bool:
+    """Whether a type has no constraints."""
+    return all(getattr(info, name) is None for name in info.__struct_fields__ if name not in parts)

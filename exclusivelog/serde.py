@@ -160,9 +160,10 @@ def model(cls: type) -> Serde:
     `pip install 'exclusivelog[models]'` installs both libraries. Reading checks the types of the
     fields, leaves out unknown ones, and gives missing ones their defaults, as the library does.
 
-    Each object is decoded before it is sent, and compared, fields and their types: one that would
-    not come back is refused with TypeError or ValueError. Examples: NaN, an int in a field of type
-    float, an object of a subclass, a SecretStr (give it a serializer that writes the secret).
+    Each object is decoded before it is sent, and compared, fields and their types, unless it has
+    only plain fields, which are looked at instead. One that would not come back is refused with
+    TypeError or ValueError. Examples: NaN, an int in a field of type float, an object of a
+    subclass, a SecretStr (give it a serializer that writes the secret).
 
     Raises TypeError for another class, and for a field that cannot be stored; ImportError if the
     library is not installed.

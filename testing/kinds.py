@@ -78,6 +78,27 @@ class Order:
     parts: list[Order] = dataclasses.field(default_factory=list)
 
 
+@dataclasses.dataclass
+class Item:
+    """Nothing but what msgspec gives back: such objects are not decoded to find out."""
+
+    name: str
+    count: int = 1
+    price: float = 0.0
+    paid: bool = False
+    size: Size | None = None
+    level: Level = Level.LOW
+    at: dt.datetime | None = None
+    day: dt.date | None = None
+    uid: uuid.UUID | None = None
+    data: bytes = b""
+    tags: set[str] = dataclasses.field(default_factory=set)
+    codes: tuple[int, ...] = ()
+    by_name: dict[str, Item] = dataclasses.field(default_factory=dict)
+    parts: list[Item] = dataclasses.field(default_factory=list)
+    inner: Item | None = None
+
+
 class Payment(pydantic.BaseModel):
     number: int = pydantic.Field(default=5, alias="no")
     price: float = 0.0
@@ -161,8 +182,8 @@ def _hashable(value: Any) -> bool:
     return True
 
 
-def objects(cls: Any, **fields: Any) -> some.SearchStrategy[Any]:
-    """Objects of a class, some fields of which are left out."""
+def objects(cls: Any, always: str, **fields: Any) -> some.SearchStrategy[Any]:
+    """Objects of a class, some fields of which are left out, but never one."""
 
     def made(given: dict[str, Any]) -> Any:
         # Not checked: what a program assigns is not either.
@@ -171,7 +192,7 @@ def objects(cls: Any, **fields: Any) -> some.SearchStrategy[Any]:
     names = some.sets(some.sampled_from([*fields]), max_size=4)
     return names.flatmap(
         lambda some_names: some.fixed_dictionaries(
-            {name: fields[name] for name in {*some_names, "number"} if name in fields}
+            {name: fields[name] for name in {*some_names, always}}
         )
     ).map(made)
 
@@ -184,7 +205,7 @@ COMMON = {
     "took": some.timedeltas(), "anything": VALUES,
 }  # fmt: skip
 ORDERS = objects(
-    Order, **COMMON, level=some.sampled_from([Level.HIGH, 2]),
+    Order, "number", **COMMON, level=some.sampled_from([Level.HIGH, 2]),
     mode=some.sampled_from(["b", 3, 3.0]), paid=some.sampled_from([True, 1]), note=TEXTS,
     codes=some.frozensets(INTS, max_size=3),
     by_number=some.dictionaries(INTS | some.booleans(), TEXTS, max_size=2), hour=TIMES,
@@ -194,20 +215,32 @@ ORDERS = objects(
     parts=some.lists(some.builds(Order, some.integers(0, 5)), max_size=2),
 )  # fmt: skip
 PAYMENTS = objects(
-    Payment, **COMMON, maybe=FLOATS, secret=some.builds(pydantic.SecretStr, some.text(max_size=3)),
+    Payment, "number", **COMMON, maybe=FLOATS,
+    secret=some.builds(pydantic.SecretStr, some.text(max_size=3)),
     left_out=some.integers(0, 3),
     by_pair=some.dictionaries(some.tuples(some.integers(0, 2), some.integers(0, 2)), TEXTS),
     parts=some.lists(some.builds(Payment, no=some.integers(0, 5)), max_size=2),
 )  # fmt: skip
+PLAIN_ITEMS = some.builds(Item, TEXTS, some.integers(0, 9) | INTS, FLOATS)
+ITEMS = objects(
+    Item, "name", name=TEXTS, count=some.integers(0, 9) | INTS,
+    price=FLOATS | some.integers(0, 2), paid=some.sampled_from([True, 1]),
+    size=some.sampled_from([Size.LARGE, "l"]), level=some.sampled_from([Level.HIGH, 2]),
+    at=DATETIMES, day=some.dates() | DATETIMES, uid=some.uuids(), data=some.binary(max_size=3),
+    tags=some.sets(TEXTS | INTS, max_size=3), codes=some.tuples(INTS, INTS),
+    by_name=some.dictionaries(TEXTS | INTS, PLAIN_ITEMS, max_size=2),
+    parts=some.lists(PLAIN_ITEMS, max_size=2), inner=PLAIN_ITEMS,
+)  # fmt: skip
 STRATEGIES: dict[str, some.SearchStrategy[Any]] = {
     "str": TEXTS | ODD, "bytes": some.binary(), "json": VALUES, "msgpack": VALUES, "exact": VALUES,
-    "dataclass": ORDERS, "pydantic": PAYMENTS, "struct": some.builds(Tag, TEXTS, FLOATS),
+    "dataclass": ORDERS, "plain dataclass": ITEMS, "pydantic": PAYMENTS,
+    "struct": some.builds(Tag, TEXTS, FLOATS),
     "attrs": some.builds(Owner, TEXTS, some.none() | some.dates()),
     "named tuple": some.builds(Point, INTS, FLOATS | INTS),
     "typed dict": some.fixed_dictionaries({}, optional={"least": INTS, "most": FLOATS}),
 }  # fmt: skip
 OPTIONS: dict[str, Any] = {
     **{name: name for name in ("str", "bytes", "json", "msgpack", "exact")},
-    "dataclass": Order, "pydantic": Payment, "struct": Tag, "attrs": Owner, "named tuple": Point,
-    "typed dict": Limits,
+    "dataclass": Order, "plain dataclass": Item, "pydantic": Payment, "struct": Tag,
+    "attrs": Owner, "named tuple": Point, "typed dict": Limits,
 }  # fmt: skip

@@ -29,7 +29,19 @@ from exclusivelog import serde
 from exclusivelog.comparing import difference
 from testing import round_trips
 from testing.children import ROOT
-from testing.kinds import OPTIONS, Colour, Level, Limits, Order, Owner, Payment, Point, Tag, Text
+from testing.kinds import (
+    OPTIONS,
+    Colour,
+    Item,
+    Level,
+    Limits,
+    Order,
+    Owner,
+    Payment,
+    Point,
+    Tag,
+    Text,
+)
 
 pytestmark = [pytest.mark.once, pytest.mark.rule("G10")]
 
@@ -38,8 +50,7 @@ NAN, INF = float("nan"), float("inf")
 REFUSALS = (TypeError, ValueError)
 
 
-def nested(depth: int, make: Any) -> Any:
-    value: Any = ()
+def nested(depth: int, make: Any, value: Any = ()) -> Any:
     for _ in range(depth):
         value = make(value)
     return value
@@ -165,6 +176,21 @@ def test_g10_it_is_refused_before_anything_is_appended(
         with pytest.raises(REFUSALS, match="value="):
             shared.put("a", value)
         assert (topic.next_offset, len(shared)) == (0, 0)
+
+
+def test_g10_objects_with_plain_fields_alone_are_not_decoded_to_find_out() -> None:
+    """A shape holds what `test_g10_what_one_process_encodes_another_decodes` finds to come back."""
+    shape = serde.model(Item).dumps.__self__._shape  # type: ignore[attr-defined]
+    inner = Item("b", codes=(1,), by_name={"x": Item("c")}, at=dt.datetime(2026, 1, 2))
+    assert shape.holds(Item("a", 1, 2.5, True, tags={"x"}, parts=[inner], inner=inner, data=b"x"))
+    for odd in (
+        Item("a", True), Item("a", 1, NAN), Item("a", 1, 2), Item("a", 1 << 70), Item(Text("a")),
+        Item("a", codes=[1]), Item("a", by_name={Text("x"): inner}), Item("a", tags={1}),  # type: ignore[arg-type]
+        Item("a", at=dt.datetime(2026, 1, 2, fold=1)), Item("a", parts=[Item("b", 1, INF)]),
+        Item("a", at=dt.datetime(2026, 1, 2, tzinfo=BERLIN)), "a", None,
+        nested(101, lambda v: Item("", inner=v), None),
+    ):  # fmt: skip
+        assert not shape.holds(odd), odd
 
 
 def test_g10_an_alias_with_a_default_comes_back(topic: xl.Topic) -> None:
