@@ -273,11 +273,21 @@ def _find_fields(kind):
         return tuple(kind.__struct_fields__)
     if hasattr(kind, "__attrs_attrs__"):
         return tuple([field.name for field in kind.__attrs_attrs__])
-    if kind.__eq__ is object.__eq__ and kind is not object:
-        slots = [getattr(base, "__slots__", ()) for base in kind.__mro__]
-        names = [name for some in slots for name in ([some] if isinstance(some, str) else some)]
-        return tuple({*names, "__dict__"} - {"__weakref__"})
-    return None
+    return _attributes(kind) if kind.__eq__ is object.__eq__ else None
+
+
+def _attributes(kind):
+    """The names of all that an object consists of; None if its class is not all Python's."""
+    names = {"__dict__", "__weakref__"}
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            private = name.startswith("__") and not name.endswith("__")
+            names.add(f"_{base.__name__.lstrip('_')}{name}" if private else name)
+    made_by_class = kind.__flags__ & 1 << 9  # Py_TPFLAGS_HEAPTYPE
+    if not made_by_class or kind.__basicsize__ > object.__basicsize__ + 8 * len(names):
+        return None  # a lock, a file: C has something of its own in them
+    return tuple(names - {"__weakref__"})
 
 
 def fields_of(kind):

@@ -34,7 +34,7 @@ from typing import Any, Generic, TypeVar
 
 from exclusivelog import serde
 from exclusivelog.comparing import difference
-from exclusivelog.messages import Item
+from exclusivelog.messages import MAX_MESSAGE_BYTES, Item
 from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, SnapshotRefused, in_background
 from exclusivelog.state.views import Scope, thaw
 from exclusivelog.topic import Topic
@@ -217,6 +217,10 @@ class SharedState(Shared, Generic[S, Op]):
                 f"encode gives {type(data).__name__} for {reprlib.repr(op)}; it must give bytes"
             )
         data = bytes(data)
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise ValueError(
+                f"op={reprlib.repr(op)} has {len(data)} bytes; a message takes {MAX_MESSAGE_BYTES}"
+            )
         if not self._proven:
             self._check_decodable(op, data)
         return data

@@ -12,10 +12,12 @@ import collections
 import datetime as dt
 import decimal
 import enum
+import io
 import json
 import pickle
 import subprocess
 import sys
+import threading
 import uuid
 import zoneinfo
 from typing import Any
@@ -39,6 +41,7 @@ from testing.kinds import (
     Owner,
     Payment,
     Point,
+    Size,
     Tag,
     Text,
 )
@@ -255,6 +258,39 @@ def test_g10_a_foreign_serialiser_can_be_checked(topic: xl.Topic) -> None:
         with pytest.raises(ValueError, match="does not come back"):
             producer.send({1: 2})
     assert topic.next_offset == 1
+
+
+def test_g10_what_older_versions_wrote_of_a_dataclass_is_read() -> None:
+    stored = (
+        '{"number":7,"price":2.5,"size":"l","level":2,"mode":3,"paid":true,"note":null,'
+        '"tags":["t"],"codes":[4],"pair":[1,"a"],"at":"2026-01-02T03:04:05.000006+00:00",'
+        '"hour":"03:04:00","amount":"1.10","uid":"00000000-0000-0000-0000-000000000005",'
+        '"anything":{"a":[null]},"parts":[{"number":8}]}'
+    )
+    found = serde.model(Order).loads(stored.encode())
+    expected = Order(
+        7, 2.5, Size.LARGE, Level.HIGH, 3, True, None, {"t"}, frozenset({4}), (1, "a"),
+        at=dt.datetime(2026, 1, 2, 3, 4, 5, 6, dt.UTC), hour=dt.time(3, 4),
+        amount=decimal.Decimal("1.10"), uid=uuid.UUID(int=5), anything={"a": [None]},
+        parts=[Order(8)],
+    )  # fmt: skip
+    assert difference(expected, found) is None
+
+
+class Slotted:
+    __slots__ = ("__hidden", "seen")
+
+    def __init__(self, seen: int, hidden: int) -> None:
+        self.seen, self.__hidden = seen, hidden
+
+
+def test_g10_objects_without_equality_are_compared_by_what_they_consist_of() -> None:
+    assert difference(Slotted(1, 2), Slotted(1, 2)) is None
+    for other in (Slotted(1, 3), Slotted(2, 2)):
+        assert difference(Slotted(1, 2), other) is not None
+    for a, b in ((io.BytesIO(b"a"), io.BytesIO(b"b")), (threading.Lock(), threading.Lock()),
+                 (lambda: 1, lambda: 2), (object(), object())):  # fmt: skip
+        assert difference(a, b) is not None
 
 
 def test_g10_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, topic: xl.Topic) -> None:
