@@ -78,20 +78,14 @@ def _described(value: Any) -> str:
 class Checked:
     """A serialiser that decodes what it has encoded, and refuses a value that does not come back:
     equal, and of the same types.
-
-    `deepest`: of how many levels its objects may be, for decoders that recurse.
     """
 
-    def __init__(
-        self, dumps: Callable[[Any], bytes], loads: Callable[[bytes], Any],
-        deepest: int = _core.MOST_LEVELS,
-    ) -> None:  # fmt: skip
-        self._dumps, self.loads, self._deepest = dumps, loads, deepest
+    def __init__(self, dumps: Callable[[Any], bytes], loads: Callable[[bytes], Any]) -> None:
+        self._dumps, self.loads = dumps, loads
 
     def dumps(self, value: Any) -> bytes:
         """Encode a value; TypeError or ValueError if decoding does not give it back."""
-        _core.check_depth(value, self._deepest)
-        data = self._dumps(value)
+        data = self._encoded(value, _core.depth(value, _core.MOST_LEVELS))
         try:
             found = self.loads(data)
         except Exception as error:
@@ -101,3 +95,6 @@ class Checked:
         if not _core.same(value, found):
             raise ValueError(f"it does not come back: {difference(value, found)}")
         return data
+
+    def _encoded(self, value: Any, levels: int) -> bytes:
+        return self._dumps(value)

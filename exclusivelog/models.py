@@ -16,38 +16,37 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from exclusivelog import _core
+from exclusivelog import _core, threads
 from exclusivelog.comparing import Checked
 
 Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
 
-# Levels of JSON. pydantic takes 5 KiB of a thread's stack for each, which may have 128 KiB.
-PYDANTIC_LEVELS = 16
+# Levels of JSON that pydantic decodes in any thread: each may take 12 KiB of its stack, more with
+# an application's validators, and a stack may have 128 KiB.
+SHALLOW = 4
 
 
 class Model(Checked):
     """The serialiser of the objects of a class. Pickled, it is made anew from the class."""
 
     def __init__(self, cls: Any) -> None:
-        levels = levels_read = PYDANTIC_LEVELS
         self._shape = _core.Shape()  # no object is known to come back
+        self._shallow = SHALLOW
         if is_pydantic(cls):
             encode, decode = _by_pydantic(cls)
         elif is_duck(cls):
             encode, decode = _by_methods(cls)
         else:
             encode, decode, self._shape = _by_msgspec(cls)
-            levels, levels_read = _core.MOST_LEVELS, _core.MOST_LEVELS_READ
-        super().__init__(encode, decode, levels)
-        self._cls, self._encode, self._decode = cls, encode, decode
-        self._levels_read = levels_read
+            self._shallow = _core.MOST_LEVELS_READ
+        super().__init__(encode, self._load)
+        self._cls, self._decode = cls, decode
         self._kind = dict if typing.is_typeddict(cls) else cls
-        self.loads = self._load
 
     def dumps(self, value: Any) -> bytes:
         """Encode an object; TypeError if it is one of another class."""
         if self._shape.holds(value):
-            return self._encode(value)
+            return self._dumps(value)
         if type(value) is not self._kind:  # one of a subclass would come back as one of the class
             raise TypeError(f"value takes {self._cls.__name__}, not {type(value).__name__}")
         try:
@@ -56,9 +55,15 @@ class Model(Checked):
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"{self._cls.__name__}: {error}") from error
 
+    def _encoded(self, value: Any, levels: int) -> bytes:
+        if levels <= self._shallow:
+            return self._dumps(value)
+        return threads.with_deep_stack(lambda: self._dumps(value))
+
     def _load(self, data: bytes) -> Any:
-        _core.check_json_depth(data, self._levels_read)
-        return self._decode(data)
+        if _core.json_depth(data, _core.MOST_LEVELS_READ) <= self._shallow:
+            return self._decode(data)
+        return threads.with_deep_stack(lambda: self._decode(data))
 
     def __reduce__(self) -> Any:
         return Model, (self._cls,)

@@ -78,7 +78,7 @@ def _dump_json(value: Any) -> builtins.bytes:
 
 def _load_json(data: builtins.bytes | builtins.str) -> Any:
     if isinstance(data, builtins.bytes):
-        _core.check_json_depth(data, _core.MOST_LEVELS_READ)
+        _core.json_depth(data, _core.MOST_LEVELS_READ)
     return _json.loads(data)
 
 

@@ -2,7 +2,7 @@
 # What a serialiser takes and gives back (rule G10).
 #
 # `Plain` looks at a value before it is encoded, `same` compares it with what decoding gives back,
-# `check_depth` and `check_json_depth` bound what decoders of others may recurse into. All of them
+# `depth` and `json_depth` bound what decoders of others may recurse into. All of them
 # bound their own recursion: a thread's stack of 128 KiB is enough.
 
 cdef enum:
@@ -200,11 +200,11 @@ cdef int _holds(Shape shape, object value, int left) except -1:
 # ---- depth -----------------------------------------------------------------------------------
 
 
-def check_json_depth(bytes data not None, int deepest):
-    """Raise ValueError if a JSON text is nested deeper than that."""
+def json_depth(bytes data not None, int deepest):
+    """The levels of a JSON text; ValueError if it is nested deeper than that."""
     cdef const unsigned char* at = <const unsigned char*>PyBytes_AS_STRING(data)
     cdef const unsigned char* end = at + PyBytes_GET_SIZE(data)
-    cdef int depth = 0
+    cdef int depth = 0, found = 0
     cdef bint quoted = False
     while at < end:
         if quoted:
@@ -216,20 +216,24 @@ def check_json_depth(bytes data not None, int deepest):
             quoted = True
         elif at[0] == c'[' or at[0] == c'{':
             depth += 1
-            if depth > deepest:
-                raise ValueError(f"it is nested deeper than {deepest} levels")
+            if depth > found:
+                found = depth
+                if depth > deepest:
+                    raise ValueError(f"it is nested deeper than {deepest} levels")
         elif at[0] == c']' or at[0] == c'}':
             depth -= 1
         at += 1
+    return found
 
 
-def check_depth(value, int deepest):
-    """Raise ValueError if an object, its fields included, is nested deeper than that."""
-    _look_down(value, deepest, deepest)
+def depth(value, int deepest):
+    """The levels of an object, its fields included; ValueError if it is nested deeper than that."""
+    return _look_down(value, deepest, deepest)
 
 
 cdef int _look_down(object value, int left, int deepest) except -1:
     cdef object kind = type(value)
+    cdef int found = 0
     if value is None or kind is str or kind is int or kind is float or kind is bool:
         return 0
     if isinstance(value, dict):
@@ -244,8 +248,8 @@ cdef int _look_down(object value, int left, int deepest) except -1:
     if left == 0:
         raise ValueError(f"it is nested deeper than {deepest} levels")
     for part in parts:
-        _look_down(part, left - 1, deepest)
-    return 0
+        found = max(found, _look_down(part, left - 1, deepest))
+    return found + 1
 
 
 # ---- comparison ------------------------------------------------------------------------------

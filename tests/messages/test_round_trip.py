@@ -114,6 +114,7 @@ TAKEN: list[tuple[str, Any]] = [
     ("dataclass", Order(1, tag=Tag("t"), owner=Owner("o"), limits=Limits(least=1), anything=[1])),
     ("dataclass", Order(1 << 70)), ("struct", Tag("a")), ("attrs", Owner("a", dt.date(2026, 1, 2))),
     ("named tuple", Point(1)), ("typed dict", Limits(most=1.5)),
+    ("pydantic", nested(40, lambda v: Payment(parts=[v] if v else []))),
     ("pydantic", Payment(no=7)), ("pydantic", Payment(no=7, parts=[Payment(no=8)])),
     ("pydantic", Payment(no=7, at=dt.datetime(2026, 1, 2, tzinfo=dt.UTC), tags={"a", "b"})),
 ]  # fmt: skip
@@ -159,7 +160,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("pydantic", Payment(no=1, anything=(1, 2))), ("pydantic", Payment(no=1, by_pair={(1, 2): ""})),
     ("pydantic", Payment.model_construct(number="one")),
     ("pydantic", Payment(no=1, at=dt.datetime(2026, 1, 2, tzinfo=BERLIN))),
-    ("pydantic", nested(20, lambda v: Payment(parts=[v] if v else []))),
+    ("pydantic", nested(101, lambda v: Payment(parts=[v] if v else []))),
 ]  # fmt: skip
 
 
