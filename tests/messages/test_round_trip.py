@@ -323,7 +323,28 @@ def attempt(loads, data):
     except (ValueError, RecursionError):
         pass
 
+class Node(pydantic.BaseModel):
+    inner: "Node | None" = None
+
+    @pydantic.model_validator(mode="wrap")
+    @classmethod
+    def check(cls, value, handler):
+        return handler(value)
+
+    @pydantic.model_serializer(mode="wrap")
+    def store(self, handler):
+        return handler(self)
+
+def nodes():
+    codec, value = serde.model(Node), Node()
+    for depth in range(60):
+        value = Node.model_construct(inner=value)
+    assert codec.loads(codec.dumps(value)) == value
+    for depth in (100, 240, 300, 5000):
+        attempt(codec.loads, lists(depth, b'{"inner":', b"null", b"}"))
+
 def play():
+    nodes()
     for depth in (10, 100, 250, 300, 1000, 100_000):
         attempt(serde.exact.loads, exact(min(depth, 2000)))
         attempt(serde.exact.loads, lists(depth))
