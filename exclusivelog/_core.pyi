@@ -451,6 +451,7 @@ class Mapping:
     def view(self, start: int, stop: int) -> memoryview: ...
 
 JOURNAL_HEADER_BYTES: int
+MOST_BITS: int
 JOURNAL_CUT_OFF: int
 JOURNAL_READY: int
 

@@ -241,7 +241,8 @@ class Engine(Closing):
         Returns the number of topics on which the group had a position. Raises OwnershipError while
         a reader of the group is open, and ValueError if there is no such group.
 
-        >>> topic.reader(group="billing").commit()
+        >>> with topic.reader(group="billing") as reader:
+        ...     reader.commit()
         >>> engine.delete_group("billing")
         1
         >>> engine.groups()

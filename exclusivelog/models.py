@@ -12,7 +12,6 @@ import datetime as dt
 import enum
 import importlib
 import typing
-import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -186,12 +185,14 @@ class _Shapes:
     that runs when an object is made, a union of several types), the shape is empty."""
 
     def __init__(self, inspect: Any) -> None:
+        from uuid import UUID  # 3 ms, which each `open` would take
+
         self._known: dict[int, tuple[Any, _core.Shape]] = {}
         self._leaves = {
             inspect.NoneType: type(None), inspect.BoolType: bool, inspect.IntType: int,
             inspect.FloatType: float, inspect.StrType: str, inspect.BytesType: bytes,
             inspect.DateTimeType: dt.datetime, inspect.DateType: dt.date,
-            inspect.UUIDType: uuid.UUID,
+            inspect.UUIDType: UUID,
         }  # fmt: skip
         self._several = {
             inspect.ListType: list, inspect.SetType: set, inspect.FrozenSetType: frozenset,

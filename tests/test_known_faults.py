@@ -673,6 +673,7 @@ def test_a_pid_that_was_used_before_means_nothing(
         assert kept.state == "open"
     assert free(topic)
     assert topic.engine.topic("kept").owner is None
-    assert topic.producer(EXCLUSIVE).topic_epoch == 2
+    producer = topic.producer(EXCLUSIVE)
+    assert producer.topic_epoch == 2
     assert topic.owner is not None
     assert topic.owner.pid == os.getpid()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import inspect
 import os
 import re
 import stat
@@ -49,6 +48,8 @@ class RefusedFile(OSError):
         super().__init__(errno.ELOOP, why)
 
 
+CO_VARARGS = 0x04  # of a function's flags: it takes *args; `inspect` takes 5 ms to import
+
 # ---- whose error it is -------------------------------------------------------------------
 
 # Between two instructions of this library, Python runs signal handlers of the application, and
@@ -82,7 +83,7 @@ def _is_of_a_handler(frame: FrameType) -> bool:
     if caller is None or frame.f_globals.get("__name__", "").startswith("exclusivelog."):
         return False  # not ours: `f_locals` would keep what its variables refer to
     given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
-    if code.co_flags & inspect.CO_VARARGS:
+    if code.co_flags & CO_VARARGS:
         given += frame.f_locals.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
     return any(argument is caller for argument in given)
 

@@ -62,7 +62,11 @@ def test_no_command_prints_a_name_that_acts_on_a_terminal(
 def test_metrics_stay_metrics(ledger: str) -> None:
     """The label of a name that is escaped is still one of OpenMetrics."""
     parser = pytest.importorskip("prometheus_client.openmetrics.parser")
-    families = list(parser.text_string_to_metric_families(run("metrics", ledger).stdout.decode()))
+    families = list(
+        parser.text_string_to_metric_families(
+            run("metrics", "--openmetrics", ledger).stdout.decode()
+        )
+    )
     labels = {
         sample.labels["group"]
         for family in families
