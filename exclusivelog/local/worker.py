@@ -19,7 +19,7 @@ from exclusivelog.local.ownership.pending import Limits
 from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.records import Claimant, Session
-from exclusivelog.local.shm.slots import Slot, own_beat_seconds
+from exclusivelog.local.shm.slots import FIRST_BEAT_SECONDS, Slot, own_beat_seconds
 from exclusivelog.local.storage.changes import is_logged, log_gone
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.waits import AnyFuture
@@ -352,8 +352,9 @@ class Heartbeat:
         self, ledger: Ledger, slot: Slot, keepalive: float | None, worker: Waking, waits: Waits,
         callbacks: Calling,
     ) -> None:  # fmt: skip
-        seconds = own_beat_seconds(keepalive)  # the opening thread needs the interpreter now
+        seconds = FIRST_BEAT_SECONDS  # the opening thread needs the interpreter now
         while not self._ended.is_set():
+            slot.expect_beat(seconds)
             late = self._limits.wait(seconds)
             if self._ended.is_set():
                 return

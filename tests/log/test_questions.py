@@ -52,7 +52,8 @@ SPOILT = pytest.mark.parametrize(
 
 @pytest.fixture
 def filled(topic: xl.Topic) -> xl.Topic:
-    topic.producer().send_many([b"a", b"b", b"c"], keys=["x", "y", "x"])
+    with topic.producer() as producer:
+        producer.send_many([b"a", b"b", b"c"], keys=["x", "y", "x"])
     topic.engine.ledger.checkpoint()
     return topic
 

@@ -363,7 +363,6 @@ LIVES_ON = """
 """
 
 
-@pytest.mark.long
 @needs_namespaces
 def test_c4_a_reused_process_id_does_not_keep_the_dead_one_s_snapshot(path: str) -> None:
     """It was killed while it read. The next process with that id opens the ledger and stays. LMDB,

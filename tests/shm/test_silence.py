@@ -23,7 +23,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import _core, logs
-from exclusivelog.local.shm.slots import Observer
+from exclusivelog.local.shm.slots import MOST_PAUSES, Observer
 from testing.children import child, line, tell
 from testing.processes import (
     EXCLUSIVE,
@@ -44,39 +44,54 @@ SECOND = 10**9
 # ---- the observer ------------------------------------------------------------------------
 
 
-def test_c9_after_a_pause_of_its_own_an_observer_judges_anew() -> None:
+def observer_of(seconds: float) -> Observer:
     observer = Observer()
-    observer.begin(0)
+    observer.begin("e", 0)
+    observer.expect("e", seconds)
+    return observer
+
+
+def test_c9_the_time_in_which_an_observer_was_paused_is_no_silence_of_others() -> None:
+    observer = observer_of(0.5)
     for now in range(0, 10 * SECOND, SECOND // 2):
         observer.note(now)
-    assert observer.resumed(2 * SECOND) == 0
-    observer.note(15 * SECOND)  # it was silent for 5.5 seconds
+    assert observer.missed(0) == 0
+    observer.note(15 * SECOND)  # it was due half a second after the last one, at 9.5
     observer.note(15 * SECOND + SECOND // 2)
-    assert observer.resumed(2 * SECOND) == 15 * SECOND
-    assert observer.resumed(11 * SECOND) == 15 * SECOND
-    assert observer.resumed(30 * SECOND) == 0  # no such engine became silent for that
+    assert observer.missed(0) == observer.missed(9 * SECOND) == 5 * SECOND
+    assert observer.missed(12 * SECOND) == 3 * SECOND
+    assert observer.missed(15 * SECOND) == 0
 
 
-def test_c9_short_pauses_do_not_hide_a_long_one_nor_pile_up() -> None:
-    observer = Observer()
-    observer.begin(0)
-    observer.note(20 * SECOND)
-    now = 20 * SECOND
-    for _ in range(1000):
-        now += SECOND // 10
-        observer.note(now)
-        if now < 60 * SECOND:
-            assert observer.resumed(30 * SECOND) == 20 * SECOND
-    assert observer.resumed(30 * SECOND) == 0  # it is over
-    assert len(observer._pauses) == 1
+def test_c9_an_observer_that_is_always_late_still_hears_who_is_silent() -> None:
+    """On a busy machine each heartbeat comes late. If each began the wait anew, no engine with a
+    short keepalive would ever be evicted."""
+    observer = observer_of(0.1)
+    for n in range(1, 31):
+        observer.note(n * 3 * SECOND // 10)
+    assert 9 * SECOND - observer.missed(0) == 3 * SECOND
+    for n in range(31, 2 * MOST_PAUSES):
+        observer.note(n * 3 * SECOND // 10)
+    assert len(observer._pauses) == MOST_PAUSES
+
+
+def test_c9_the_engine_with_the_most_heartbeats_counts() -> None:
+    observer = observer_of(5)
+    observer.begin("other", 0)
+    observer.expect("other", 0.1)
+    observer.note(SECOND)
+    assert observer.missed(0) == 9 * SECOND // 10
+    observer.end("other")
+    observer.note(5 * SECOND)
+    assert observer.missed(SECOND) == 0
 
 
 def test_c9_what_was_before_the_first_engine_is_no_pause() -> None:
     observer = Observer()
     observer.note(5 * SECOND)
-    observer.begin(100 * SECOND)
+    observer.begin("e", 100 * SECOND)
     observer.note(100 * SECOND + 1000)
-    assert observer.resumed(2 * SECOND) == 0
+    assert observer.missed(0) == 0
 
 
 # ---- a pause of the machine --------------------------------------------------------------

@@ -159,7 +159,6 @@ def test_g8_messages_in_the_journal_are_young(
     assert values(topic) == [b"young"]
 
 
-@pytest.mark.long
 def test_g8_a_mark_from_the_future_is_not_believed(
     topic: xl.Topic, clock: WallClock, worker: Callable[..., Worker], often: None
 ) -> None:
@@ -226,7 +225,6 @@ def test_g8_a_clock_that_is_behind_lets_no_process_remove_young_messages(
         assert found == []  # a clock that was never set
 
 
-@pytest.mark.long
 def test_g8_a_clock_ahead_and_another_one_behind_remove_nothing_young_of_a_right_one_s(
     topic: xl.Topic, clock: WallClock, worker: Callable[..., Worker], often: None
 ) -> None:

@@ -54,6 +54,7 @@ import os
 import random
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -95,6 +96,8 @@ POLL_SECONDS = 0.02  # used if a thread cannot wait for all counters at once
 LONGEST_BEAT_SECONDS = 5.0
 # Between heartbeats that are more frequent than those of the engine need to be, because of others.
 SHORTEST_WATCH_SECONDS = 0.05
+FIRST_BEAT_SECONDS = 0.25  # after which an engine knows how often its heartbeats have to come
+MOST_PAUSES = 1000  # that are remembered
 LEAST_PAUSE_NS = 100_000_000  # a busy machine lets a thread wait for less than this
 
 
@@ -116,43 +119,54 @@ def pid_namespace() -> int:
 
 
 class Observer:
-    """Remembers when this process did not run itself: it then judges no other one by the silence
-    meanwhile (rule C9). After a pause of the whole machine all engines are silent, and the first
+    """Remembers when this process did not run itself: what it did not hear meanwhile is no silence
+    of others (rule C9). After a pause of the whole machine all engines are silent, and the first
     that resumes must not evict the others.
 
-    Heartbeats and judgements show that it runs. Times are in ns of `_core.now`.
+    A process runs if its heartbeats come when they are due, and when it judges. Times are in ns of
+    `_core.now`.
     """
 
     def __init__(self) -> None:
-        self._engines = 0  # of this process, whose heartbeats are noted here
+        self._beats = dict[str, int]()  # of the engines of this process: the time between two
+        self._due = 0  # the shortest of them
         self.last = 0  # when this process was known to run
-        self._pauses: list[tuple[int, int]] = []  # (length, end), the longest first
+        self._pauses = deque[tuple[int, int]](maxlen=MOST_PAUSES)  # (begin, end), in order
 
-    def begin(self, now: int) -> None:
+    def begin(self, engine: str, now: int) -> None:
         """An engine of this process begins its heartbeats."""
-        if not self._engines:  # what was before has not been observed
-            self.last, self._pauses = now, []
-        self._engines += 1
+        if not self._beats:  # what was before has not been observed
+            self.last = now
+            self._pauses.clear()
+        self.expect(engine, FIRST_BEAT_SECONDS)
 
-    def end(self) -> None:
+    def expect(self, engine: str, seconds: float) -> None:
+        """The engine's next heartbeat comes in so many seconds."""
+        self._beats[engine] = int(seconds * 1e9)
+        self._due = min(list(self._beats.values()))
+
+    def end(self, engine: str) -> None:
         """An engine of this process has ended its heartbeats."""
-        self._engines -= 1
+        self._beats.pop(engine, None)
+        self._due = min(list(self._beats.values()), default=0)
 
     def note(self, now: int) -> None:
         """This process runs now."""
-        pause = now - self.last
-        if self._engines and pause > 0:
-            # It matters to a keepalive of up to twice its length, and for no longer than that.
-            matter = [p for p in self._pauses if p[0] > pause and now - p[1] <= 2 * p[0]]
-            # Before `last`: another thread that finds it set also finds the pause.
-            self._pauses = [*matter, (pause, now)]
-            self.last = now
+        if self._beats:
+            late = now - self.last - self._due
+            if late >= LEAST_PAUSE_NS:
+                # Before `last`: another thread that finds it set also finds the pause.
+                self._pauses.append((now - late, now))
+            self.last = max(self.last, now)
 
-    def resumed(self, keepalive: int) -> int:
-        """The end of the last pause in which an engine with this keepalive could have become silent
-        without any fault of its own; 0 if there was none."""
-        least = max(keepalive // 2, LEAST_PAUSE_NS)
-        return next((end for length, end in reversed(self._pauses) if length >= least), 0)
+    def missed(self, since: int) -> int:
+        """For how long this process has not run since then."""
+        total = 0
+        for begin, end in reversed(self._pauses.copy()):
+            if end <= since:
+                break
+            total += end - max(begin, since)
+        return total
 
 
 class Slots:
@@ -225,7 +239,7 @@ class Slots:
         if keepalive == 0 or now - heard <= keepalive:
             return True
         self.observer.note(now)
-        return now - self.observer.resumed(keepalive) <= keepalive
+        return now - heard - self.observer.missed(heard) <= keepalive
 
     def beat_seconds(self, keepalive: float | None) -> float:
         """Seconds between the heartbeats of an engine with this keepalive: short enough also to
@@ -387,7 +401,7 @@ class Slot:
         atomics.store64(self._at + KEEPALIVE, 0 if keepalive is None else int(keepalive * 1e9))
         atomics.store(self._at + INFO_SIZE, len(info))
         slots.memory[self._at + INFO : self._at + INFO + len(info)] = info
-        self._observer.begin(_core.now())
+        self._observer.begin(self.engine, _core.now())
         self._id = int(self.engine, 16)
         self._store_beat()
         atomics.store64(self._at + ENGINE, self._id)
@@ -412,6 +426,10 @@ class Slot:
             observer.last = now
         else:
             observer.note(now)
+
+    def expect_beat(self, seconds: float) -> None:
+        """The next heartbeat comes in so many seconds."""
+        self._observer.expect(self.engine, seconds)
 
     def wake_up_count(self) -> int:
         """The counter that each notification increments."""
@@ -487,7 +505,7 @@ class Slot:
             return
         self._atomics.store64(self._at + ENGINE, 0)
         self._hold.release()
-        self._observer.end()
+        self._observer.end(self.engine)
 
     def forget(self) -> None:
         """Drop the slot, without releasing it, in a forked child."""
