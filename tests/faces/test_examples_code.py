@@ -59,7 +59,7 @@ MISTAKES = [
     ("drain.py", "properties=", "propertys=", "call-arg"),
     ("dynamic_config.py", "latest=True", "lastest=True", "call-arg"),
     ("job_table.py", "snapshot_every=", "snapshots_every=", "call-arg"),
-    ("kv_service.py", "latest=True", "lastest=True", "call-arg"),
+    ("kv_service.py", "latest=True", "lastest=True", "call-overload"),
     ("leader_election.py", "on_fenced=", "on_fencd=", "call-arg"),
     ("uptime_checker.py", "priority=", "prio=", "call-arg"),
     ("web_service.py", "keepalive=", "keepalife=", "call-arg"),

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -364,7 +365,7 @@ class Segments:
         """A file descriptor of a segment; FileNotFoundError if it is not there."""
         place = self._directory()
         if place is None:
-            raise FileNotFoundError(f"{self.path} is missing")
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path)
         return place.open(_name(segment), os.O_RDONLY)
 
     def close(self) -> None:
