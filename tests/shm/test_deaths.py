@@ -178,8 +178,9 @@ def test_c8_ids_of_another_pid_namespace_say_nothing(
 
 
 DUMP = """
-    import mmap, os, resource, sys
+    import mmap, os, resource, signal, sys
     import exclusivelog as xl
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a job in the background of a shell ignores it
     resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)
     os.chdir(sys.argv[2])
     engine = xl.open(sys.argv[1], keepalive=None)
