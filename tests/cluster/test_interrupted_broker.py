@@ -243,8 +243,8 @@ def test_e4_a_hand_over_whose_coordinator_is_interrupted_can_be_repeated(
     assert target.call(send_when_granted, b"after") == (2, end)
     with pytest.raises(xl.ProducerMovedError, match="target"):
         owner.send(b"stale")
-    if go_on(coordinator, number):
-        assert coordinator.answer() in (["owned"], ["failed"])
+    if go_on(coordinator, number):  # assigned: it looked between the release and the grant
+        assert coordinator.answer() in (["owned"], ["assigned"], ["failed"])
     assert target.call(send, b"last") == end + 1
     check_log(engine, topic, [*[b"before", b"still"][:end], b"after", b"last"])
 
