@@ -21,4 +21,9 @@ def patience(load: float, cores: int) -> float:
     return min(LONGEST, QUIET * max(1.0, load / cores))
 
 
-PATIENCE = patience(os.getloadavg()[0], os.cpu_count() or 1)
+def patience_now() -> float:
+    """Seconds to wait by the present load: a run begins on a quiet machine and makes it busy."""
+    return patience(os.getloadavg()[0], os.cpu_count() or 1)
+
+
+PATIENCE = patience_now()

@@ -24,8 +24,9 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import aio
-from testing.loops import Heartbeat, LoopFactory, held, play, soon
-from testing.processes import PATIENCE, State, Worker, open_producer, values
+from testing import loops
+from testing.loops import Heartbeat, LoopFactory, held, paused, play, soon
+from testing.processes import PATIENCE, State, Worker, open_producer, threads_since, values
 from testing.states import add
 
 EXCLUSIVE, WAIT = "exclusive", "wait_for_exclusive"
@@ -48,7 +49,7 @@ def loop(request: pytest.FixtureRequest) -> LoopFactory | None:
 # ---- the judge ---------------------------------------------------------------------------
 
 
-def test_the_heartbeat_sees_a_blocked_loop() -> None:
+def test_the_heartbeat_sees_a_blocked_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> Heartbeat:
         async with Heartbeat() as heartbeat:
             threading.Event().wait(0.6)
@@ -56,6 +57,7 @@ def test_the_heartbeat_sees_a_blocked_loop() -> None:
 
     heartbeat = play(main)
     assert 0.5 < heartbeat.longest < PATIENCE
+    monkeypatch.setattr(loops, "STARVED", 4 * PATIENCE)
     with pytest.raises(AssertionError, match="test_aio_loop"):
         heartbeat.check()
 
@@ -313,27 +315,28 @@ def test_while_a_hand_over_pauses_the_producer(
     async def main() -> list[Any]:
         producer, mine = aio.Producer(plain), aio.Engine(engine)
         async with Heartbeat() as heartbeat:
-            plain.sender.session.pauses.begin()
-            first = producer.send_async(b"0")
-            second = asyncio.create_task(producer.send(b"1", timeout=PATIENCE))
-            await asyncio.sleep(0)
-            third = producer.send_async(b"2")
-            many = asyncio.create_task(producer.send_many([b"x", b"x"]))
-            flush = asyncio.create_task(producer.flush())
-            announce = asyncio.create_task(producer.announce({"a": "b"}))
-            read = asyncio.create_task(next_of(producer.catch_up(mine.topic("orders").reader())))
-            txn = mine.transaction()
-            assert await producer.send(b"y", transaction=txn) == -1
-            commit = asyncio.create_task(txn.commit())
-            late = asyncio.create_task(producer.send(b"late", timeout=0.1))
-            with pytest.raises(xl.WaitTimeoutError, match="still on its way"):
-                await late
-            with pytest.raises(asyncio.InvalidStateError, match="await it"):
-                first.result()
-            await asyncio.sleep(STILL)
-            waiting = (first, second, third, many, flush, announce, commit)
-            assert not any(one.done() for one in waiting)
-            plain.sender.session.resume()
+            with paused(plain):
+                first = producer.send_async(b"0")
+                second = asyncio.create_task(producer.send(b"1", timeout=PATIENCE))
+                await asyncio.sleep(0)
+                third = producer.send_async(b"2")
+                many = asyncio.create_task(producer.send_many([b"x", b"x"]))
+                flush = asyncio.create_task(producer.flush())
+                announce = asyncio.create_task(producer.announce({"a": "b"}))
+                read = asyncio.create_task(
+                    next_of(producer.catch_up(mine.topic("orders").reader()))
+                )
+                txn = mine.transaction()
+                assert await producer.send(b"y", transaction=txn) == -1
+                commit = asyncio.create_task(txn.commit())
+                late = asyncio.create_task(producer.send(b"late", timeout=0.1))
+                with pytest.raises(xl.WaitTimeoutError, match="still on its way"):
+                    await late
+                with pytest.raises(asyncio.InvalidStateError, match="await it"):
+                    first.result()
+                await asyncio.sleep(STILL)
+                waiting = (first, second, third, many, flush, announce, commit)
+                assert not any(one.done() for one in waiting)
             found = [await one for one in waiting]
             await read
         heartbeat.check()
@@ -354,12 +357,11 @@ def test_e2_what_is_sent_after_a_message_that_waits_follows_it(topic: xl.Topic) 
     async def main() -> None:
         producer = aio.Producer(plain)
         for _ in range(20):
-            plain.sender.session.pauses.begin()
-            first = producer.send_async(b"first")
-            rest = asyncio.create_task(producer.send_many([b"second", b"third"]))
-            await asyncio.sleep(0.01)
-            last = producer.send_async(b"last")
-            plain.sender.session.resume()
+            with paused(plain):
+                first = producer.send_async(b"first")
+                rest = asyncio.create_task(producer.send_many([b"second", b"third"]))
+                await asyncio.sleep(0.01)
+                last = producer.send_async(b"last")
             await asyncio.gather(first, rest, last)
 
     play(main)
@@ -377,19 +379,18 @@ def test_e2_a_cancelled_send_does_not_wait_for_the_hand_over(
 
     async def main() -> int:
         producer = aio.Producer(plain)
-        before = threading.active_count()
-        plain.sender.session.pauses.begin()
-        for _ in range(60):
-            sending = asyncio.create_task(producer.send(b"never"))
-            await asyncio.sleep(0.002)
-            sending.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await sending
-        assert threading.active_count() <= before + 1
-        assert await asyncio.to_thread(lambda: "a thread is free") == "a thread is free"
-        last = asyncio.create_task(producer.send(b"last"))
-        await asyncio.sleep(0.05)
-        plain.sender.session.resume()
+        before = set(threading.enumerate())
+        with paused(plain):
+            for _ in range(60):
+                sending = asyncio.create_task(producer.send(b"never"))
+                await asyncio.sleep(0.002)
+                sending.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await sending
+            assert len(threads_since(before)) <= 1
+            assert await asyncio.to_thread(lambda: "a thread is free") == "a thread is free"
+            last = asyncio.create_task(producer.send(b"last"))
+            await asyncio.sleep(0.05)
         return await last
 
     assert play(main, loop=loop) == 0
