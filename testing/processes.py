@@ -344,10 +344,32 @@ def _no_requests_for_the_gil() -> Iterator[None]:
 UNSEEN_FORKS = {"fork in C": c_fork, "system call": bare_fork}
 
 
+COPIES = 3  # of a process with threads, in a row, that cannot all have a lock held by a lost thread
+
+
 def forked(
     function: Callable[[], Any], timeout: float = PATIENCE, fork: Callable[[], int] = os.fork
 ) -> Any:
-    """What `function()` gives in a child made by `fork`; Failed if it raises there."""
+    """What `function()` gives in a child made by `fork`; Failed if it raises there.
+
+    A child that Python does not know of hangs where another thread held a lock of the interpreter
+    or of the allocator at that moment. That is no fault of the library: another child is made. A
+    child that the library keeps waiting hangs each time.
+    """
+    for _ in range(1 if fork is os.fork else COPIES):
+        answer = _answer_of_child(function, timeout, fork)
+        if answer is not None:
+            kind, value = answer
+            if kind is not None:
+                raise Failed(kind, value)
+            return value
+    raise AssertionError(f"{function} did not end in the forked child")
+
+
+def _answer_of_child(
+    function: Callable[[], Any], timeout: float, fork: Callable[[], int]
+) -> tuple[str | None, Any] | None:
+    """The kind of its exception, and what it gave or said; None if it did not end."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     pid = fork()
     if pid == 0:
@@ -362,17 +384,12 @@ def forked(
             os._exit(0)
     try:
         theirs.close()
-        if not ours.poll(timeout):
-            raise AssertionError(f"{function} did not end in the forked child")
-        kind, value = ours.recv()
+        return ours.recv() if ours.poll(timeout) else None
     finally:
         ours.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    if kind is not None:
-        raise Failed(kind, value)
-    return value
 
 
 def threads_since(before: set[threading.Thread]) -> list[str]:
