@@ -65,7 +65,7 @@ def session(path: Path) -> list[str]:
                 screen.see(expected)
                 shown.append(screen.text())
             screen.type("q")
-            assert screen.process.wait() == 0
+            assert screen.wait() == 0
         second.answer()
         return shown
 

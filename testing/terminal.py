@@ -77,6 +77,15 @@ class Terminal:
         """Press these keys."""
         os.write(self._ours, keys.encode())
 
+    def wait(self) -> int:
+        """The command's exit status, once it has ended. It draws on: a command whose screen nobody
+        takes waits for that, and sees no key."""
+        deadline = time.monotonic() + PATIENCE
+        while (status := self.process.poll()) is None:
+            assert time.monotonic() < deadline, f"it never ended:\n{self.text()}"
+            self.draw(0.05)
+        return status
+
     def close(self) -> None:
         """End the command, and remove the terminal."""
         self.process.kill()

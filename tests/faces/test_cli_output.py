@@ -212,7 +212,7 @@ def on_terminal(*words: str, answer: str) -> str:
     with Terminal([*PROGRAM, *words], size=(20, 200)) as screen:
         screen.see(r"cannot be undone")
         screen.type(f"{answer}\r")
-        screen.process.wait(PATIENCE)
+        screen.wait()
         screen.see(r"removed|Aborted")
         return screen.text()
 

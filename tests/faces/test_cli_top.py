@@ -81,7 +81,7 @@ def test_keys_sort_select_filter_and_quit(terminal) -> None:
         terminal.type("s")
         terminal.see(f"by {order}")
     terminal.type("q")
-    assert terminal.process.wait(PATIENCE) == 0
+    assert terminal.wait() == 0
     assert termios.tcgetattr(terminal.theirs) == terminal.before
 
 
@@ -110,7 +110,7 @@ def test_a_topic_is_unloaded_by_a_key(path, terminal) -> None:
 
 def test_ctrl_c_leaves_the_terminal_as_it_was(terminal) -> None:
     terminal.process.send_signal(2)
-    assert terminal.process.wait(PATIENCE) == 130
+    assert terminal.wait() == 130
     assert termios.tcgetattr(terminal.theirs) == terminal.before
 
 
