@@ -372,6 +372,10 @@ class TopicStore(Protocol):
     def transfers(self) -> list[TransferInfo]:
         """The hand-overs that are under way."""
 
+    def evict_late(self, owner: int) -> bool:
+        """Evict the owner if it is still this session, and has agreed to release the topic when
+        another session waits for it; False if not. The next waiter is promoted."""
+
     def kind(self) -> tuple[str, dict[str, str | None]]:
         """What it holds ("messages", "map", "state"), and a map's serialisers."""
 
@@ -1013,6 +1017,7 @@ class EngineBackend(Backend, CursorStore, Protocol):
     closed: bool
     readonly: bool
     capabilities: frozenset[str]  # those of CAPABILITIES that it has
+    answered_within: float  # seconds in which a shared state releases its topic (rule I8)
     latest_needs_log: bool  # must an owner, too, read the log before a `latest` read (rule I2)?
 
     @property

@@ -44,7 +44,8 @@ class Event:
     - `release`: `source` released it. `reason`: "closed" or "hand-over"; "claim": the claim that
       the producer was bound to was released; "role": it was released with the role.
     - `evict`: it was taken from `source`. `reason`: "dead" (its process has ended), "hung" (its
-      engine was unresponsive for longer than its keepalive) or "fenced"; "claim": the claim that
+      engine was unresponsive for longer than its keepalive) or "fenced"; "late": a shared state did
+      not give the topic to the next writer in time; "claim": the claim that
       the producer was bound to was lost; "role": the role was lost.
     - `releasing`, `assigned`: the steps of a hand-over from `source` to `target` (rule E1).
       `reason`: "unload"; "producer": only one shared producer moves; "role": the topic moves with

@@ -109,6 +109,11 @@ class LocalTopic:
         self._engine.check_open()
         return self._engine.hand_over.transfers(self._id)
 
+    def evict_late(self, owner: int) -> bool:
+        """Evict the owner, if it is this session; see `TopicStore.evict_late`."""
+        self._engine.check_open()
+        return self._engine.sessions.evict_late(self._id, owner)
+
     def kind(self) -> tuple[str, dict[str, str | None]]:
         """What the topic holds ("messages", "map", "state"), and a map's serialisers."""
         self._engine.check_open()

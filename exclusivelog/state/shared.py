@@ -2,7 +2,7 @@
 
 A write makes this process the topic's exclusive owner (`Ownership`), brings the copy in memory up
 to date (`Replica`), appends, and applies the appended messages. This process stays the owner until
-another process waits for the topic.
+another process waits for the topic; if it does not release it in time, it is evicted (rule I8).
 
 Writers hold the state's lock only to compute, append and apply. They wait for the flush without it,
 so that concurrent writers share one flush (rule I5). A read that has seen an unflushed write waits
@@ -21,6 +21,7 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import functools
+import itertools
 import logging
 import threading
 import time
@@ -277,6 +278,10 @@ class Replica(_core.ReplicaBase):
 # that write all the time would do little else.
 TENURE_SECONDS = 0.005
 
+# A write whose function takes longer than that is computed anew each time its process was evicted
+# meanwhile. After so many times the process keeps the topic until it is done.
+LOST_BEFORE_KEPT = 3
+
 
 class Ownership(_core.OwnershipBase):
     """The ownership of one topic by this process.
@@ -297,6 +302,7 @@ class Ownership(_core.OwnershipBase):
         self._waiting_for: CallFuture[Any] | None = None  # the background call that made it
         self._since = 0.0
         self._ended = False
+        self._store: TopicStore = self._engine.topic_store(topic.id)
 
     def is_held(self) -> bool:
         """Whether this process is still the owner, so that no other process can have written."""
@@ -312,15 +318,15 @@ class Ownership(_core.OwnershipBase):
         self.checked = version
         return True
 
-    def acquire(self, end: float | None) -> Producer:
+    def acquire(self, end: float | None, keep: bool = False) -> Producer:
         """Become the owner and catch up; return the producer. Waits for the topic until `end`
-        (monotonic clock; None: no limit)."""
+        (monotonic clock; None: no limit). `keep`: do not release it before the next write."""
         asked, self.asked = self.asked, None
         if asked is not None:
             self._give_back(asked)
         if self.is_held() and self.producer is not None:
             return self.producer
-        producer = self._await_producer(end)
+        producer = self._await_producer(end, None if keep else self._wanted)
         try:
             self._prepare()
         except BaseException:
@@ -330,19 +336,21 @@ class Ownership(_core.OwnershipBase):
         self.producer = producer
         return producer
 
-    def _await_producer(self, end: float | None) -> Producer:
+    def _await_producer(
+        self, end: float | None, wanted: Callable[[Producer], object] | None
+    ) -> Producer:
         while True:
             left = None if end is None else max(0.0, end - _core.monotonic())
             # Set before the wait: a late cancel of an earlier call must not end it.
             self._waiting_for = call = self._calls.current
             self._waiting = future = self._topic.producer_async(
                 "wait_for_exclusive", timeout=left, follow=False, on_fenced=self._lost,
-                on_wanted=self._wanted,
+                on_wanted=wanted,
             )  # fmt: skip
             try:
                 if self._ended or (call is not None and call.given_up):
                     future.cancel()  # `end` or `give_up` may have run before `_waiting` was set
-                return future.result()
+                return self._granted(future)
             except ProducerFencedError:
                 # Another producer has fenced this one instead of waiting: queue again.
                 continue
@@ -355,6 +363,22 @@ class Ownership(_core.OwnershipBase):
                 raise
             finally:
                 self._waiting = None
+
+    def _granted(self, future: ProducerFuture) -> Producer:
+        """Wait for the grant. Evict an owner that does not answer: its process is stopped, or busy
+        (rule I8). It takes the topic again with its next write."""
+        before, patience = 0, self._engine.answered_within / 2
+        while True:
+            try:
+                return future.result(patience)
+            except TimeoutError:
+                if future.done():  # the request's own time is over
+                    return future.result()
+            owner = self._store.owner()
+            session = 0 if owner is None else owner.session
+            if session and session == before:
+                self._store.evict_late(session)
+            before = session
 
     def release(self) -> None:
         """Release the topic, if this process owns it."""
@@ -564,12 +588,17 @@ class Shared(_core.SharedBase, Closing):
     def _write_as_owner(self, write: Write[Any]) -> None:
         end = None if self._timeout is None else _core.monotonic() + self._timeout
         with self._writing:
-            while not write.done:
+            for tries in itertools.count():
                 self._check_usable()
-                producer = self._ownership.acquire(end)
+                keep = tries >= LOST_BEFORE_KEPT
+                producer = self._ownership.acquire(end, keep)
                 with self._lock:
                     if self._ownership.producer is producer:
                         self._write(producer, write)
+                if keep:
+                    self._ownership.release()  # it is not told that others wait
+                if write.done:
+                    return
 
     def _prepare_to_write(self) -> None:
         """Catch up, before the first write of a new owner."""

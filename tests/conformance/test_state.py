@@ -54,6 +54,28 @@ def test_i1_no_process_sees_half_of_a_write(topic: xl.Topic, other: xl.Topic) ->
             moving.result(PATIENCE)
 
 
+@pytest.mark.rule("I8")
+def test_i8_a_write_waits_for_no_function_that_takes_long(topic: xl.Topic, other: xl.Topic) -> None:
+    """The owner is evicted, and its function called again with what the other one has written."""
+    seen = list[int]()
+    written = threading.Event()
+    with open_counts(topic) as slow, open_counts(other) as quick:
+        slow.write(lambda state: [["a", 1]])
+
+        def one_more(state: dict[str, int]) -> list[list[Any]]:
+            seen.append(state["a"])
+            assert written.wait(PATIENCE)
+            return [["a", 1]]
+
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(slow.write, one_more)
+            quick.write(lambda state: [["a", 10]])
+            written.set()
+            writing.result(PATIENCE)
+        assert seen == [1, 11]
+        assert quick.read(dict, latest=True) == {"a": 12}
+
+
 @pytest.mark.needs("snapshots")
 def test_i1_states_of_any_kind(topic: xl.Topic, engine: xl.Engine) -> None:
     """Changed in place, or replaced; with serialisers of one's own; immutable, with no copies."""

@@ -805,6 +805,18 @@ class Sessions:
                     self.succession.notify_fenced(tables, row, session, owner_of(tables, row))
             return True
 
+    def evict_late(self, topic: int, owner: int) -> bool:
+        """Evict an owner that has agreed to release the topic when another session waits, and has
+        not, and promote a waiter, in one transaction (rule I8). False if it is not the owner."""
+        with self._ledger.write_exclusive() as tables:
+            row = tables.topics.get(topic)
+            session = tables.sessions.holder(topic, owner) if row.owner == owner else None
+            if session is None or not session.notify_on_contention:
+                return False
+            self.succession.leave(tables, session, "evict", "late", row=row)
+            self.succession.notify_fenced(tables, row, session, owner_of(tables, row))
+            return True
+
     # ---- inspect -------------------------------------------------------------------------
 
     def topic_name(self, topic: int) -> str:

@@ -1255,6 +1255,7 @@ class ChangeCounts(NamedTuple):
 
 COUNTED = {  # (kind, reason) of an event: the field that counts it
     ("grant", "hand-over"): 0, ("evict", "dead"): 1, ("evict", "hung"): 1, ("evict", "fenced"): 2,
+    ("evict", "late"): 2,
 }  # fmt: skip
 CHANGE_COUNTS = struct.Struct(">3Q")
 

@@ -1,0 +1,155 @@
+"""Rule I8: a write to a shared state waits for no owner that does not answer.
+
+An owner that does not release the topic in time is evicted. It takes the topic again with its next
+write, and what it had begun to compute is computed anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog.state.shared import LOST_BEFORE_KEPT
+from testing.processes import PATIENCE, State, Worker, stop, until
+from testing.states import call_map, count_up_slowly, one_more, open_map
+
+pytestmark = pytest.mark.rule("I8")
+
+Map = xl.SharedMap[Any, Any]
+
+
+@pytest.fixture
+def shared(topic: xl.Topic) -> Iterator[Map]:
+    with xl.SharedMap(topic) as shared:
+        yield shared
+
+
+@pytest.fixture
+def other(worker: Callable[..., Worker]) -> Worker:
+    """Another process that has the map open, and is never taken for silent."""
+    process = worker(keepalive=None)
+    process.call(open_map)
+    return process
+
+
+def ends(engine: xl.Engine) -> list[tuple[str, str]]:
+    """How owners have lost the topic."""
+    lost = [event for event in engine.history("orders") if event.kind in ("release", "evict")]
+    return [(event.kind, event.reason) for event in lost]
+
+
+def keep_the_gil(state: State, pipe: str) -> None:
+    """As a regular expression or a sort does: no other thread of the process runs until somebody
+    writes to the pipe."""
+    file = os.open(pipe, os.O_RDWR)
+    Path(f"{pipe}.in").touch()
+    ctypes.PyDLL(None).read(file, ctypes.create_string_buffer(1), 1)
+    os.close(file)
+
+
+def test_i8_a_stopped_owner_is_evicted_and_takes_the_topic_again(
+    engine: xl.Engine, shared: Map, other: Worker
+) -> None:
+    other.call(call_map, "put", "n", 1)
+    stop(other.pid)
+    assert shared.update("n", one_more).value == 2
+    assert ends(engine) == [("evict", "late")]
+    other.signal(signal.SIGCONT)
+    assert other.call(call_map, "update", "n", one_more).value == 3
+    assert shared.get("n", latest=True) == 3
+
+
+def test_i8_an_owner_that_keeps_the_gil_is_evicted_and_takes_the_topic_again(
+    engine: xl.Engine, shared: Map, other: Worker, tmp_path: Path
+) -> None:
+    pipe = str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+    other.call(call_map, "put", "n", 1)
+    other.start(keep_the_gil, pipe)
+    until(Path(f"{pipe}.in").exists)
+    assert shared.update("n", one_more).value == 2
+    Path(pipe).write_bytes(b"x")
+    other.answer()
+    assert other.call(call_map, "update", "n", one_more).value == 3
+    assert ends(engine)[0] == ("evict", "late")
+
+
+def test_i8_a_process_that_is_stopped_while_it_waits_holds_nobody_up(
+    engine: xl.Engine, topic: xl.Topic, shared: Map, other: Worker
+) -> None:
+    """It is granted the topic while it is stopped."""
+    first = topic.producer("exclusive")
+    other.start(call_map, "put", "n", 1)
+    until(lambda: topic.waiters)
+    stop(other.pid)
+    first.close()
+    assert shared.put("m", 1) is None
+    assert ends(engine) == [("release", "closed"), ("evict", "late")]
+    other.signal(signal.SIGCONT)
+    other.answer()
+    assert dict(shared.scan(latest=True)) == {"m": 1, "n": 1}
+
+
+def test_i8_a_function_that_takes_long_is_called_again_with_what_others_wrote(
+    shared: Map, other: Worker, tmp_path: Path
+) -> None:
+    gate = str(tmp_path / "gate")
+    other.call(call_map, "put", "n", 1)
+    other.start(count_up_slowly, "n", gate)
+    until(Path(f"{gate}.in").exists)
+    shared.put("n", 10)
+    Path(f"{gate}.go").touch()
+    assert other.answer() == [1, 10]
+    assert shared.get("n", latest=True) == 11
+
+
+def test_i8_a_function_that_takes_long_is_not_starved(topic: xl.Topic, shared: Map) -> None:
+    """After it was interrupted a few times, the others wait until it is through."""
+    seen, later = list[int](), list[Any]()
+
+    with xl.SharedMap(topic) as slow, ThreadPoolExecutor(2) as pool:
+        slow.put("n", 0)
+
+        def slowly(old: int) -> int:
+            seen.append(old)
+            putting = pool.submit(shared.put, "n", 10 * len(seen))
+            if len(seen) <= LOST_BEFORE_KEPT:
+                putting.result(PATIENCE)
+            else:
+                until(lambda: topic.waiters)
+                threading.Event().wait(0.3)
+                assert not putting.done()
+                later.append(putting)
+            return old + 1
+
+        assert slow.update("n", slowly).value == 31
+        later[0].result(PATIENCE)
+        assert seen == [0, 10, 20, 30]
+        assert shared.get("n", latest=True) == 40
+
+
+def test_i8_only_an_owner_that_has_agreed_is_evicted(engine: xl.Engine, topic: xl.Topic) -> None:
+    """A producer of the application keeps its topic: a write waits for it."""
+    store = engine.backend.topic_store(topic.id)
+    with topic.producer("exclusive") as producer:
+        assert topic.owner is not None
+        assert not store.evict_late(topic.owner.session)
+        assert not store.evict_late(topic.owner.session + 1)
+        assert producer.send(b"mine") == 0
+    with xl.SharedMap(engine.topic("map")) as shared:
+        shared.put("n", 1)
+        owner = engine.topic("map").owner
+        assert owner is not None
+        store = engine.backend.topic_store(engine.topic("map").id)
+        assert not store.evict_late(owner.session + 1)
+        assert store.evict_late(owner.session)
+        assert shared.update("n", one_more).value == 2
