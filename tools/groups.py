@@ -52,7 +52,7 @@ class Group:
     def result(self) -> str:
         """What came of it, in words."""
         if self.status is None:
-            return "interrupted" if self.process else "not run"
+            return "interrupted" if self.began else "not run"
         if self.left:
             return f"left behind: {', '.join(self.left)}"
         return "passed" if self.status == 0 else f"failed, status {self.status}"

@@ -13,7 +13,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define XG_REGIONS 256
+#define XG_REGIONS 4096    /* several for each open ledger */
+#define XG_READINGS 50      /* of /proc/self/maps */
 #define XG_LINE 4400        /* a line of /proc/self/maps: a path of 4096 bytes, and other fields */
 
 /* A guarded mapping, identified by its addresses, or by the file's inode if another library has
@@ -84,25 +85,33 @@ static inline int xg_inode_of(const char *line, uintptr_t at, uint64_t *inode) {
     return 1;
 }
 
-/* 0 if it is unknown. System calls only. */
-static inline uint64_t xg_inode_at(uintptr_t at) {
+/* Reads the list once; 0 if the address was not in it. */
+static inline int xg_find_inode(int maps, uintptr_t at, uint64_t *inode) {
     char line[XG_LINE], read_ahead[512];
     size_t used = 0;
-    uint64_t inode = 0;
     ssize_t n;
-    int found = 0, maps = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
-    if (maps < 0) return 0;
-    while (!found && (n = read(maps, read_ahead, sizeof read_ahead)) > 0) {
-        for (ssize_t i = 0; i < n && !found; i++) {
+    while ((n = read(maps, read_ahead, sizeof read_ahead)) > 0) {
+        for (ssize_t i = 0; i < n; i++) {
             if (read_ahead[i] == 10) {     /* the end of a line */
                 line[used] = 0;
-                found = xg_inode_of(line, at, &inode);
+                if (xg_inode_of(line, at, inode)) return 1;
                 used = 0;
             } else if (used < XG_LINE - 1) {
                 line[used++] = read_ahead[i];
             }
         }
     }
+    return 0;
+}
+
+/* 0 if it is unknown. System calls only. The address is mapped, but the list may lack it: it is read
+   in pieces, while other threads map and unmap. So it is read again. */
+static inline uint64_t xg_inode_at(uintptr_t at) {
+    uint64_t inode = 0;
+    int maps = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    if (maps < 0) return 0;
+    for (int tries = 0; tries < XG_READINGS && !xg_find_inode(maps, at, &inode); tries++)
+        lseek(maps, 0, SEEK_SET);
     close(maps);
     return inode;
 }

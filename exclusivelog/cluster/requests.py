@@ -200,8 +200,8 @@ class Requests:
     def _reserve_name(self, asking: Asking) -> None:
         """Refuse the second of two requests of this engine with the same producer name (rule
         A6)."""
-        if asking.mode is AccessMode.EXCLUSIVE_WITH_FENCING:
-            return
+        if asking.mode in (AccessMode.EXCLUSIVE_WITH_FENCING, AccessMode.WAIT_FOR_EXCLUSIVE):
+            return  # a waiter needs no name before its grant (rule D9)
         with self._lock:
             first = self._names.setdefault((asking.topic.id, asking.name), asking)
         if first is not asking:
@@ -267,7 +267,6 @@ class Requests:
         if asking.mode is not AccessMode.WAIT_FOR_EXCLUSIVE:
             raise not_free(f"topic {asking.topic.name!r}", seen.first(), _moving(seen.elsewhere))
         if asking.number not in self._waiting:
-            check_name(asking.topic.name, asking.name, seen, asking.number)
             with self._lock:
                 self._waiting[asking.number] = asking
             asking.topic.publish(self._wait_of(asking))

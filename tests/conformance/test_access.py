@@ -404,21 +404,58 @@ def test_a5_owner_holders_and_waiters_tell_the_same(
     assert (high.properties, low.producer_name) == ({"zone": "a"}, "low")
 
 
-@pytest.mark.parametrize("first", [pytest.param(SHARED, marks=OF_MANY), EXCLUSIVE, WAIT])
+@OF_MANY
 def test_a6_a_live_name_is_refused_to_a_second_claimant(
-    rivals: Rivals, engine: xl.Engine, topic: xl.Topic, first: str
+    rivals: Rivals, engine: xl.Engine, topic: xl.Topic
 ) -> None:
-    rivals.settle_down(() if first == SHARED else (EXCLUSIVE,) if first == WAIT else ())
-    holder = topic.producer_async(first, name="ann")
-    second = SHARED if first == SHARED else WAIT
+    rivals.settle_down(())
+    holder = topic.producer_async(SHARED, name="ann")
     with xl.open(engine.path) as other:
         for claimant in (topic, other.topic("orders")):
             with pytest.raises(BUSY, match="'ann'") as refused:
-                claimant.producer(second, name="ann", timeout=PATIENCE)
+                claimant.producer(SHARED, name="ann", timeout=PATIENCE)
             assert refused.value.holder is not None
             assert refused.value.holder.producer_name == "ann"
         assert engine.topic("elsewhere").producer(EXCLUSIVE, name="ann").name == "ann"
-    assert fate(holder) == ("waits" if first == WAIT else "open")
+    assert fate(holder) == "open"
+
+
+@pytest.mark.on_broker
+@pytest.mark.parametrize(
+    "first", [pytest.param(SHARED, marks=pytest.mark.needs("shared_producers")), EXCLUSIVE, FENCING]
+)
+def test_d9_a_standby_waits_under_its_leaders_name_and_goes_on_from_its_last_message(
+    engine: xl.Engine, topic: xl.Topic, first: str
+) -> None:
+    leader = topic.producer(first, name="feed")
+    assert leader.send_many([b"0", b"1", b"2"]) == range(3)
+    with xl.open(engine.path) as other:
+        standbys = [
+            topic.producer_async(WAIT, name="feed"),
+            other.topic("orders").producer_async(WAIT, name="feed", priority=1),
+        ]
+        until(lambda: len(topic.waiters) == 2)
+        assert {waiter.producer_name for waiter in topic.waiters} == {"feed"}
+        leader.close()
+        second = standbys[1].result(PATIENCE)
+        assert (second.name, second.last_sequence_id) == ("feed", 2)
+        with pytest.raises(xl.DuplicateSequenceError):
+            second.send(b"again", sequence_id=2)
+        assert second.send(b"3") == 3
+        assert fate(standbys[0]) == "waits"
+        second.close()
+        assert standbys[0].result(PATIENCE).last_sequence_id == 3
+
+
+def test_d9_a_cancelled_standby_leaves_the_name_to_its_leader(topic: xl.Topic) -> None:
+    leader = topic.producer(EXCLUSIVE, name="feed")
+    assert leader.send(b"0") == 0
+    assert topic.producer_async(WAIT, name="feed").cancel()
+    with pytest.raises(xl.WaitTimeoutError):
+        topic.producer(WAIT, name="feed", timeout=0.01)
+    assert leader.send(b"1") == 1
+    leader.close()
+    assert topic.producer(EXCLUSIVE, name="feed").last_sequence_id == 1
 
 
 @pytest.mark.needs("shared_producers")
@@ -446,8 +483,9 @@ def test_a6_fencing_takes_the_name_over_with_the_topic(topic: xl.Topic) -> None:
     assert (old.state, new.state) == ("fenced", "open")
     assert new.last_sequence_id == 0
     old.close()
-    with pytest.raises(BUSY):  # the late close has not freed the name of the new one
-        topic.producer(WAIT, name="ann")
+    assert new.send(b"new") == 1  # the late close has not freed the name of the new one
+    new.close()
+    assert topic.producer(EXCLUSIVE, name="ann").last_sequence_id == 1
 
 
 @pytest.mark.on_broker

@@ -239,17 +239,15 @@ def test_g2_sequence_ids_go_on_from_one_holder_to_the_next(engine: xl.Engine, pa
             producer.send(b"d", sequence_id=3)
 
 
-def test_a6_a_plain_producer_that_waits_under_the_name_of_the_role_is_in_no_ones_way(
-    engine: xl.Engine,
-) -> None:
+def test_d9_a_plain_producer_waits_under_the_name_of_the_role(engine: xl.Engine) -> None:
+    """It goes on from the role's last message."""
     holder = role(engine)
     holder.producer("invoices").send(b"a")
     plain = engine.topic("invoices").producer_async(WAIT, name=ROLE)
-    with pytest.raises(xl.ProducerBusyError):  # it is registered: the name is in use
-        plain.result(PATIENCE)
-    other = engine.topic("invoices").producer_async(WAIT)
+    assert not plain.done()
     holder.close()
-    assert other.result(PATIENCE).send(b"b") == 1
+    assert plain.result(PATIENCE).last_sequence_id == 0
+    assert plain.result(PATIENCE).send(b"b") == 1
 
 
 def test_f6_readers_of_a_role_go_on_where_the_group_was(engine: xl.Engine, path: str) -> None:

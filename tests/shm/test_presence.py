@@ -637,6 +637,19 @@ def test_h2_a_file_guard_knows_mappings_of_others(tmp_path) -> None:
         assert namesake.lost
 
 
+def test_h2_a_file_is_guarded_beside_those_of_a_hundred_ledgers(tmp_path) -> None:
+    """A process may have so many open. A file that is not guarded ends it when it is cut off."""
+    with open(tmp_path / "file", "w+b") as file:
+        file.truncate(8192)
+        others = [_core.FileGuard(number) for number in range(2**40, 2**40 + 1000)]
+        guard = _core.FileGuard(os.fstat(file.fileno()).st_ino)
+        mapped = mmap.mmap(file.fileno(), 8192)
+        file.truncate(0)
+        assert mapped[4096] == 0
+        assert guard.lost
+        assert not any(other.lost for other in others)
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["owners.lock", "journal", "lock.mdb", "data.mdb"])
 @pytest.mark.parametrize("durability", ["power", "process"])

@@ -133,9 +133,8 @@ class Succession:
         tables.sessions.drop_waiter(winner)
         row.waiting -= 1
         self.admit(tables, row, winner, reason, transfer)
-        sequence, namesake = tables.producers.get(row.id, winner.name)
-        if namesake != winner.id:  # else the row is right already, and one page less is written
-            tables.producers.put(row.id, winner.name, sequence, winner.id)
+        sequence, _ = tables.producers.get(row.id, winner.name)  # no other holder has the name
+        tables.producers.put(row.id, winner.name, sequence, winner.id)
         tables.notifications.post(
             winner, GRANTED, winner.epoch, winner.since, sequence, reason, self.now()
         )
@@ -192,7 +191,6 @@ class Succession:
     def drop_waiter(self, tables: Tables, row: _core.TopicRow, session: Session) -> None:
         """Remove a waiter from the queue."""
         if tables.sessions.drop_waiter(session):
-            tables.producers.free(session)
             row.waiting -= 1
             if session.bound_to:
                 self.roles.dropped(tables, session, "evict", "waited")
@@ -475,11 +473,12 @@ class Requests:
                 raise StillReleasing(refusal, coming.until)
             raise refusal
         sequence, namesake = tables.producers.get(row.id, session.name)
-        if namesake and verdict is not Verdict.TAKE_OVER and (seat is None or namesake != seat.id):
-            self._check_name(tables, row, session, namesake)
-        if verdict is Verdict.QUEUE:
-            self._queue(tables, row, session, sequence, owner)
+        if verdict is Verdict.QUEUE:  # it needs no name before its grant (rule D9)
+            self._queue(tables, row, session, owner)
         else:
+            seated = seat is not None and namesake == seat.id
+            if namesake and verdict is not Verdict.TAKE_OVER and not seated:
+                self._check_name(tables, row, session, namesake)
             session = session._replace(epoch=epoch)
             if verdict is Verdict.TAKE_OVER:
                 self._succession.evict_all(tables, row, session)
@@ -521,12 +520,10 @@ class Requests:
         return decision.verdict, decision.epoch
 
     def _queue(
-        self, tables: Tables, row: _core.TopicRow, session: Session, sequence: int,
-        owner: Session | None,
-    ) -> None:  # fmt: skip
+        self, tables: Tables, row: _core.TopicRow, session: Session, owner: Session | None
+    ) -> None:
         tables.sessions.put_waiter(session)
         row.waiting += 1
-        tables.producers.put(row.id, session.name, sequence, session.id)
         if owner is not None and owner.notify_on_contention:
             tables.notifications.post(owner, WANTED)
         if owner is not None and tables.sessions.known(row.id) is not None:
@@ -609,8 +606,6 @@ class Requests:
         self, tables: Tables, row: _core.TopicRow, session: Session, namesake: int
     ) -> None:
         holder = tables.sessions.holder(row.id, namesake)
-        if holder is None:  # it waits
-            holder = next((w for w in tables.sessions.waiters(row.id) if w.id == namesake), None)
         if holder is None:
             return
         if not self._succession.alive(holder):
