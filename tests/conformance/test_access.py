@@ -404,7 +404,7 @@ def test_a5_owner_holders_and_waiters_tell_the_same(
     assert (high.properties, low.producer_name) == ({"zone": "a"}, "low")
 
 
-@OF_MANY
+@pytest.mark.needs("shared_producers")
 def test_a6_a_live_name_is_refused_to_a_second_claimant(
     rivals: Rivals, engine: xl.Engine, topic: xl.Topic
 ) -> None:

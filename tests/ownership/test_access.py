@@ -54,8 +54,7 @@ def open_files(engine: xl.Engine) -> list[str]:
         (EXCLUSIVE, {"topic_epoch": 9}, xl.InvalidEpochError),
         (WAIT, {"topic_epoch": 1}, FENCED),
         (WAIT, {"topic_epoch": 9}, xl.InvalidEpochError),
-        (WAIT, {"name": "owner"}, BUSY),
-        (WAIT, {"name": "waiter"}, BUSY),
+        (SHARED, {"name": "waiter"}, BUSY),
         (FENCING, {"topic_epoch": 1}, FENCED),
         (FENCING, {"topic_epoch": 9}, xl.InvalidEpochError),
     ],
@@ -224,10 +223,6 @@ def refused_stale(topic: xl.Topic) -> Any:
     return topic.producer(FENCING, topic_epoch=1)
 
 
-def refused_name(topic: xl.Topic) -> Any:
-    return topic.producer(WAIT, name="holder")
-
-
 def refused_patience(topic: xl.Topic) -> Any:
     return topic.producer(WAIT, timeout=0.02)
 
@@ -242,7 +237,6 @@ def refused_deletion(topic: xl.Topic) -> Any:
         (EXCLUSIVE, refused_shared),
         (EXCLUSIVE, refused_exclusive),
         (EXCLUSIVE, refused_stale),
-        (EXCLUSIVE, refused_name),
         (EXCLUSIVE, refused_patience),
         (EXCLUSIVE, refused_deletion),
         (SHARED, refused_exclusive),

@@ -404,32 +404,6 @@ def test_c3_a_hung_waiter_is_passed_over_and_told(
     assert topic.waiters == []
 
 
-def test_c3_a_hung_waiter_whose_name_is_taken_is_told(
-    path: str, topic: xl.Topic, worker: Callable[..., Worker]
-) -> None:
-    """It has been silent for longer than its keepalive, and another producer needs its name. It
-    must not wait for ever once it goes on."""
-    process = worker(name="hung", keepalive=0.5)
-    owner = topic.producer(EXCLUSIVE)
-    better = topic.producer_async(WAIT, priority=9)  # no waiter behind it is checked
-    process.start(open_producer, WAIT, name="leader", timeout=PATIENCE)
-    until(lambda: len(topic.waiters) == 2)
-    # So that no engine evicts it before.
-    owner.sender.engine.sessions.evict = lambda engine: iter(())
-    hang(process)
-
-    def take_its_name() -> bool:
-        with contextlib.suppress(xl.ProducerBusyError):
-            return topic.producer_async(WAIT, name="leader").cancel()
-        return False
-
-    until(take_its_name)
-    process.signal(signal.SIGCONT)
-    with pytest.raises(Failed, match="ProducerFencedError"):
-        process.answer(timeout=PATIENCE)
-    assert not better.done()
-
-
 @pytest.mark.long
 def test_c3_a_waiter_promoted_while_it_hangs_keeps_the_topic_or_passes_it_on(
     topic: xl.Topic, worker: Callable[..., Worker]

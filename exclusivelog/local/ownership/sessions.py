@@ -133,8 +133,10 @@ class Succession:
         tables.sessions.drop_waiter(winner)
         row.waiting -= 1
         self.admit(tables, row, winner, reason, transfer)
-        sequence, _ = tables.producers.get(row.id, winner.name)  # no other holder has the name
-        tables.producers.put(row.id, winner.name, sequence, winner.id)
+        sequence, namesake = tables.producers.get(row.id, winner.name)
+        if namesake != winner.id:  # others have used its name while it waited (rule D9)
+            sequence = max(sequence, tables.journaled_sequence(row.id, winner.name))
+            tables.producers.put(row.id, winner.name, sequence, winner.id)
         tables.notifications.post(
             winner, GRANTED, winner.epoch, winner.since, sequence, reason, self.now()
         )
@@ -191,6 +193,7 @@ class Succession:
     def drop_waiter(self, tables: Tables, row: _core.TopicRow, session: Session) -> None:
         """Remove a waiter from the queue."""
         if tables.sessions.drop_waiter(session):
+            tables.producers.free(session)
             row.waiting -= 1
             if session.bound_to:
                 self.roles.dropped(tables, session, "evict", "waited")
@@ -473,7 +476,9 @@ class Requests:
                 raise StillReleasing(refusal, coming.until)
             raise refusal
         sequence, namesake = tables.producers.get(row.id, session.name)
-        if verdict is Verdict.QUEUE:  # it needs no name before its grant (rule D9)
+        if verdict is Verdict.QUEUE:
+            if not namesake:  # else it gets the name at its grant (rule D9)
+                tables.producers.put(row.id, session.name, sequence, session.id)
             self._queue(tables, row, session, owner)
         else:
             seated = seat is not None and namesake == seat.id

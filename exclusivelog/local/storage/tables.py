@@ -1449,6 +1449,22 @@ class Tables:
         """How long topics keep their messages."""
         return RetentionTable(self.rows)
 
+    def journaled_sequence(self, topic: int, name: str) -> int:
+        """The last sequence id of a producer name in the journal; -1 if it has none there. Appends
+        must be excluded."""
+        journal, last = self.journal, -1
+        if journal.file is None:
+            return last
+        journal.see(journal.file.tail)
+        if journal.applied < journal.visible:
+            with journal.file.gather(
+                journal.applied, journal.visible, journal.generation
+            ) as bundles:
+                for bundle in bundles:
+                    if bundle.topic == topic:
+                        last = max(last, bundle.producers().get(name.encode(), -1))
+        return last
+
     def latest(self, topic: int, since: int = 0) -> TopicRow:
         """The topic's current row, with the journal's frames behind the position `since`."""
         row = self.topics.get(topic)
