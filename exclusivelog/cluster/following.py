@@ -26,7 +26,16 @@ from exclusivelog.cluster import checkpoints
 from exclusivelog.cluster.appending import RESEND_SECONDS, Appending
 from exclusivelog.cluster.checkpoints import AT_CLOSING, NOWHERE, Checkpoint, Mark, Saving
 from exclusivelog.cluster.figures import Figures
-from exclusivelog.cluster.frames import Frame, Grant, Holder, Join, Release, Terminate, encode
+from exclusivelog.cluster.frames import (
+    MAX_BYTES,
+    Frame,
+    Grant,
+    Holder,
+    Join,
+    Release,
+    Terminate,
+    encode,
+)
 from exclusivelog.cluster.log import Reader, Ticket, Writer
 from exclusivelog.cluster.ordered import OrderedLog, Place, Position, Record
 from exclusivelog.cluster.rule import Judged, State, Verdict
@@ -280,6 +289,7 @@ class Owning:
     def _send(self, appender: _core.Appender, batch: _core.Batch) -> bool:
         """False if it failed, and all that wait with it."""
         try:
+            self.topic.check()  # the error that has ended it, rather than the writer's end
             ticket = self.writer.send_packed(batch, now_ms(), self._note)
         except ExclusiveLogError as error:
             _fail(appender, [], error)
@@ -510,6 +520,10 @@ class TopicLog:
         self, host: Host, name: str, number: int, log: OrderedLog,
         checkpoint: Checkpoint | None = None,
     ) -> None:  # fmt: skip
+        if log.max_bytes < MAX_BYTES:
+            raise ValueError(
+                f"log takes records of {log.max_bytes} bytes; it must take {MAX_BYTES}"
+            )
         self.host, self.name, self.id = host, name, number
         self.log = log
         self.changed = threading.Condition()

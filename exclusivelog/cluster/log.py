@@ -9,7 +9,7 @@ depend on the backend's answers to appends, which may be lost, late or doubled. 
   `ProducerFencedError` when another owner's grant counts, or with `TopicTerminatedError` when a
   termination does; then its messages are not in the log, and never will be.
 
-The caller is a thread that follows the log (`exclusivelog.cluster.follower`), or a test. It folds
+The caller is a thread that follows the log (`exclusivelog.cluster.following`), or a test. It folds
 each record into the `State` that it shares with the writer, and passes the verdict to `Writer.saw`.
 
 >>> from exclusivelog.cluster.frames import Holder

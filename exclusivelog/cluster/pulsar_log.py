@@ -213,7 +213,7 @@ class PulsarLog(Closing):
         other record came between it and what its process has read.
 
         >>> with log.alone():                         # doctest: +SKIP
-        ...     follower.acquire(timeout=10)
+        ...     grant = ask()
 
         Safety does not depend on it: it ends early if another log does the same. Appends of others
         are in doubt meanwhile, and they reconnect by themselves. Raises `ClusterError`."""

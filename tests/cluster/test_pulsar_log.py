@@ -17,13 +17,11 @@ import pytest
 
 from exclusivelog import _core
 from exclusivelog.cluster import native, pulsar_log
-from exclusivelog.cluster.follower import Follower
 from exclusivelog.cluster.native import Native
 from exclusivelog.cluster.ordered import Answer, OrderedLog, Position, Record
 from exclusivelog.cluster.places import PulsarPlace
 from exclusivelog.cluster.pulsar import Access, Cluster, admitted
 from exclusivelog.cluster.pulsar_log import PulsarLog, _answer
-from exclusivelog.cluster.rule import State
 from exclusivelog.errors import (
     ClusterError,
     EngineClosedError,
@@ -32,8 +30,8 @@ from exclusivelog.errors import (
 )
 from testing.broker import Broker, Namespace, missing, own_broker
 from testing.children import finish
-from testing.followers import Peer, Raised, check, holder, one, open_log, peers, read
-from testing.processes import PATIENCE, forked, until, within
+from testing.peers import Peer, Raised, check, open_engine, open_log, peers, read
+from testing.processes import EXCLUSIVE, FENCING, PATIENCE, forked, until, within
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(150)]
 
@@ -293,16 +291,16 @@ def test_a_send_into_a_topic_that_was_deleted_is_not_acknowledged(
     namespace: Namespace, log: PulsarLog
 ) -> None:
     # Pulsar makes the topic anew, empty, under a producer and a reader that go on unaware.
-    with Follower(log, holder("p")) as follower:
-        follower.acquire(PATIENCE)
-        assert follower.send(one(b"a"), PATIENCE) == 0
+    with open_engine(namespace) as engine:
+        producer = engine.topic("orders").producer(EXCLUSIVE)
+        assert producer.send(b"a", timeout=PATIENCE) == 0
         namespace.call("DELETE", f"persistent/{namespace.path}/orders?force=true")
-        future = follower.send_soon(one(b"b"))
+        receipt = producer.send_async(b"b")
         with pytest.raises(LedgerIOError, match="were removed") as raised:
-            future.result(PATIENCE)
+            receipt.result(PATIENCE)
         assert raised.value.maybe_written
-        with pytest.raises(OffsetTrimmedError, match="were removed"):
-            follower.send(one(b"c"), PATIENCE)
+        with pytest.raises(LedgerIOError, match="were removed"):
+            producer.send(b"c", timeout=PATIENCE)
 
 
 def test_a_tail_goes_on_where_pulsar_begins_another_ledger(
@@ -510,7 +508,7 @@ def test_an_owner_that_was_stopped_is_fenced(namespace: Namespace, log: PulsarLo
         stopped.await_failure()
         stopped.call("release")
         assert successor.call("send", b"last") == len(before.values)
-        assert successor.call("status") == "owner"
+        assert successor.call("status") == "open"
         stopped.finish()
         found = check(log, [stopped, successor])
     assert found.values == [*before.values, b"last"]
@@ -543,19 +541,19 @@ def test_another_program_that_takes_the_topic_for_itself(
 ) -> None:
     import pulsar
 
-    with Follower(log, holder("p")) as follower, namespace.client() as client:
-        follower.acquire(PATIENCE)
-        assert follower.send(one(b"a"), PATIENCE) == 0
+    with open_engine(namespace) as engine, namespace.client() as client:
+        producer = engine.topic("orders").producer(EXCLUSIVE)
+        assert producer.send(b"a", timeout=PATIENCE) == 0
         foreign = client.create_producer(
             log._address, access_mode=pulsar.ProducerAccessMode.ExclusiveWithFencing
         )
         foreign.send(b"foreign")
-        future = follower.send_soon(one(b"b"))
+        receipt = producer.send_async(b"b")
         time.sleep(0.5)
-        assert not future.done()
+        assert not receipt.done()
         foreign.close()
-        assert future.result(PATIENCE) == 1
-        assert follower.send(one(b"c"), PATIENCE) == 2
+        assert receipt.result(PATIENCE) == 1
+        assert producer.send(b"c", timeout=PATIENCE) == 2
     found = read(log)
     assert found.values == [b"a", b"b", b"c"]
     assert found.skipped >= 1
@@ -578,31 +576,14 @@ def test_a_log_that_is_opened_while_another_one_keeps_it_alone_waits(
     assert opened.wait(PATIENCE)
 
 
-def test_closing_amid_sends_ends_at_once(namespace: Namespace) -> None:
+def test_closing_amid_sends_settles_them_all(namespace: Namespace) -> None:
     for _ in range(5):
-        log = open_log(namespace)
-        follower = Follower(log, holder("p"))
-        follower.acquire(PATIENCE)
-        futures = [follower.send_soon(one(b"x")) for _ in range(200)]
-        futures[0].result(PATIENCE)
-        within(log.close, PATIENCE)
-        within(follower.close, PATIENCE)
-        assert all(future.done() for future in futures)
-
-
-@pytest.mark.rule("J1", "J2")
-def test_a_follower_goes_on_from_a_saved_state(namespace: Namespace) -> None:
-    with open_log(namespace) as log, Follower(log, holder("p")) as follower:
-        follower.acquire(PATIENCE)
-        follower.send(one(b"first"), PATIENCE)
-        saved = follower.save()
-    with (
-        open_log(namespace) as log,
-        Follower(log, holder("q"), state=State.restore(saved)) as follower,
-    ):
-        assert follower.acquire(PATIENCE) == 2
-        assert follower.send(one(b"second"), PATIENCE) == 1
-        assert read(log).values == [b"first", b"second"]
+        engine = open_engine(namespace)
+        producer = engine.topic("orders").producer(EXCLUSIVE)
+        receipts = [producer.send_async(b"x") for _ in range(200)]
+        receipts[0].result(PATIENCE)
+        within(engine.close, PATIENCE)
+        assert all(receipt.exception(0) is None for receipt in receipts)
 
 
 # ---- fork --------------------------------------------------------------------------------
@@ -610,14 +591,14 @@ def test_a_follower_goes_on_from_a_saved_state(namespace: Namespace) -> None:
 
 @pytest.mark.rule("C5")
 def test_a_forked_child_is_refused(namespace: Namespace, log: PulsarLog) -> None:
-    with Follower(log, holder("p")) as follower:
-        follower.acquire(PATIENCE)
+    with open_engine(namespace) as engine:
+        topic = engine.topic("orders")
+        producer = topic.producer(EXCLUSIVE)
         tail = log.tail()
         calls: list[Callable[[], Any]] = [
-            lambda: follower.send(one(b"child"), 5),
-            lambda: follower.acquire(5),
-            follower.catch_up,
-            lambda: follower.release(5),
+            lambda: producer.send(b"child", timeout=5),
+            lambda: topic.producer(FENCING),
+            lambda: topic.next_offset,
             lambda: log.append(b"child"),
             log.tail,
             log.end,
@@ -631,15 +612,15 @@ def test_a_forked_child_is_refused(namespace: Namespace, log: PulsarLog) -> None
                 with pytest.raises(EngineClosedError) as raised:
                     call()
                 said.append(str(raised.value))
-            follower.close()
+            producer.close()
             tail.close()
             log.close()
-            return [follower.status, *said]
+            engine.close()
+            return said
 
-        status, *said = forked(refused)
-        assert status == "closed"
+        said = forked(refused)
         assert all("inherited through fork()" in text for text in said)
-        assert follower.send(one(b"parent"), PATIENCE) == 0
+        assert producer.send(b"parent", timeout=PATIENCE) == 0
     assert read(log).values == [b"parent"]
 
 
@@ -649,32 +630,29 @@ def test_a_child_that_was_forked_amid_sends_ends_and_harms_no_other(
 ) -> None:
     program = """
         import gc, os, sys
-        from exclusivelog.cluster.follower import Follower
         from exclusivelog.errors import EngineClosedError
         from testing.broker import Namespace
-        from testing.followers import holder, one, open_log
+        from testing.peers import open_engine
 
         namespace = Namespace(*sys.argv[1:])
-        log = open_log(namespace)
-        follower = Follower(log, holder("p"))
-        follower.acquire(30)
+        engine = open_engine(namespace)
+        producer = engine.topic("orders").producer("exclusive")
         for turn in range(5):
-            futures = [follower.send_soon(one(b"%d.%d" % (turn, n))) for n in range(50)]
+            receipts = [producer.send_async(b"%d.%d" % (turn, n)) for n in range(50)]
             child = os.fork()
             if child == 0:
-                for future in futures:
+                for receipt in receipts:
                     try:
-                        future.result(5)
+                        receipt.result(5)
                     except EngineClosedError:
                         pass
-                follower = log = futures = future = None
+                engine = producer = receipts = receipt = None
                 gc.collect()
                 sys.exit(7)  # through the whole end of the interpreter
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-            offsets = [future.result(30) for future in futures]
+            offsets = [receipt.result(30) for receipt in receipts]
             assert offsets == list(range(turn * 50, turn * 50 + 50))
-        follower.close()
-        log.close()
+        engine.close()
     """
     subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program),
@@ -705,7 +683,7 @@ def test_the_clients_thread_keeps_its_state_from_its_first_call_on(log: PulsarLo
 FORKING = """
 import os, sys, threading, time
 from testing.broker import Namespace
-from testing.followers import open_log
+from testing.peers import open_log
 from testing.processes import PATIENCE, forked
 
 room, stop, answers = threading.Semaphore(200), threading.Event(), []

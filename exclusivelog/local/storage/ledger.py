@@ -453,7 +453,7 @@ class FlushingTransaction(Transaction):
     def opened(self, txn: lmdb.Transaction[bytes]) -> Tables:
         """The tables for the block."""
         tables: Tables = self.ledger.tables(txn)
-        self.ledger.flush()  # flushes flushes most of it while other processes go on appending
+        self.ledger.flush()  # flushes most of it while other processes go on appending
         return tables
 
     def caught_up(self, tables: Tables) -> None:

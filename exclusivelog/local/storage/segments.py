@@ -61,7 +61,7 @@ class OpenEntries:
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
-        self.newest: _core.Entry | None = None  # the entry the entry that was opened last last
+        self.newest: _core.Entry | None = None  # the entry that was opened last
         self._lasts: list[int] = []  # their last offsets, rising
         self._entries: dict[int, tuple[bytes, _core.Entry]] = {}  # by last offset, with their rows
         self._decompressed = 0  # bytes

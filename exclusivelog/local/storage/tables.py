@@ -1388,7 +1388,7 @@ class Tables:
         self.announce: set[int] = set()
         self.events: list[Recorded] = []  # to be written to `__events__` (rule E5)
         self.committed: list[Recorded] = []  # the same, once they are written
-        # How many how many messages of producers, and their bytes.
+        # How many messages of producers, and their bytes.
         self.appended: tuple[int, int] | None = None
         # For `settle`, right before the commit: the anchors of roles to be ended, and the topics
         # whose waiters are to be promoted (see role_grants.py).

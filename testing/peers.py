@@ -1,4 +1,5 @@
-"""Processes that each follow one topic of Pulsar and send to it, and a judge of what is there.
+"""Processes that each have an engine and a producer on one topic of Pulsar, and a judge of what is
+there.
 
 A test controls a peer by calls; while it streams, it reports acknowledged messages:
 
@@ -20,22 +21,18 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from exclusivelog.cluster.follower import Follower
-from exclusivelog.cluster.frames import Frame, Grant, Holder
+import exclusivelog as xl
+from exclusivelog.cluster.frames import Frame, Grant
 from exclusivelog.cluster.log import Reader
 from exclusivelog.cluster.ordered import OrderedLog
 from exclusivelog.cluster.pulsar import Access
 from exclusivelog.cluster.pulsar_log import PulsarLog
-from exclusivelog.errors import ProducerFencedError
-from exclusivelog.messages import Encoded
-from exclusivelog.types import AccessMode
 from testing.broker import Namespace
-from testing.processes import PATIENCE, forks, stop
+from testing.processes import FENCING, PATIENCE, forks, stop
 
 AT_ONCE = 16  # sends that a stream has under way
 
@@ -50,14 +47,11 @@ def open_log(namespace: Namespace, topic: str = "orders", **options: Any) -> Pul
     return PulsarLog(access(namespace), topic, **options)
 
 
-def holder(name: str) -> Holder:
-    """A producer of this process."""
-    return Holder(name, name, os.getpid(), name, AccessMode.EXCLUSIVE)
-
-
-def one(value: bytes) -> list[Encoded]:
-    """A batch of one message."""
-    return [(value, None, None, None, None)]
+def open_engine(namespace: Namespace, name: str = "p", **options: Any) -> xl.Engine:
+    """An engine in a test's namespace."""
+    return xl.open(
+        namespace.url, name=name, admin=namespace.admin, token=namespace.token, **options
+    )
 
 
 # ---- in the peer's process ---------------------------------------------------------------
@@ -68,8 +62,9 @@ class Served:
 
     def __init__(self, says: Connection, namespace: Namespace, name: str, **options: Any) -> None:
         self._says, self._name, self._lock = says, name, threading.Lock()
-        self.log = open_log(namespace, **options)
-        self.follower = Follower(self.log, holder(name))
+        self.engine = open_engine(namespace, name, **options)
+        self.topic = self.engine.topic("orders")
+        self._producer: xl.Producer | None = None
         self._stop = threading.Event()
         self._stop.set()
         self._thread: threading.Thread | None = None
@@ -78,16 +73,22 @@ class Served:
         with self._lock:
             self._says.send((kind, *what))
 
+    @property
+    def producer(self) -> xl.Producer:
+        """The newest one."""
+        assert self._producer is not None
+        return self._producer
+
     def acquire(self) -> int:
-        """Take the topic from an owner that may be sending."""
-        with self.log.alone():
-            return self.follower.acquire(PATIENCE)
+        """Take the topic from an owner that may be sending; the epoch."""
+        self._producer = self.topic.producer(FENCING, name=self._name)
+        return self._producer.topic_epoch
 
     def send(self, value: bytes) -> int:
-        return self.follower.send(one(value), PATIENCE)
+        return self.producer.send(value, timeout=PATIENCE)
 
     def status(self) -> str:
-        return self.follower.status
+        return self.producer.state
 
     def stream(self) -> None:
         """Send until it is stopped or fenced, several at once."""
@@ -98,22 +99,23 @@ class Served:
     def _stream(self) -> None:
         room = threading.Semaphore(AT_ONCE)
         number = 0
-        epoch = self.follower._writer.epoch
+        producer = self.producer
+        epoch = producer.topic_epoch
         while not self._stop.is_set():
             if not room.acquire(timeout=0.1):
                 continue
             value = b"%s.%d.%d" % (self._name.encode(), epoch, number)
             number += 1
             try:
-                future = self.follower.send_soon(one(value))
-            except ProducerFencedError as error:
+                receipt = producer.send_async(value)
+            except xl.ProducerFencedError as error:
                 self.say("failed", value, type(error).__name__)
                 return
             except Exception:
                 return
-            future.add_done_callback(lambda done, value=value: self._ended(done, value, room))
+            receipt.add_done_callback(lambda done, value=value: self._ended(done, value, room))
 
-    def _ended(self, done: Future[int], value: bytes, room: threading.Semaphore) -> None:
+    def _ended(self, done: xl.Receipt, value: bytes, room: threading.Semaphore) -> None:
         error = done.exception()
         if error is None:
             self.say("sent", value, done.result())
@@ -129,7 +131,7 @@ class Served:
 
     def release(self) -> None:
         """Release the topic, once all is settled."""
-        self.follower.release(PATIENCE)
+        self.producer.close()
 
     def break_connections(self) -> int:
         """End this process's connections, as a network does; how many."""
@@ -142,8 +144,7 @@ class Served:
         return broken
 
     def close(self) -> None:
-        self.follower.close()
-        self.log.close()
+        self.engine.close()
 
 
 def _serve(pipe: Connection, namespace: Namespace, name: str, options: dict[str, Any]) -> None:
@@ -175,8 +176,8 @@ class Raised(Exception):
 
 
 class Peer:
-    """A process with a log and a follower. `sent` has what was acknowledged, `failed` what was not,
-    as far as it was read here."""
+    """A process with an engine and a producer. `sent` has what was acknowledged, `failed` what was
+    not, as far as it was read here."""
 
     def __init__(self, namespace: Namespace, name: str, **options: Any) -> None:
         self.name = name
