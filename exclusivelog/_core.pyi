@@ -695,20 +695,53 @@ class Plain:
 
 @final
 class Shape:
-    kinds: frozenset[type]
     kind: type | None
-    names: tuple[str, ...] | None
-    shapes: tuple[Shape, ...] | None
+    names: tuple[str, ...]
+    parts: tuple[Shape, ...]
+    key: Shape | None
     item: Shape | None
     optional: Shape | None
+    choices: dict[type, Shape] | None
     def __init__(
         self,
-        kinds: Iterable[type] = (),
         kind: type | None = None,
+        look: str = "",
         item: Shape | None = None,
+        key: Shape | None = None,
+        parts: tuple[Shape, ...] = (),
         optional: Shape | None = None,
+        choices: dict[type, Shape] | None = None,
     ) -> None: ...
     def holds(self, value: Any) -> bool: ...
+
+class Coder:
+    @property
+    def shape(self) -> Shape: ...
+    def _set(
+        self,
+        encode: Callable[[Any], bytes],
+        decode: Callable[[bytes], Any],
+        shape: Shape,
+        shallow: int,
+    ) -> None: ...
+    def dumps(self, value: Any) -> bytes: ...
+    def loads(self, data: bytes) -> Any: ...
+
+@final
+class Extension:
+    def __init__(self, code: int, data: bytes) -> None: ...
+
+@final
+class Extensions:
+    def __init__(
+        self,
+        name: str,
+        unpack: Callable[..., Any],
+        kinds: Iterable[Callable[[Any], Any]],
+        texts: Iterable[Callable[[str], Any]],
+        with_deep_stack: Callable[[Callable[[], Any]], Any],
+    ) -> None: ...
+    def loads(self, data: bytes) -> Any: ...
 
 def json_depth(data: bytes, deepest: int) -> int: ...
 def depth(value: Any, deepest: int) -> int: ...

@@ -11,6 +11,7 @@ The parts are in `_native/`, each with one subject:
 | `entry`, `message`, `cursor` | entries, messages that are decoded on demand, reading in order |
 | `values` | reading values in order, without creating messages |
 | `plain` | what a serialiser takes: classes, depth, comparison of a value with what comes back |
+| `shapes`, `extensions` | models whose objects come back as they are; msgpack inside of extension types |
 | `pack` | packing many small entries into few large ones |
 | `shared`, `guard`, `fork` | shared memory: atomics, futexes, liveness; SIGBUS; forked children |
 | `figures` | counters shared by the processes of a ledger |
@@ -36,8 +37,10 @@ from cpython.buffer cimport (
     PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
 )
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.float cimport PyFloat_AS_DOUBLE
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_FromMemory
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from cpython.object cimport PyObject, PyObject_GenericGetAttr
 
 cdef extern from "Python.h":
@@ -73,6 +76,8 @@ include "_native/message.pxi"
 include "_native/cursor.pxi"
 include "_native/values.pxi"
 include "_native/plain.pxi"
+include "_native/shapes.pxi"
+include "_native/extensions.pxi"
 include "_native/lock.pxi"
 include "_native/shared.pxi"
 include "_native/guard.pxi"

@@ -81,13 +81,13 @@ class Checked:
     """
 
     def __init__(self, dumps: Callable[[Any], bytes], loads: Callable[[bytes], Any]) -> None:
-        self._dumps, self.loads = dumps, loads
+        self._dumps, self._loads = dumps, loads
 
     def dumps(self, value: Any) -> bytes:
         """Encode a value; TypeError or ValueError if decoding does not give it back."""
         data = self._encoded(value, _core.depth(value, _core.MOST_LEVELS))
         try:
-            found = self.loads(data)
+            found = self._loads(data)
         except Exception as error:
             raise ValueError(
                 f"it could not be read back: {type(error).__name__}: {error}"
@@ -95,6 +95,10 @@ class Checked:
         if not _core.same(value, found):
             raise ValueError(f"it does not come back: {difference(value, found)}")
         return data
+
+    def loads(self, data: bytes) -> Any:
+        """Decode a value."""
+        return self._loads(data)
 
     def _encoded(self, value: Any, levels: int) -> bytes:
         return self._dumps(value)

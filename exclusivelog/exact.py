@@ -20,7 +20,7 @@ from typing import Any
 
 import msgpack
 
-from exclusivelog import _core
+from exclusivelog import _core, threads
 
 # ---- times -------------------------------------------------------------------------------
 
@@ -47,8 +47,6 @@ def _dump_time(value: Any) -> Any:
 
 
 def _load_time(kind: Any, stored: Any) -> Any:
-    if isinstance(stored, str):
-        return kind.fromisoformat(stored)
     text, fold, zone = stored
     value = kind.fromisoformat(text)
     zone = value.tzinfo if zone is None else zoneinfo.ZoneInfo(zone)
@@ -65,7 +63,7 @@ _KINDS: list[tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = [
     (tuple, list, tuple),
     (set, list, set),
     (frozenset, list, frozenset),
-    (int, _dump_int, functools.partial(int, base=0)),  # of more than 64 bits
+    (int, _dump_int, lambda text: int(text, 0)),  # of more than 64 bits
     (dt.datetime, _dump_time, functools.partial(_load_time, dt.datetime)),
     (dt.date, dt.date.isoformat, dt.date.fromisoformat),
     (dt.time, _dump_time, functools.partial(_load_time, dt.time)),
@@ -74,6 +72,10 @@ _KINDS: list[tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = [
     (complex, lambda c: [c.real, c.imag], lambda c: complex(*c)),
     (uuid.UUID, lambda u: u.hex, uuid.UUID),
 ]
+# How to decode those of which most are stored as a str.
+_OF_TEXT: dict[type, Callable[[str], Any]] = {
+    dt.datetime: dt.datetime.fromisoformat, dt.time: dt.time.fromisoformat
+}  # fmt: skip
 _CODES = {kind: code for code, (kind, _, _) in enumerate(_KINDS)}
 
 
@@ -127,35 +129,15 @@ def _pack(value: Any) -> bytes:
     return packed
 
 
+_extensions = _core.Extensions(
+    "exact", msgpack.unpackb, [load for _, _, load in _KINDS],
+    [_OF_TEXT.get(kind, load) for kind, _, load in _KINDS], threads.with_deep_stack,
+)  # fmt: skip
+
+
 def loads(data: bytes) -> Any:
     """Decode a value."""
-    return _unflat(data, _core.MOST_LEVELS_READ)
-
-
-def _unflat(data: bytes, left: int) -> Any:
-    extensions: list[Any] = []
-
-    def note(code: int, inside: bytes) -> Any:
-        extensions.append(code)
-        return msgpack.ExtType(code, inside)
-
-    value = msgpack.unpackb(data, ext_hook=note, strict_map_key=False)
-    return _revived(value, left) if extensions else value
-
-
-def _revived(value: Any, left: int) -> Any:
-    if left == 0:
-        raise ValueError(f"it is nested deeper than {_core.MOST_LEVELS_READ} levels")
-    kind = type(value)
-    if kind is list:
-        return [_revived(item, left - 1) for item in value]
-    if kind is dict:
-        return {_revived(k, left - 1): _revived(item, left - 1) for k, item in value.items()}
-    if kind is not msgpack.ExtType:
-        return value
-    if value.code >= len(_KINDS):
-        raise ValueError(f"msgpack extension {value.code} is unknown to the serialiser exact")
-    return _KINDS[value.code][2](_unflat(value.data, left))
+    return _extensions.loads(data)
 
 
 # ---- keys --------------------------------------------------------------------------------

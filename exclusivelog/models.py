@@ -25,31 +25,28 @@ Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
 SHALLOW = 4
 
 
-class Model(Checked):
+class Model(_core.Coder, Checked):
     """The serialiser of the objects of a class. Pickled, it is made anew from the class."""
 
     def __init__(self, cls: Any) -> None:
-        self._shape = _core.Shape()  # no object is known to come back
-        self._shallow = SHALLOW
+        shape, shallow = _core.Shape(), SHALLOW  # no object is known to come back
         if is_pydantic(cls):
             encode, decode = _by_pydantic(cls)
         elif is_duck(cls):
             encode, decode = _by_methods(cls)
         else:
-            encode, decode, self._shape = _by_msgspec(cls)
-            self._shallow = _core.MOST_LEVELS_READ
-        super().__init__(encode, self._load)
-        self._cls, self._decode = cls, decode
+            encode, decode, shape = _by_msgspec(cls)
+            shallow = _core.MOST_LEVELS_READ
+        self._set(encode, decode, shape, shallow)
+        Checked.__init__(self, encode, self.loads)
+        self._cls, self._decode, self._shallow = cls, decode, shallow
         self._kind = dict if typing.is_typeddict(cls) else cls
 
-    def dumps(self, value: Any) -> bytes:
-        """Encode an object; TypeError if it is one of another class."""
-        if self._shape.holds(value):
-            return self._dumps(value)
+    def _checked(self, value: Any) -> bytes:
         if type(value) is not self._kind:  # one of a subclass would come back as one of the class
             raise TypeError(f"value takes {self._cls.__name__}, not {type(value).__name__}")
         try:
-            return super().dumps(value)
+            return Checked.dumps(self, value)
         except (TypeError, ValueError, OverflowError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"{self._cls.__name__}: {error}") from error
@@ -59,9 +56,7 @@ class Model(Checked):
             return self._dumps(value)
         return threads.with_deep_stack(lambda: self._dumps(value))
 
-    def _load(self, data: bytes) -> Any:
-        if _core.json_depth(data, _core.MOST_LEVELS_READ) <= self._shallow:
-            return self._decode(data)
+    def _load_deep(self, data: bytes) -> Any:
         return threads.with_deep_stack(lambda: self._decode(data))
 
     def __reduce__(self) -> Any:
@@ -185,18 +180,26 @@ class _Shapes:
     that runs when an object is made, a union of several types), the shape is empty."""
 
     def __init__(self, inspect: Any) -> None:
-        from uuid import UUID  # 3 ms, which each `open` would take
+        from decimal import Decimal  # 3 ms with uuid, which each `open` would take
+        from uuid import UUID
 
         self._known: dict[int, tuple[Any, _core.Shape]] = {}
-        self._leaves = {
-            inspect.NoneType: type(None), inspect.BoolType: bool, inspect.IntType: int,
-            inspect.FloatType: float, inspect.StrType: str, inspect.BytesType: bytes,
-            inspect.DateTimeType: dt.datetime, inspect.DateType: dt.date,
-            inspect.UUIDType: UUID,
+        self._leaves: dict[type, tuple[type | None, str]] = {
+            inspect.NoneType: (type(None), ""), inspect.BoolType: (bool, ""),
+            inspect.StrType: (str, ""), inspect.BytesType: (bytes, ""),
+            inspect.DateType: (dt.date, ""), inspect.UUIDType: (UUID, ""),
+            inspect.TimeDeltaType: (dt.timedelta, ""), inspect.IntType: (int, "int"),
+            inspect.FloatType: (float, "float"), inspect.DateTimeType: (dt.datetime, "datetime"),
+            inspect.TimeType: (dt.time, "time"), inspect.DecimalType: (Decimal, "decimal"),
         }  # fmt: skip
         self._several = {
             inspect.ListType: list, inspect.SetType: set, inspect.FrozenSetType: frozenset,
             inspect.VarTupleType: tuple,
+        }  # fmt: skip
+        self._kinds = {
+            inspect.NoneType: "null", inspect.BoolType: "bool", inspect.IntType: "number",
+            inspect.FloatType: "number", inspect.StrType: "string", inspect.DictType: "object",
+            **dict.fromkeys(self._several, "array"),
         }  # fmt: skip
         self._inspect = inspect
 
@@ -204,37 +207,47 @@ class _Shapes:
         """The shape of a type."""
         inspect, kind = self._inspect, type(info)
         if kind in self._leaves:
-            return _core.Shape([self._leaves[kind]] if _is_free(info) else [])
+            return _core.Shape(*self._leaves[kind]) if _is_free(info) else _core.Shape()
         if kind is inspect.EnumType:
-            return _core.Shape([] if issubclass(info.cls, enum.Flag) else [info.cls])
+            return _core.Shape(None if issubclass(info.cls, enum.Flag) else info.cls)
         if kind in self._several and _is_free(info, "item_type"):
-            return _core.Shape(kind=self._several[kind], item=self.of(info.item_type))
+            return _core.Shape(self._several[kind], "items", self.of(info.item_type))
+        if kind is inspect.TupleType:
+            return _core.Shape(tuple, "row", parts=tuple(map(self.of, info.item_types)))
         if kind is inspect.DictType and _is_free(info, "key_type", "value_type"):
-            by_name = isinstance(info.key_type, inspect.StrType) and _is_free(info.key_type)
-            return _core.Shape(kind=dict if by_name else None, item=self.of(info.value_type))
+            return self._of_dict(info)
         if kind is inspect.UnionType:
             return self._of_union(info.types)
         if kind in (inspect.DataclassType, inspect.StructType):
             return self._of_class(info)
         return _core.Shape()
 
-    def _of_union(self, types: Any) -> _core.Shape:
-        # One type or None: msgspec tells others apart by their text, too.
-        others = [each for each in types if not isinstance(each, self._inspect.NoneType)]
-        if len(others) != 1:
+    def _of_dict(self, info: Any) -> _core.Shape:
+        if not isinstance(info.key_type, (self._inspect.StrType, self._inspect.IntType)):
             return _core.Shape()
-        return _core.Shape(optional=self.of(others[0]))
+        return _core.Shape(dict, "dict", self.of(info.value_type), self.of(info.key_type))
+
+    def _of_union(self, types: Any) -> _core.Shape:
+        others = [each for each in types if not isinstance(each, self._inspect.NoneType)]
+        if len(others) == 1:
+            return _core.Shape(optional=self.of(others[0]))
+        # msgspec tells types apart by what is JSON's: a text may be a str or a date.
+        kinds = [self._kinds.get(type(each)) for each in types]
+        if None in kinds or len({*kinds}) < len(kinds):
+            return _core.Shape()
+        shapes = [self.of(each) for each in types]
+        return _core.Shape(choices={each.kind: each for each in shapes if each.kind is not None})
 
     def _of_class(self, info: Any) -> _core.Shape:
         if id(info) in self._known:  # a class may have fields of its own type
             return self._known[id(info)][1]
-        shape = _core.Shape(kind=info.cls)
+        shape = _core.Shape(info.cls, "fields")
         self._known[id(info)] = info, shape  # `info` is kept, and so is its id
         config = getattr(info.cls, "__struct_config__", None)
         if hasattr(info.cls, "__post_init__") or getattr(config, "omit_defaults", False):
             shape.kind = None
         shape.names = tuple(field.name for field in info.fields)
-        shape.shapes = tuple(self.of(field.type) for field in info.fields)
+        shape.parts = tuple(self.of(field.type) for field in info.fields)
         return shape
 
 

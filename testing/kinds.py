@@ -94,6 +94,12 @@ class Item:
     data: bytes = b""
     tags: set[str] = dataclasses.field(default_factory=set)
     codes: tuple[int, ...] = ()
+    pair: tuple[int, str] = (0, "")
+    amount: decimal.Decimal = decimal.Decimal(0)
+    took: dt.timedelta = dt.timedelta(0)
+    hour: dt.time | None = None
+    either: int | str | list[bool] | None = None
+    by_number: dict[int, str] = dataclasses.field(default_factory=dict)
     by_name: dict[str, Item] = dataclasses.field(default_factory=dict)
     parts: list[Item] = dataclasses.field(default_factory=list)
     inner: Item | None = None
@@ -228,6 +234,10 @@ ITEMS = objects(
     size=some.sampled_from([Size.LARGE, "l"]), level=some.sampled_from([Level.HIGH, 2]),
     at=DATETIMES, day=some.dates() | DATETIMES, uid=some.uuids(), data=some.binary(max_size=3),
     tags=some.sets(TEXTS | INTS, max_size=3), codes=some.tuples(INTS, INTS),
+    pair=some.sampled_from([(1, "a"), [1, "a"], (1,), (1, "a", 2)]),
+    amount=some.decimals() | some.just(1), took=some.timedeltas(), hour=TIMES,
+    either=INTS | TEXTS | some.lists(some.booleans() | INTS, max_size=2) | FLOATS,
+    by_number=some.dictionaries(INTS | some.booleans(), TEXTS, max_size=2),
     by_name=some.dictionaries(TEXTS | INTS, PLAIN_ITEMS, max_size=2),
     parts=some.lists(PLAIN_ITEMS, max_size=2), inner=PLAIN_ITEMS,
 )  # fmt: skip

@@ -135,13 +135,15 @@ def equal_keys(cases: list[Case]) -> list[str]:
     return broken
 
 
-def judged_elsewhere(cases: list[Case], hash_seed: int, python: str = sys.executable) -> list[str]:
-    """`judge` in another process, in a thread with a small stack."""
+def judged_elsewhere(
+    cases: list[Case], hash_seed: int, python: str = sys.executable, tree: Path = ROOT
+) -> list[str]:
+    """`judge` in another process, in a thread with a small stack. `tree`: where the library is."""
     with tempfile.TemporaryDirectory() as where:
         file = Path(where) / "cases"
         file.write_bytes(pickle.dumps([tuple(case) for case in cases]))
         ran = subprocess.run(
-            [python, "-m", "testing.round_trips", str(file)], cwd=ROOT, capture_output=True,
+            [python, "-m", "testing.round_trips", str(file)], cwd=tree, capture_output=True,
             text=True, env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
         )  # fmt: skip
     if ran.returncode != 0:
@@ -150,12 +152,16 @@ def judged_elsewhere(cases: list[Case], hash_seed: int, python: str = sys.execut
 
 
 def round_trip(
-    examples: int, number: int, dumps: Callable[..., Any] = dumps_of, python: str = sys.executable
+    examples: int,
+    number: int,
+    dumps: Callable[..., Any] = dumps_of,
+    python: str = sys.executable,
+    tree: Path = ROOT,
 ) -> Outcome:
     """Write in this process, in a thread with a small stack, and read in another."""
     cases, refused = with_small_stack(lambda: written(examples, number, dumps))
     types = collections.Counter(_kinds_in(cases))
-    broken = judged_elsewhere(cases, number % 1000 + 1, python)
+    broken = judged_elsewhere(cases, number % 1000 + 1, python, tree)
     return Outcome(len(cases), refused, len(types), broken)
 
 

@@ -134,74 +134,15 @@ cdef int _look_inside(Plain plain, object value, object kind, int left, bint has
 cdef object _MISSING = object()
 
 
-# ---- shapes ----------------------------------------------------------------------------------
-
-
-@cython.final
-cdef class Shape:
-    """What objects of a class consist of, if msgspec gives back each object that consists of it, so
-    that those need not be decoded to find out.
-
-    - `kinds`: classes without parts.
-    - `kind`: the class of an object with parts; None: it has none. `names`, `shapes`: its fields.
-      `item`: what a list, tuple, set or dict contains; keys are str.
-    - `optional`: the shape that it has unless it is None.
-    """
-
-    cdef public frozenset kinds
-    cdef public object kind
-    cdef public tuple names, shapes
-    cdef public Shape item, optional
-
-    def __init__(self, kinds=(), kind=None, Shape item=None, Shape optional=None):
-        self.kinds, self.kind, self.item = frozenset(kinds), kind, item
-        self.optional = optional
-        self.names = self.shapes = None
-
-    def holds(self, value):
-        """Whether an object consists of this. False: nothing is known of it."""
-        return bool(_holds(self, value, LEVELS))
-
-
-cdef int _holds(Shape shape, object value, int left) except -1:
-    cdef object kind = type(value)
-    cdef int overflow = 0
-    cdef Py_ssize_t at
-    if shape.optional is not None:
-        return value is None or _holds(shape.optional, value, left)
-    if kind in shape.kinds:
-        if kind is float:
-            return isfinite(<double>value)
-        if kind is int:
-            PyLong_AsLongLongAndOverflow(value, &overflow)
-            return overflow == 0
-        if kind is _datetime.datetime:
-            return not value.fold and (value.tzinfo is None or value.tzinfo is _datetime.UTC)
-        return True
-    if shape.kind is None or kind is not shape.kind or left == 0:
-        return False
-    if shape.names is not None:
-        for at in range(len(shape.names)):
-            item = getattr(value, shape.names[at], _MISSING)
-            if not _holds(<Shape>shape.shapes[at], item, left - 1):
-                return False
-        return True
-    if kind is dict:
-        for name, item in (<dict>value).items():
-            if type(name) is not str or not _holds(shape.item, item, left - 1):
-                return False
-        return True
-    for item in value:
-        if not _holds(shape.item, item, left - 1):
-            return False
-    return True
-
-
 # ---- depth -----------------------------------------------------------------------------------
 
 
 def json_depth(bytes data not None, int deepest):
     """The levels of a JSON text; ValueError if it is nested deeper than that."""
+    return _json_depth(data, deepest)
+
+
+cdef int _json_depth(bytes data, int deepest) except -1:
     cdef const unsigned char* at = <const unsigned char*>PyBytes_AS_STRING(data)
     cdef const unsigned char* end = at + PyBytes_GET_SIZE(data)
     cdef int depth = 0, found = 0

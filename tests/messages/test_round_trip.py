@@ -29,7 +29,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import serde
 from exclusivelog.comparing import difference
-from testing import round_trips
+from testing import pythons, round_trips
 from testing.children import ROOT
 from testing.kinds import (
     OPTIONS,
@@ -75,6 +75,22 @@ def test_g10_what_one_process_encodes_another_decodes() -> None:
 def test_g10_so_it_is_for_many_values(number: int) -> None:
     outcome = round_trips.round_trip(examples=400, number=number)
     assert outcome.broken == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("version", pythons.VERSIONS)
+def test_g10_so_it_is_in_another_python(version: str) -> None:
+    path = pythons.found().get(version)
+    if path is None:
+        pytest.skip(f"no other Python {version} is installed (on PATH, by pyenv or by uv)")
+    try:
+        other = pythons.with_library(version, path)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"Python {version} has no build of the library: {error.stderr.strip()[-200:]}")
+    outcome = round_trips.round_trip(100, 2, python=other.python, tree=other.where)
+    assert outcome.broken == []
+    lossy = round_trips.Case("json", b"[1]", pickle.dumps((1,)))
+    assert len(round_trips.judged_elsewhere([lossy], 1, other.python, other.where)) == 1
 
 
 def test_g10_a_serialiser_that_loses_something_is_noticed() -> None:
@@ -184,14 +200,19 @@ def test_g10_it_is_refused_before_anything_is_appended(
 
 def test_g10_objects_with_plain_fields_alone_are_not_decoded_to_find_out() -> None:
     """A shape holds what `test_g10_what_one_process_encodes_another_decodes` finds to come back."""
-    shape = serde.model(Item).dumps.__self__._shape  # type: ignore[attr-defined]
+    shape = serde.model(Item).dumps.__self__.shape  # type: ignore[attr-defined]
     inner = Item("b", codes=(1,), by_name={"x": Item("c")}, at=dt.datetime(2026, 1, 2))
     assert shape.holds(Item("a", 1, 2.5, True, tags={"x"}, parts=[inner], inner=inner, data=b"x"))
+    assert shape.holds(Item("a", took=dt.timedelta(1), either=[True], by_number={1: "a"}))
+    assert shape.holds(Item("a", either="x", amount=decimal.Decimal("1.10"), hour=dt.time(3)))
     for odd in (
         Item("a", True), Item("a", 1, NAN), Item("a", 1, 2), Item("a", 1 << 70), Item(Text("a")),
         Item("a", codes=[1]), Item("a", by_name={Text("x"): inner}), Item("a", tags={1}),  # type: ignore[arg-type]
         Item("a", at=dt.datetime(2026, 1, 2, fold=1)), Item("a", parts=[Item("b", 1, INF)]),
         Item("a", at=dt.datetime(2026, 1, 2, tzinfo=BERLIN)), "a", None,
+        Item("a", pair=(1,)), Item("a", pair=(1, 2)), Item("a", either=True),  # type: ignore[arg-type]
+        Item("a", either=1.5), Item("a", either=["x"]), Item("a", by_number={True: "a"}),  # type: ignore[arg-type,list-item]
+        Item("a", amount=decimal.Decimal("NaN")), Item("a", hour=dt.time(1, fold=1)),
         nested(101, lambda v: Item("", inner=v), None),
     ):  # fmt: skip
         assert not shape.holds(odd), odd
@@ -381,7 +402,7 @@ def test_g10_no_value_ends_a_thread_with_a_small_stack() -> None:
 
 def test_g10_what_is_nested_too_deep_in_the_log_is_told(topic: xl.Topic) -> None:
     data = msgpack.packb(None)
-    for _ in range(400):
+    for _ in range(600):
         data = msgpack.packb(msgpack.ExtType(0, b"\x91" + data))
     with topic.producer() as producer:
         producer.send_many([data, b"[" * 400 + b"]" * 400])
@@ -389,6 +410,28 @@ def test_g10_what_is_nested_too_deep_in_the_log_is_told(topic: xl.Topic) -> None
         with topic.reader(offset, deserializer=option) as reader:
             with pytest.raises(xl.DeserializationError, match=r"nested deeper|recursion depth"):
                 _ = next(reader).value
+
+
+@pytest.mark.parametrize("levels", [30, 100, 250, 500])
+def test_g10_what_older_versions_wrote_deep_is_read(levels: int) -> None:
+    """In any thread: what needs more stack than it may have is decoded in one of its own."""
+    data, value = msgpack.packb(7), nested(levels, lambda v: (v,), 7)
+    for _ in range(levels):
+        data = msgpack.packb(msgpack.ExtType(0, b"\x91" + data))
+    found = round_trips.with_small_stack(lambda: serde.exact.loads(data))
+    for _ in range(levels):
+        (value,), (found,) = value, found
+    assert found == value
+    lists = msgpack.packb(nested(levels, lambda v: [v], 7))
+    assert round_trips.with_small_stack(lambda: serde.exact.loads(lists))
+
+
+@pytest.mark.parametrize("code", [11, 127, -5, -128])
+def test_g10_an_unknown_extension_is_named(code: int) -> None:
+    data = b"\xc7\x01" + code.to_bytes(1, "big", signed=True) + b"\xc0"
+    for stored in (data, b"\x91" + data, b"\x81\xa1a" + data, b"\x81" + data + b"\xc0"):
+        with pytest.raises(ValueError, match=rf"extension {code} is unknown"):
+            serde.exact.loads(stored)
 
 
 # ---- keys of maps ------------------------------------------------------------------------

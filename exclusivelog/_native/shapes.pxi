@@ -1,0 +1,139 @@
+
+# Objects of a class, and whether they must be decoded to find out that they come back (rule G10).
+#
+# A class is looked at once: what its objects consist of is a `Shape`. An object is then looked at
+# part by part, which costs less than to encode it.
+
+cdef enum:  # what is looked at in an object of a class
+    NOTHING_MORE  # it comes back
+    AN_INT
+    A_FLOAT
+    A_DATETIME
+    A_TIME
+    A_DECIMAL
+    ITEMS  # each has one shape
+    A_DICT
+    A_ROW  # a tuple: each item has a shape of its own
+    FIELDS
+
+SHAPES = {
+    "": NOTHING_MORE, "int": AN_INT, "float": A_FLOAT, "datetime": A_DATETIME, "time": A_TIME,
+    "decimal": A_DECIMAL, "items": ITEMS, "dict": A_DICT, "row": A_ROW, "fields": FIELDS,
+}
+
+
+@cython.final
+cdef class Shape:
+    """What objects of a class consist of, if msgspec gives back each object that consists of it, so
+    that those need not be decoded to find out.
+
+    - `kind`: their class; None: nothing is known of them. `look`: a key of `SHAPES`.
+    - `names`, `parts`: the fields, and their shapes. `parts` alone: the items of a tuple.
+    - `item`: that of each item of a list, a tuple or a set, or of each value of a dict.
+    - `key`: that of the keys of a dict.
+    - `optional`: the shape that it has unless it is None. `choices`: one for each class.
+    """
+
+    cdef public object kind
+    cdef public tuple names, parts
+    cdef public Shape key, item, optional
+    cdef public dict choices
+    cdef int look
+
+    def __init__(
+        self, kind=None, str look="", Shape item=None, Shape key=None, tuple parts=(),
+        Shape optional=None, dict choices=None,
+    ):
+        self.kind, self.look = kind, SHAPES[look]
+        self.item, self.key, self.parts = item, key, parts
+        self.optional, self.choices, self.names = optional, choices, ()
+
+    def holds(self, value):
+        """Whether an object consists of this. False: nothing is known of it."""
+        return bool(_holds(self, value, LEVELS))
+
+
+cdef Shape _UNKNOWN = Shape()
+
+
+cdef int _holds(Shape shape, object value, int left) except -1:
+    cdef int overflow = 0
+    if shape.optional is not None:
+        if value is None:
+            return True
+        shape = shape.optional
+    elif shape.choices is not None:
+        shape = <Shape?>shape.choices.get(type(value), _UNKNOWN)
+    if type(value) is not shape.kind:
+        return False
+    if shape.look == NOTHING_MORE:
+        return True
+    elif shape.look == AN_INT:
+        PyLong_AsLongLongAndOverflow(value, &overflow)
+        return overflow == 0
+    elif shape.look == A_FLOAT:
+        return isfinite(PyFloat_AS_DOUBLE(value))
+    elif shape.look == A_DATETIME:
+        return not value.fold and (value.tzinfo is None or value.tzinfo is _datetime.UTC)
+    elif shape.look == A_TIME:
+        return not value.fold and value.tzinfo is None
+    elif shape.look == A_DECIMAL:
+        return value.is_finite()
+    return left and _hold_parts(shape, value, left - 1)
+
+
+cdef int _hold_parts(Shape shape, object value, int left) except -1:
+    cdef Py_ssize_t at, length = PyTuple_GET_SIZE(shape.parts)
+    if shape.look == FIELDS:
+        for at in range(length):
+            part = getattr(value, <object>PyTuple_GET_ITEM(shape.names, at), _MISSING)
+            if not _holds(<Shape>PyTuple_GET_ITEM(shape.parts, at), part, left):
+                return False
+    elif shape.look == A_ROW:
+        if PyTuple_GET_SIZE(value) != length:
+            return False
+        for at in range(length):
+            part = <object>PyTuple_GET_ITEM(value, at)
+            if not _holds(<Shape>PyTuple_GET_ITEM(shape.parts, at), part, left):
+                return False
+    elif shape.look == A_DICT:
+        for key, part in (<dict>value).items():
+            if not (_holds(shape.key, key, left) and _holds(shape.item, part, left)):
+                return False
+    elif type(value) is list:
+        for part in <list>value:
+            if not _holds(shape.item, part, left):
+                return False
+    else:
+        for part in value:
+            if not _holds(shape.item, part, left):
+                return False
+    return True
+
+
+cdef class Coder:
+    """Encodes objects of a class as JSON, and decodes them. A subclass does what costs more:
+    `_checked(value)` encodes what no shape holds, `_load_deep(data)` decodes what may need more
+    stack than a thread has.
+    """
+
+    cdef readonly Shape shape
+    cdef object _encode, _decode
+    cdef int _shallow
+
+    def _set(self, encode, decode, Shape shape, int shallow):
+        """`shallow`: the levels that `decode` takes in any thread."""
+        self._encode, self._decode = encode, decode
+        self.shape, self._shallow = shape, shallow
+
+    def dumps(self, value):
+        """Encode an object; TypeError or ValueError if it would not come back."""
+        if _holds(self.shape, value, LEVELS):
+            return self._encode(value)
+        return self._checked(value)
+
+    def loads(self, bytes data not None):
+        """Decode an object."""
+        if _json_depth(data, LEVELS_READ) <= self._shallow:
+            return self._decode(data)
+        return self._load_deep(data)
