@@ -30,6 +30,7 @@ from proof import (
     round_trips,
     shutdowns,
     stateful,
+    stops,
     suites,
     world,
 )
@@ -624,6 +625,7 @@ INSTRUMENTS: dict[str, Callable[[Size, Path], Figure]] = {
     "bit-flips": bit_flips,
     "fuzz": fuzz_decoders,
     "round-trips": round_trips.read_elsewhere,
+    "stops": stops.stop_writers,
     "clocks": suite("clocks", "tests/shm/test_clocks.py", "heartbeats use the wall clock"),
     "environments": live_in_environments,
     "mutants": check_mutants,

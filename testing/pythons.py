@@ -1,6 +1,6 @@
-"""Other supported Pythons of this machine, each with the library as it is here, in build/pythons/.
+"""Other supported Pythons of this machine, each with the library, in build/pythons/.
 
-They are those on PATH, of pyenv and of uv. Each gets a virtual environment with what the serialisers
+They are those on PATH, of pyenv and of uv. Each gets a virtual environment with what serialisers
 need, from PyPI, and a build of its own of the library.
 """
 

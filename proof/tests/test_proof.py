@@ -25,6 +25,7 @@ from proof import (
     round_trips,
     shutdowns,
     stateful,
+    stops,
     table,
 )
 from proof.bit_flips import flip_beside, flip_frames_beside
@@ -76,6 +77,21 @@ def test_decoders_take_arbitrary_bytes() -> None:
 def test_control_the_fuzzer_finds_what_was_planted() -> None:
     found = fuzz.run(ROOT, 5000, 1, "", fuzz.PLANTED)
     assert any("planted" in text for text in found.broken)
+
+
+@pytest.mark.long
+@pytest.mark.rule("K3")
+@pytest.mark.parametrize("kind", stops.KINDS, ids=stops.name_of)
+def test_k3_a_send_is_answered_once_a_stopped_process_goes_on(
+    tmp_path: Path, kind: stops.Kind
+) -> None:
+    found = stops.measure(kind, 3, tmp_path / "log")
+    assert (found.stops, found.unanswered) == (3, 0)
+
+
+def test_control_a_stop_inside_is_noticed(tmp_path: Path) -> None:
+    found = stops.measure(("holds the lock", "process", 0), 3, tmp_path / "log")
+    assert (found.inside, found.unanswered) == (3, 0)
 
 
 @pytest.mark.rule("G10")
