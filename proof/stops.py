@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import exclusivelog as xl
 from proof.report import Figure
@@ -24,7 +25,8 @@ from proof.sizes import Size
 from testing.children import child, line, script
 from testing.patience import PATIENCE
 
-Kind = tuple[str, str, float]  # what it does, the durability, how often a second (0: full speed)
+# What it does, the durability, and how often a second (0: at full speed).
+Kind = tuple[str, Literal["power", "process"], float]
 SILENCE = 0.3  # seconds without an answer to a send
 LONGEST_RUN = 0.03  # between two stops
 
