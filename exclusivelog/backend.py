@@ -509,6 +509,10 @@ class Backend(Protocol):
     def check_open(self) -> None:
         """Raise EngineClosedError if the engine is closed, or inherited by a forked child."""
 
+    @property
+    def forked(self) -> bool:
+        """Was it inherited by a forked child?"""
+
     def check_not_forked(self) -> None:
         """Raise EngineClosedError in a forked child."""
 
@@ -985,6 +989,10 @@ class MoveHost(Protocol):
 
     path: str
 
+    @property
+    def forked(self) -> bool:
+        """Was it inherited by a forked child?"""
+
     def check_not_forked(self) -> None:
         """Raise EngineClosedError in a forked child."""
 
@@ -1019,10 +1027,6 @@ class EngineBackend(Backend, CursorStore, Protocol):
     capabilities: frozenset[str]  # those of CAPABILITIES that it has
     answered_within: float  # seconds in which a shared state releases its topic (rule I8)
     latest_needs_log: bool  # must an owner, too, read the log before a `latest` read (rule I2)?
-
-    @property
-    def forked(self) -> bool:
-        """Was it inherited by a forked child?"""
 
     def moves(
         self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],

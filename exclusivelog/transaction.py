@@ -137,11 +137,12 @@ class Claim(OfThisProcess):
         return dict(self._session.generations)
 
     def release(self) -> None:
-        """Release the claim. A second call, or one after the claim was revoked, does nothing.
+        """Release the claim. A second call, one after the claim was revoked, or one in a forked
+        child, does nothing.
 
         Producers that are bound to it first commit what they have accepted; then they end with
         ProducerRevokedError."""
-        if not (self._released or self._engine.closed):
+        if not (self._released or self._engine.forked or self._engine.closed):
             self._engine.claims.drain_bound(self.id)
             self.end()
 

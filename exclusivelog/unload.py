@@ -45,7 +45,7 @@ class UnloadFuture(EngineFuture[list[Move]]):
             try:
                 moves = self._unloading.run()
             except MoveCancelled:
-                super().cancel()
+                super()._cancel()
                 self.set_running_or_notify_cancel()
             except BaseException as error:
                 self.set_exception(error)
@@ -58,9 +58,12 @@ class UnloadFuture(EngineFuture[list[Move]]):
 
     def cancel(self) -> bool:
         """Cancel the moves of topics that are not released yet; their owners keep them (rule E4).
-        Topics that the destination has stay there. False if all moves had ended."""
+        Topics that the destination has stay there. False if all moves had ended. In a forked child
+        it does nothing, and returns False."""
+        return super().cancel()
+
+    def _cancel(self) -> bool:
         if not self.done():
-            self._engine.check_not_forked()  # a forked child must not stop its parent's hand-over
             self._engine.check_free()
             self._unloading.stop()
             self._await(CANCELLED_WITHIN)

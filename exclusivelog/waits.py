@@ -119,6 +119,10 @@ class Requests(Protocol):
 class ForkChecked(Protocol):
     """An engine that can tell that it was inherited by a forked child."""
 
+    @property
+    def forked(self) -> bool:
+        """Was it inherited by a forked child?"""
+
     def check_not_forked(self) -> None:
         """Raise EngineClosedError in a forked child."""
 
@@ -145,6 +149,16 @@ class EngineFuture(concurrent.futures.Future[Granted], Generic[Granted]):
         check_timeout(timeout)
         self._await(timeout)
         return super().exception(0)
+
+    def cancel(self) -> bool:
+        """Cancel it; False if it is too late. In a forked child it does nothing, and returns False:
+        what is under way is the parent's."""
+        return (
+            not self._engine.forked and self._cancel()
+        )  # a thread of the parent may hold its lock
+
+    def _cancel(self) -> bool:
+        return super().cancel()
 
     def _await(self, timeout: float | None) -> None:
         if not self.done():
@@ -199,10 +213,13 @@ class GrantFuture(EngineFuture[Granted]):
 
     def cancel(self) -> bool:
         """Leave the queue. False if it is too late: the future then has its result or error, or
-        gets it at once."""
+        gets it at once. In a forked child it does nothing, and returns False."""
+        return super().cancel()
+
+    def _cancel(self) -> bool:
         if self.done() or not (self._engine.pending.forget(self) or self._withdraw()):
             return self.cancelled()
-        cancelled = super().cancel()
+        cancelled = super()._cancel()
         if cancelled:  # else concurrent.futures.wait does not see it
             self.set_running_or_notify_cancel()
         return cancelled

@@ -5,6 +5,7 @@ worker gave the topic of all others away. So the library asks the kernel which p
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import _core
+from exclusivelog import _core, aio
 from testing.children import child, line
 from testing.processes import (
     EXCLUSIVE,
@@ -21,9 +22,12 @@ from testing.processes import (
     UNSEEN_FORKS,
     WAIT,
     Failed,
+    Worker,
     bare_fork,
     c_fork,
     forked,
+    open_producer,
+    until,
     values,
 )
 from tests.ownership.test_losing import USES, Inherited
@@ -114,6 +118,137 @@ def test_c8_closing_in_a_child_is_quick_and_takes_nothing_from_the_parent(
     assert claim.is_valid
     assert not inherited.future.done()
     assert not role.closed
+
+
+ALL_FORKS = {"os.fork": os.fork, **UNSEEN_FORKS}
+
+
+class Ends:
+    """All that has an end, each in use; `calls` ends each of them by name."""
+
+    def __init__(self, engine: xl.Engine, stopped: Worker) -> None:
+        topic = engine.topic("orders")
+        self.owner = topic.producer(EXCLUSIVE, linger=60)
+        self.owner.send(b"first")
+        self.waiter = topic.producer_async(WAIT)
+        self.claim = engine.own("group", {"resource": None})
+        self.other_claim = engine.own("group", {"other": None})
+        self.reader, self.member = topic.reader(), topic.reader(group="readers")
+        self.many = engine.reader(["orders"], group="many")
+        self.role = engine.role("leader", topics=["jobs"], groups={"workers": ["orders"]})
+        self.role_waiter = engine.role_async("leader", topics=["jobs"])
+        self.bound = self.role.producer("jobs")
+        self.names: xl.SharedMap[str, int] = xl.SharedMap(engine.topic("names"))
+        self.names.put("a", 1)
+        self.changes = self.names.watch()
+        self.total: xl.SharedState[int, int] = xl.SharedState(
+            engine.topic("total"), lambda: 0, lambda state, operation: state + operation
+        )
+        self.transaction = engine.transaction()
+        self.owner.send(b"in it", transaction=self.transaction)
+        self.reading = engine.transaction()
+        self.member.read_next(timeout=0)
+        self.reading.commit_cursor(self.member)
+        self.move = engine.unload_async("stopped", to=engine.id, timeout=PATIENCE)
+        self.history = engine.history()
+        next(self.history)
+        until(lambda: self.move.moves())
+        self.engine, self.stopped, self.topic = engine, stopped, topic
+
+    def calls(self) -> dict[str, Callable[[], Any]]:
+        error = ValueError("leaves the block")
+        return {
+            "claim.release": self.claim.release,
+            "the end of a claim's block": lambda: self.other_claim.__exit__(None, None, None),
+            "the claim of a role": self.role.claim.release,
+            "waiter.cancel": self.waiter.cancel,
+            "role_waiter.cancel": self.role_waiter.cancel,
+            "move.cancel": self.move.cancel,
+            "transaction.abort": self.transaction.abort,
+            "the end of a transaction": lambda: self.reading.__exit__(ValueError, error, None),
+            "history.close": self.history.close,
+            "reader.close": self.reader.close,
+            "member.close": self.member.close,
+            "many.close": self.many.close,
+            "changes.close": self.changes.close,
+            "bound.close": self.bound.close,
+            "owner.close": self.owner.close,
+            "role.close": self.role.close,
+            "names.close": self.names.close,
+            "total.close": self.total.close,
+            "engine.close": self.engine.close,
+        }
+
+    def check(self) -> None:
+        """All of it still works in the parent."""
+        assert self.claim.is_valid
+        assert self.other_claim.is_valid
+        assert not self.waiter.done()
+        assert not self.role_waiter.done()
+        assert not self.move.done()
+        assert self.owner.send(b"parent") == 1
+        assert [message.value for message in self.reader] == [b"first", b"parent"]
+        assert len(list(self.many)) == 2
+        self.role.claim.check()
+        self.bound.send(b"job")
+        assert self.names.update("a", lambda value: value + 1).value == 2
+        assert self.changes.read_next(timeout=PATIENCE).key == "a"
+        self.reading.commit()
+        self.transaction.commit()
+        assert self.transaction.offsets == {self.owner: range(2, 3)}
+        self.stopped.signal(signal.SIGCONT)
+        assert [move.ok for move in self.move.result(PATIENCE)] == [True]
+        self.owner.close()
+        self.waiter.result(PATIENCE).close()
+
+
+@pytest.mark.rule("C5")
+@pytest.mark.parametrize("fork", ALL_FORKS.values(), ids=ALL_FORKS)
+def test_c5_c8_every_end_of_every_object_does_nothing_in_a_child(
+    engine: xl.Engine, worker: Callable[..., Worker], fork: Fork
+) -> None:
+    """Each in a child of its own, and without an error: servers close all that they know."""
+    stopped = worker(topic="stopped", keepalive=None)
+    stopped.call(open_producer, EXCLUSIVE)
+    stopped.signal(signal.SIGSTOP)
+    stopped.await_stop()
+    ends = Ends(engine, stopped)
+    raised = {}
+    for name, call in ends.calls().items():
+        try:
+            forked(lambda call=call: call() and None, PATIENCE / 3, fork)
+        except Failed as error:
+            raised[name] = str(error)
+    assert raised == {}
+    ends.check()
+
+
+@pytest.mark.rule("C5")
+@pytest.mark.parametrize("fork", ALL_FORKS.values(), ids=ALL_FORKS)
+def test_c5_c8_every_end_in_asyncio_does_nothing_in_a_child(path: str, fork: Fork) -> None:
+    async def make() -> dict[str, Any]:
+        engine = await aio.open(path)
+        topic = engine.topic("orders")
+        names: aio.SharedMap[str, int] = await aio.SharedMap(engine.topic("names"))
+        return {
+            "producer": await topic.producer(EXCLUSIVE), "claim": await engine.own({"a": None}),
+            "reader": await topic.reader(group="readers"), "names": names,
+            "role": await engine.role("leader", topics=["jobs"]), "engine": engine,
+        }  # fmt: skip
+
+    made = asyncio.run(make())
+    raised = {}
+    for name, it in made.items():
+        try:
+            end = it.release if name == "claim" else it.close
+            forked(lambda end=end: asyncio.run(end()), PATIENCE / 3, fork)
+        except Failed as error:
+            raised[name] = str(error)
+    assert raised == {}
+    assert made["claim"].is_valid
+    assert made["producer"].state == "open"
+    made["role"].sync.claim.check()
+    made["engine"].sync.close()
 
 
 def test_c8_dropping_all_in_a_child_takes_nothing_from_the_parent(
