@@ -335,6 +335,7 @@ cdef int _append(Journal journal, Placing* p) except -1:
     cdef int outcome = BROKEN
     if journal.ring.memory == NULL or journal.process != xi_here():
         return CLOSED
+    xg_ready()
     if journal.placed % XF_SAMPLE == 0:
         p.began = xl_now()
     journal.busy += 1

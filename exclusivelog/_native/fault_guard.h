@@ -166,6 +166,26 @@ static inline void xg_install(void) {
     sigaction(SIGBUS, &action, &xg_before);
 }
 
+/* The kernel runs no handler in a thread that has blocked SIGBUS: a fault ends the process there. Programs
+   that take their signals by sigwait() block all of them, so threads unblock this one before they use a
+   mapping. A program may block it again: they do so at every XG_CALLS-th use. */
+#define XG_CALLS 64
+static __thread uint32_t xg_calls_left;
+
+static __attribute__((noinline, unused)) void xg_unblock(void) {
+    sigset_t bus;
+    sigemptyset(&bus);
+    sigaddset(&bus, SIGBUS);
+    pthread_sigmask(SIG_UNBLOCK, &bus, NULL);
+    xg_calls_left = XG_CALLS;
+}
+
+/* Call it before a use of mapped files. */
+static inline void xg_ready(void) {
+    if (__builtin_expect(xg_calls_left == 0, 0)) xg_unblock();
+    xg_calls_left--;
+}
+
 /* The region's index, or -1 if all entries are in use: then it is not guarded. */
 static inline int xg_guard(void *start, size_t size, uint64_t inode) {
     xg_install();

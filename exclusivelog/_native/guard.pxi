@@ -4,11 +4,15 @@
 # is on a file system that was shut down. The handler here replaces the page by a private copy, so
 # that the store succeeds, and sets the region's `lost` word: from then on every call on that ledger
 # fails. Faults in other regions go to the previous handler.
+#
+# Where SIGBUS is blocked, the kernel ends the process instead. So each thread that uses a mapping unblocks
+# it first (`xg_ready`), and every thread of the core has it unblocked.
 
 cdef extern from "_native/fault_guard.h":
     int xg_guard(void*, size_t, uint64_t) noexcept nogil
     void xg_let_go(int) noexcept nogil
     uint32_t xg_lost(int) noexcept nogil
+    void xg_ready() noexcept nogil
 
 
 cdef class FileGuard:

@@ -123,6 +123,7 @@ cdef class Journal:
         if memory == MAP_FAILED:
             raise OSError(errno, _os.strerror(errno))
         self.ring.memory = <char*>memory
+        _keep_out_of_dumps(memory, JOURNAL_HEADER + capacity)
         self.guard = xg_guard(memory, JOURNAL_HEADER + capacity, 0)
         self.fd = _os.dup(fd)
         xj_identify(self.fd, &self.file)
@@ -166,6 +167,7 @@ cdef class Journal:
         # The mutexes are the parent's: a forked child neither waits for them nor takes them.
         if self.process != xi_here():
             raise _inherited()
+        xg_ready()
         return 0
 
     cdef _enter(self):

@@ -15,6 +15,7 @@ cdef class Gate:
     def enter(self):
         """Enter; wait while the gate is shut. False if it is shut permanently."""
         cdef uint32_t process = xi_here()
+        xg_ready()
         while self.shut:
             if process != xi_here():
                 raise _inherited()

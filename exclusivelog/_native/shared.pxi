@@ -93,6 +93,8 @@ cdef class SharedWords:
         PyObject_GetBuffer(buffer, &self.view, PyBUF_SIMPLE | PyBUF_WRITABLE)
         self.held = True
         if guarded:
+            xg_ready()
+            _keep_out_of_dumps(self.view.buf, self.view.len)
             self.guard = xg_guard(self.view.buf, self.view.len, 0)
 
     def __dealloc__(self):
@@ -109,11 +111,13 @@ cdef class SharedWords:
     cdef uint32_t* word(self, Py_ssize_t offset) except NULL:
         if offset < 0 or offset & 3 or offset + 4 > self.view.len:
             raise IndexError(f"offset={offset} is no word of this mapping")
+        xg_ready()
         return <uint32_t*>(<char*>self.view.buf + offset)
 
     cdef uint64_t* wide(self, Py_ssize_t offset) except NULL:
         if offset < 0 or offset & 7 or offset + 8 > self.view.len:
             raise IndexError(f"offset={offset} is no 64-bit word of this mapping")
+        xg_ready()
         return <uint64_t*>(<char*>self.view.buf + offset)
 
     def load(self, Py_ssize_t offset):
@@ -337,6 +341,8 @@ cdef class Finalizer:
 
 cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void*, size_t, int, int, int, int64_t)
+    int madvise(void*, size_t, int)
+    int MADV_DONTDUMP
     int munmap(void*, size_t)
     int PROT_READ
     int PROT_WRITE
@@ -367,6 +373,7 @@ cdef class Mapping:
             self.memory = NULL
             raise OSError(errno, _os.strerror(errno))
         self.size = size
+        _keep_out_of_dumps(self.memory, size)
 
     def __dealloc__(self):
         if self.memory != NULL:
@@ -442,3 +449,28 @@ def make_private(size_t start, size_t size):
     cdef int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED
     if mmap(<void*>start, size, PROT_READ | PROT_WRITE, flags, -1, 0) == MAP_FAILED:
         raise OSError(errno, _os.strerror(errno))
+
+
+# ---- core dumps ---------------------------------------------------------------------------
+
+# A dump with the filter 0x3f has files' mappings, too. It would have all messages, and the kernel would
+# walk the address space that is reserved for LMDB: half a minute during which the dying process keeps
+# its topics.
+
+cdef void _keep_out_of_dumps(void* start, size_t size) noexcept nogil:
+    madvise(start, size, MADV_DONTDUMP)     # refused by old kernels: the dump is larger
+
+
+def keep_lmdb_out_of_dumps(value not None, size_t page_size, size_t map_size):
+    """Keep LMDB's map out of core dumps. `value`: a buffer of a value on a leaf page of it. Returns
+    the address at which the map begins.
+
+    LMDB does not tell that address. Each of its pages begins with its number, 64 bits."""
+    cdef Py_buffer view
+    cdef size_t page
+    PyObject_GetBuffer(value, &view, PyBUF_SIMPLE)
+    page = <size_t>view.buf & ~(page_size - 1)
+    PyBuffer_Release(&view)
+    cdef size_t start = page - (<uint64_t*>page)[0] * page_size
+    _keep_out_of_dumps(<void*>start, map_size)
+    return start

@@ -210,6 +210,67 @@ def test_c8_a_process_that_dumps_core_is_dead_before_the_dump_is_over(
     assert not over
 
 
+# ---- core dumps with files' mappings ------------------------------------------------------
+
+
+def kept_in_dumps(path: str, pid: int | str) -> list[str]:
+    """The mapped files of a ledger that a core dump of the process would have (no flag `dd`)."""
+    found, name = [], ""
+    for row in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        words = row.split()
+        if not words[0].endswith(":"):
+            name = words[5] if len(words) > 5 else ""
+        elif words[0] == "VmFlags:" and name.startswith(path) and "dd" not in words:
+            found.append(Path(name).name)
+    return found
+
+
+@pytest.mark.rule("C8")
+@pytest.mark.parametrize("readonly", [False, True])
+def test_c8_no_file_of_a_ledger_is_in_a_core_dump(path: str, readonly: bool) -> None:
+    """LMDB's map of 1 TiB would be walked, for half a minute."""
+    with xl.open(path) as engine, engine.topic("orders").producer() as producer:
+        producer.send_many([bytes(200_000)] * 3)
+        engine.ledger.checkpoint()
+    with xl.open(path, readonly=readonly) as engine:
+        assert len(list(engine.topic("orders").reader())) == 3
+        mapped = Path("/proc/self/maps").read_text()
+        assert f"{path}/data.mdb" in mapped
+        assert f"{path}/segments/" in mapped
+        assert set(kept_in_dumps(path, "self")) <= {"lock.mdb"}
+
+
+def test_c8_a_map_that_was_made_larger_is_not_in_a_core_dump(path: str) -> None:
+    with xl.open(path, map_size=1 << 26) as engine:
+        environment = engine.ledger._environment
+        environment._wanted_size = 1 << 28
+        assert environment._resized(PATIENCE)
+        assert environment.lmdb.info()["map_size"] == 1 << 28
+        assert set(kept_in_dumps(path, "self")) <= {"lock.mdb"}
+
+
+@pytest.mark.long
+@pytest.mark.rule("C8")
+def test_c8_a_core_dump_with_files_mappings_does_not_walk_the_map(
+    engine: xl.Engine, topic: xl.Topic, tmp_path: Path
+) -> None:
+    """With coredump_filter 0x3f the dump was 1 TiB long, with holes."""
+    source = DUMP.replace("600 << 20", "1 << 20").replace(
+        "    engine = xl.open",
+        '    open("/proc/self/coredump_filter", "w").write("0x3f")\n    engine = xl.open',
+    )
+    with child(source, engine.path, tmp_path) as process:
+        assert line(process) == "owns"
+        waiting = topic.producer_async("wait_for_exclusive")
+        process.send_signal(signal.SIGQUIT)
+        waiting.result(PATIENCE).close()
+        process.wait(PATIENCE)
+    dumps = list(tmp_path.glob("core*"))
+    if process.returncode != -signal.SIGQUIT or not dumps:
+        pytest.skip("no core is dumped into the working directory here")
+    assert dumps[0].stat().st_size < 2 << 30
+
+
 def send_for_ever(state: State, acknowledged: str) -> None:
     """Append to the file what is acknowledged; change tables and read in between."""
     with open(acknowledged, "ab", buffering=0) as file, state.topic.producer("shared") as producer:

@@ -599,6 +599,60 @@ def test_h2_a_store_that_cannot_reach_the_file_does_not_kill(tmp_path) -> None:
     assert done.returncode == -signal.SIGBUS
 
 
+BLOCKS = """
+    import faulthandler, mmap, os, signal, sys, threading
+    from exclusivelog import _core
+    faulthandler.disable()
+    everything = signal.valid_signals()
+    if sys.argv[2] == "from the start":     # as programs do that take signals by sigwait()
+        signal.pthread_sigmask(signal.SIG_BLOCK, everything)
+    fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+    os.ftruncate(fd, 8192)
+    words = _core.SharedWords(mmap.mmap(fd, 8192), True)
+    words.store(0, 7)
+    if sys.argv[2] == "later":
+        signal.pthread_sigmask(signal.SIG_BLOCK, everything)
+        for _ in range(64):
+            words.load(0)
+
+    def store():
+        if sys.argv[2] == "in another thread":
+            signal.pthread_sigmask(signal.SIG_BLOCK, everything)
+        os.ftruncate(fd, 0)
+        words.store(4096, 5)
+        if sys.argv[2] == "control":
+            import ctypes
+            signal.pthread_sigmask(signal.SIG_BLOCK, everything)
+            ctypes.memset(at, 1, 1)
+
+    at = None
+    if sys.argv[2] == "control":
+        import ctypes
+        memory = mmap.mmap(fd, 8192)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    thread = threading.Thread(target=store)
+    thread.start()
+    thread.join()
+    print(words.load(4096), words.lost)
+"""
+
+
+@pytest.mark.rule("H2")
+@pytest.mark.parametrize("when", ["from the start", "later", "in another thread"])
+def test_h2_a_store_that_fails_does_not_kill_a_program_that_blocks_all_signals(tmp_path, when):
+    """The kernel runs no handler of SIGBUS where that is blocked."""
+    assert finish(BLOCKS, tmp_path / "file", when) == "5 True\n"
+
+
+def test_h2_a_fault_kills_a_thread_that_blocks_all_signals(tmp_path) -> None:
+    """The control: a fault in a mapping of the program's own."""
+    done = subprocess.run(
+        command(BLOCKS, tmp_path / "file", "control"), capture_output=True, timeout=PATIENCE,
+        cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGBUS
+
+
 def test_h2_a_bus_error_that_is_not_ours_still_kills(tmp_path) -> None:
     source = """
         import mmap, os, signal, sys

@@ -315,3 +315,63 @@ def fill_up(where: Path) -> None:
                     file.write(bytes(size))
         os.fsync(file.fileno())
     subprocess.run(["sync", "-f", where], check=True)
+
+
+# ---- programs that block all signals ---------------------------------------------------------
+
+# Holes in mapped files, as `fallocate -d` makes them, need blocks that a full disk does not have.
+BLOCKS_SIGNALS = """
+    import ctypes, faulthandler, os, pathlib, signal, sys, threading
+    faulthandler.disable()
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    import exclusivelog as xl
+    from testing.disks import leave
+    path, durability, holes = sys.argv[1:]
+    engine = xl.open(path, durability=durability)
+    topic = engine.topic("t")
+    with topic.producer("exclusive") as producer:
+        producer.send(b"first")
+    if holes == "holes":
+        libc = ctypes.CDLL(None, use_errno=True)
+        for name in ("journal", "owners.lock", "lock.mdb"):
+            fd = os.open(f"{path}/{name}", os.O_RDWR)
+            os.fsync(fd)
+            size = os.fstat(fd).st_size
+            start = 1 << 20 if name == "journal" else 4096
+            punch_hole = 3
+            done = libc.fallocate(fd, punch_hole, ctypes.c_long(start), ctypes.c_long(size - start))
+            assert done == 0, os.strerror(ctypes.get_errno())
+            os.close(fd)
+    leave(pathlib.Path(path).parent, 0)
+    said = []
+
+    def send():
+        try:
+            with topic.producer("exclusive", name="p") as producer:
+                while True:
+                    producer.send(bytes(20_000))
+        except xl.LedgerError as error:
+            said.append(type(error).__name__)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    thread.join()
+    print(said[0], flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.rule("H2")
+@pytest.mark.parametrize("durability", ["power", "process"])
+@pytest.mark.parametrize("holes", ["none", "holes"])
+def test_h2_a_full_disk_does_not_kill_a_program_that_blocks_all_signals(
+    small_disk, durability, holes
+) -> None:
+    """A daemon that takes its signals by sigwait(): the kernel runs no handler of SIGBUS there."""
+    with child(BLOCKS_SIGNALS, small_disk / "log", durability, holes) as process:
+        said, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, said
+    assert said.strip() in (
+        {"LedgerFullError"} if holes == "none" else {"LedgerFullError", "LedgerIOError"}
+    )

@@ -400,10 +400,18 @@ class Environment:
     def _keep_readers(self) -> None:
         """Keep other processes from freeing the places of this process in LMDB's table of readers.
         They do so when nobody holds a lock on the byte of lock.mdb that this process's id names."""
-        with self.lmdb.begin():
-            pass  # LMDB takes its own lock on that byte, once
+        self._keep_out_of_dumps()  # in a read: LMDB takes its own lock on that byte, once
         if self._lock >= 0:
             share_process_lock(self._lock, os.getpid())
+
+    def _keep_out_of_dumps(self) -> None:
+        """Keep LMDB's map out of core dumps."""
+        with self.lmdb.begin(buffers=True) as txn:
+            row = txn.get(b"meta")  # of a table, in the main one
+            if row is not None:
+                page_size, size = self.lmdb.stat()["psize"], self.lmdb.info()["map_size"]
+                _core.keep_lmdb_out_of_dumps(row, page_size, size)
+            del row
 
     @property
     def files(self) -> dict[str, int]:
@@ -481,6 +489,7 @@ class Environment:
                 size = self._larger_map()
                 self.lmdb.set_mapsize(size)
                 self._map_size = size
+            self._keep_out_of_dumps()
             return True
         finally:
             self.gate.open()
