@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 import exclusivelog as xl
-from testing.processes import PATIENCE, within
+from testing.processes import PATIENCE, State, until, within
 
 
 @pytest.fixture
@@ -47,3 +47,105 @@ def test_k4_a_send_waits_for_few_transactions_of_its_producer(committed, kind) -
     # On a busy machine, some also come before the send has begun to wait.
     assert sorted(before)[len(before) // 2] <= 4, before
     assert max(before) <= 200, before
+
+
+# ---- other calls beside transactions ------------------------------------------------------
+
+
+@pytest.fixture
+def beside(engine: xl.Engine) -> Iterator[list[int]]:
+    """The count of transactions that four threads commit without a break, each by its own
+    producer."""
+    count, over = [0], threading.Event()
+    producers = [engine.topic(f"t{number}").producer("exclusive") for number in range(4)]
+
+    def commit(producer: xl.Producer) -> None:
+        while not over.is_set():
+            with engine.transaction() as txn:
+                producer.send(b"t", transaction=txn)
+            count[0] += 1
+
+    threads = [threading.Thread(target=commit, args=(each,)) for each in producers]
+    for thread in threads:
+        thread.start()
+    until(lambda: count[0] > 10)
+    yield count
+    over.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+
+
+def check_turns(count: Callable[[], int], call: Callable[[], object], most: int) -> None:
+    """The call is made 15 times; in the middle, `most` operations of others come before it."""
+    before = []
+    for _ in range(15):
+        seen = count()
+        within(call)
+        before.append(count() - seen)
+    assert sorted(before)[len(before) // 2] <= most, before
+    assert max(before) <= 50 * most, before
+
+
+CALLS = ("move", "grant", "checkpoint", "claim", "commit of a reader")
+
+
+def calls(engine: xl.Engine, other: xl.Engine) -> dict[str, Callable[[], object]]:
+    """Each of these takes locks that senders and transactions take, too."""
+    topic = engine.topic("beside")
+    topic.producer("exclusive").send(b"m")
+    turns, kept = [engine, other], []
+
+    def move() -> None:
+        turns.reverse()
+        assert engine.unload("beside", to=turns[0].id, timeout=PATIENCE)[0].ok
+        kept.append(turns[0].topic("beside").producer("exclusive"))  # else it stays reserved
+
+    def commit() -> None:
+        reader.seek("earliest")
+        reader.read_next(timeout=0)
+        reader.commit()
+
+    reader = topic.reader(group="readers")
+    return {
+        "move": move, "commit of a reader": commit,
+        "grant": lambda: engine.topic("granted").producer("exclusive_with_fencing"),
+        "checkpoint": engine.ledger.checkpoint,
+        "claim": lambda: engine.own({"resource": None}),
+    }  # fmt: skip
+
+
+@pytest.mark.rule("K4")
+@pytest.mark.long
+@pytest.mark.parametrize("name", CALLS)
+def test_k4_a_call_waits_for_few_transactions_of_others(engine, beside, name) -> None:
+    with xl.open(engine.path, name="other") as other:
+        check_turns(lambda: beside[0], calls(engine, other)[name], 12)
+
+
+def send_on(state: State) -> None:
+    """Send as fast as possible, until the process ends."""
+    with state.topic.producer("exclusive") as producer:
+        while True:
+            producer.send(b"s")
+
+
+@pytest.mark.rule("K4")
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*CALLS, "transaction"])
+def test_k4_a_call_waits_for_few_sends_of_another_process(path, worker, name) -> None:
+    """Its sends take the journal's mutex again at once. The whole call may take some of them, and
+    no more than it takes when it is made beside nothing."""
+    with xl.open(path) as engine, xl.open(path, name="other") as other:
+        process = worker(topic="fast", durability="process")
+        process.start(send_on)
+        fast = engine.topic("fast")
+        until(lambda: fast.stats().next_offset > 100)
+        producer = engine.topic("in transactions").producer("exclusive")
+
+        def transaction() -> None:
+            with engine.transaction() as txn:
+                producer.send(b"t", transaction=txn)
+
+        call = {**calls(engine, other), "transaction": transaction}[name]
+        check_turns(lambda: fast.stats().next_offset, call, 20_000)
+        process.kill()
