@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from exclusivelog import _core
+from exclusivelog.foreign import pass_on_foreign
 
 COMMON = ("event", "ledger", "engine", "engine_id", "pid", "topic", "epoch", "reason")
 MOST_NAMES = 10  # of topics, in the text of one line
@@ -126,7 +127,8 @@ def is_blocked(stream: Any, size: int = select.PIPE_BUF) -> bool:
     """
     try:
         descriptor = stream.fileno()
-    except (AttributeError, OSError, ValueError):  # none, closed, or not of the system
+    except (AttributeError, OSError, ValueError) as error:  # none, closed, or not of the system
+        pass_on_foreign(error)
         return False
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)

@@ -16,6 +16,7 @@ from exclusivelog.cluster.mirror import EngineTopicError, Target
 from exclusivelog.cluster.places import PulsarPlace
 from exclusivelog.cluster.pulsar import Access, Cluster
 from exclusivelog.errors import ClusterError, LedgerCorruptedError, LedgerError, TopicNotFoundError
+from exclusivelog.foreign import Ignoring, pass_on_foreign
 from exclusivelog.local.files import sync_directory
 from exclusivelog.local.log.reading import verify
 from exclusivelog.local.maintenance.restoring import restore_id, restore_topic
@@ -157,7 +158,8 @@ def _unfinished(path: str) -> Iterator[str]:
             raise LedgerError(f"{path} belongs to user {owner}; remove it, then restore again")
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except BlockingIOError as error:
+            pass_on_foreign(error)
             raise LedgerError(f"another process restores into {path}; wait for its end") from None
         log = f"/proc/self/fd/{fd}/log"  # whoever may rename `path` has nothing else removed
         shutil.rmtree(log, ignore_errors=True)  # of one that was killed
@@ -165,7 +167,7 @@ def _unfinished(path: str) -> Iterator[str]:
             yield path
         finally:
             shutil.rmtree(log, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another process has put files there
+            with Ignoring(OSError):  # another process has put files there
                 os.rmdir(path)
     finally:
         os.close(fd)

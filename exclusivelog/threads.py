@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerError
+from exclusivelog.foreign import Ignoring
 
 # Python's messages when the system refuses a thread, and while the interpreter shuts down.
 REFUSED, SHUTTING_DOWN = "can't start new thread", "at interpreter shutdown"
@@ -205,7 +206,7 @@ def limits() -> str:
 
 
 def _pids_max() -> str | None:
-    with contextlib.suppress(OSError, StopIteration):
+    with Ignoring(OSError, StopIteration):
         with open("/proc/self/cgroup") as lines:
             group = next(line.strip().split(":", 2)[2] for line in lines if line.startswith("0::"))
         with open(f"/sys/fs/cgroup/{group.strip('/')}/pids.max") as limit:

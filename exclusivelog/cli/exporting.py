@@ -24,6 +24,7 @@ from exclusivelog.cli.program import (
     start_of,
     topic_name,
 )
+from exclusivelog.foreign import Ignoring
 
 FORMATS = ("jsonl", "csv", "parquet")
 COLUMNS = (
@@ -110,7 +111,7 @@ def _written(file: str | None, force: bool) -> Iterator[IO[bytes]]:
             os.fsync(out.fileno())
         os.replace(part, file)
     except BaseException:
-        with contextlib.suppress(OSError):
+        with Ignoring(OSError):
             os.unlink(part)
         raise
 

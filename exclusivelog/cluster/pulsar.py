@@ -33,6 +33,7 @@ from exclusivelog import _core
 from exclusivelog.backend import Closing
 from exclusivelog.cluster.native import Native, enter, stay
 from exclusivelog.errors import ClusterError, EngineClosedError, ProducerBusyError
+from exclusivelog.foreign import Ignoring, is_raised_by_a_handler
 
 TOKEN_VARIABLE = "EXCLUSIVELOG_TOKEN"
 ADMIN_VARIABLE, CERTIFICATES_VARIABLE = "EXCLUSIVELOG_ADMIN", "EXCLUSIVELOG_TLS_TRUST_CERTS"
@@ -351,6 +352,9 @@ class Cluster(Closing):
         except urllib.error.HTTPError as error:
             raise ClusterError(_refused(access, path, error)) from None
         except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)  # urllib wraps what comes in the middle
+            if isinstance(reason, BaseException) and is_raised_by_a_handler(reason):
+                raise reason from None
             raise ClusterError(
                 f"{access.admin}: the admin API cannot be reached: {error}; give its URL (admin=, "
                 "--admin)"
@@ -550,7 +554,7 @@ def _refused(access: Access, path: str, error: urllib.error.HTTPError) -> str:
             "(check_policies=False, --unchecked-policies)"
         )
     reason = error.reason
-    with contextlib.suppress(ValueError, AttributeError, OSError):
+    with Ignoring(ValueError, AttributeError, OSError):
         reason = json.loads(error.read()).get("reason", reason)
     missing = " Make it: pulsar-admin namespaces create " + access.path
     return (

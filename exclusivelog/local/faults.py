@@ -19,14 +19,8 @@ from exclusivelog.errors import (
     LedgerIOError,
     LedgerVersionError,
 )
-from exclusivelog.local.files import (
-    SEGMENTS,
-    Ignoring,
-    RefusedFile,
-    is_foreign,
-    pass_on_foreign,
-    read_whole,
-)
+from exclusivelog.foreign import Ignoring, is_foreign, pass_on_foreign
+from exclusivelog.local.files import SEGMENTS, RefusedFile, read_whole
 
 NO_SUCH_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR)
 HARDLY_ANY_ROOM = 1 << 18  # bytes; after a truncated write, less is free

@@ -15,9 +15,9 @@ import re
 import stat
 import struct
 from collections.abc import Iterator
-from types import FrameType, TracebackType
 
 from exclusivelog import _core
+from exclusivelog.foreign import Ignoring, pass_on_foreign
 
 # The files of a ledger's directory, and the directory of its segments.
 DATA, LOCK, JOURNAL, SEGMENTS = "data.mdb", "lock.mdb", "journal", "segments"
@@ -46,73 +46,6 @@ class RefusedFile(OSError):
 
     def __init__(self, why: str) -> None:
         super().__init__(errno.ELOOP, why)
-
-
-CO_VARARGS = 0x04  # of a function's flags: it takes *args; `inspect` takes 5 ms to import
-
-# ---- whose error it is -------------------------------------------------------------------
-
-# Between two instructions of this library, Python runs signal handlers of the application, and
-# other threads raise exceptions in this one. Such an OSError says nothing about a file.
-
-
-def is_foreign(error: BaseException) -> bool:
-    """Did other code raise it than the call in a `try` block, such as a signal handler?
-
-    A system call's error has an errno. A handler, which may give one to its own, has a frame in the
-    traceback whose caller is one of its arguments.
-
-    >>> try:
-    ...     os.stat("/nowhere")
-    ... except OSError as error:
-    ...     is_foreign(error), is_foreign(TimeoutError("raised by a handler"))
-    (False, True)
-    """
-    if isinstance(error, OSError) and error.errno is None:
-        return True
-    trace = error.__traceback__
-    while trace is not None:
-        if _is_of_a_handler(trace.tb_frame):
-            return True
-        trace = trace.tb_next
-    return False
-
-
-def _is_of_a_handler(frame: FrameType) -> bool:
-    caller, code = frame.f_back, frame.f_code
-    if caller is None or frame.f_globals.get("__name__", "").startswith("exclusivelog."):
-        return False  # not ours: `f_locals` would keep what its variables refer to
-    given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
-    if code.co_flags & CO_VARARGS:
-        given += frame.f_locals.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
-    return any(argument is caller for argument in given)
-
-
-def pass_on_foreign(error: BaseException) -> None:
-    """Raise the error again if it is foreign."""
-    if is_foreign(error):
-        raise error
-
-
-class Ignoring:
-    """`with Ignoring(FileNotFoundError)` is `with contextlib.suppress(...)`, except for foreign
-    errors."""
-
-    def __init__(self, *kinds: type[BaseException]) -> None:
-        self._kinds = kinds
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        return isinstance(error, self._kinds) and not (
-            isinstance(error, OSError) and is_foreign(error)
-        )
 
 
 # ---- descriptors and locks ---------------------------------------------------------------

@@ -22,7 +22,8 @@ import msgpack
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerVersionError
-from exclusivelog.local.files import Directory, Ignoring, is_locked, pass_on_foreign, read_whole
+from exclusivelog.foreign import Ignoring, pass_on_foreign
+from exclusivelog.local.files import Directory, is_locked, read_whole
 from exclusivelog.version import __version__
 
 FORMAT = 8

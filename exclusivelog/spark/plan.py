@@ -19,6 +19,7 @@ from exclusivelog import _core
 from exclusivelog.backend import EngineBackend
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.events import Event
+from exclusivelog.foreign import pass_on_foreign
 from exclusivelog.messages import to_ms
 from exclusivelog.spark.errors import DATA_LOSS, SourceError
 from exclusivelog.spark.options import EARLIEST, LATEST, Bounds, ReadOptions, Where, refuse
@@ -423,7 +424,8 @@ def inode(path: str) -> Inode | None:
     """Identifies a ledger's file, to detect a replacement; None if there is none."""
     try:
         stat = os.stat(os.path.join(path, "data.mdb"))
-    except OSError:
+    except OSError as error:
+        pass_on_foreign(error)
         return None
     return stat.st_dev, stat.st_ino
 

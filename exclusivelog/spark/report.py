@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 import exclusivelog as xl
 from exclusivelog.audit import names_of, write_page
 from exclusivelog.audit.leaders import LeaderReport, Record
+from exclusivelog.foreign import is_foreign
 from exclusivelog.spark.errors import PIPELINE, SourceError, coded
 from exclusivelog.spark.pipelines import Progress
 
@@ -41,7 +42,7 @@ def run(
         try:
             told = write_page(engine, to, names, read)
         except OSError as error:
-            if isinstance(error, xl.ExclusiveLogError):
+            if isinstance(error, xl.ExclusiveLogError) or is_foreign(error):
                 raise
             raise SourceError(PIPELINE, f"the report cannot be written to {to}: {error}") from error
     progress.report(f"the report is {Path(to).resolve()}")

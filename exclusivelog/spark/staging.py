@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from exclusivelog import _core
+from exclusivelog.foreign import Ignoring, pass_on_foreign
 from exclusivelog.messages import (
     MAX_MESSAGE_BYTES,
     MAX_TIME,
@@ -67,6 +68,7 @@ class Directory:
             os.makedirs(root, mode=0o700, exist_ok=True)
             return cls(root, _mark(os.path.join(root, PROBE)))
         except OSError as error:
+            pass_on_foreign(error)
             raise SourceError(
                 STAGING, f"{root} cannot be used: {error}; name a directory with stagingDir"
             ) from error
@@ -77,7 +79,8 @@ class Directory:
         try:
             with open(os.path.join(self.root, PROBE), encoding="ascii") as file:
                 return file.read() == self.probe
-        except OSError:
+        except OSError as error:
+            pass_on_foreign(error)
             return False
 
     def of(self, *names: object) -> str:
@@ -96,7 +99,7 @@ class Directory:
 
     def remove_old(self, *names: object) -> None:
         """Remove files of killed runs from a directory: those that were not modified for long."""
-        with contextlib.suppress(OSError):  # the batch is in the log: errors here must not fail it
+        with Ignoring(OSError):  # the batch is in the log: errors here must not fail it
             for entry in list(os.scandir(self.of(*names))):
                 if time.time() - entry.stat().st_mtime > LEFT_BEHIND_SECONDS:
                     shutil.rmtree(entry.path, ignore_errors=True)

@@ -33,15 +33,14 @@ import lmdb
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerCorruptedError, LedgerError, LedgerFullError
+from exclusivelog.foreign import Ignoring, pass_on_foreign
 from exclusivelog.local.faults import DAMAGED, NO_ROOM, retry_damaged, translated
 from exclusivelog.local.files import (
     DATA,
     SEGMENTS,
     Directory,
-    Ignoring,
     above_standard,
     give_to,
-    pass_on_foreign,
     sync_directory,
     temporary_name,
 )

@@ -48,13 +48,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerError, LedgerVersionError
+from exclusivelog.foreign import Ignoring, pass_on_foreign
 from exclusivelog.local.files import (
     Directory,
-    Ignoring,
     RefusedFile,
     keep_in_place,
     own_blocks,
-    pass_on_foreign,
     read_whole,
     remove_temporary,
     temporary_name,

@@ -62,15 +62,14 @@ import msgpack
 
 from exclusivelog import _core, logs
 from exclusivelog.errors import LedgerError, LedgerFullError
+from exclusivelog.foreign import Ignoring, pass_on_foreign
 from exclusivelog.local.files import (
     DATA,
     JOURNAL,
     OWNERS,
     Directory,
-    Ignoring,
     is_locked,
     lock_open_file,
-    pass_on_foreign,
     read_whole,
 )
 from exclusivelog.types import EngineInfo

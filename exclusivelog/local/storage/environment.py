@@ -33,6 +33,7 @@ from exclusivelog.errors import (
     LedgerFullError,
     LedgerVersionError,
 )
+from exclusivelog.foreign import Ignoring, pass_on_foreign
 from exclusivelog.local.faults import locks_all_memory, translated
 from exclusivelog.local.files import (
     DATA,
@@ -40,13 +41,11 @@ from exclusivelog.local.files import (
     LOCK,
     SEGMENTS,
     Directory,
-    Ignoring,
     above_standard,
     is_locked,
     keep_in_place,
     lock_open_file,
     own_blocks,
-    pass_on_foreign,
     set_permissions,
     share_process_lock,
     sync_directory,

@@ -13,8 +13,9 @@ import lmdb
 
 from exclusivelog import _core, logs
 from exclusivelog.errors import EngineClosedError, ExclusiveLogError, LedgerError, LedgerIOError
+from exclusivelog.foreign import pass_on_foreign
 from exclusivelog.local.faults import translation
-from exclusivelog.local.files import Directory, pass_on_foreign
+from exclusivelog.local.files import Directory
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ import struct
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError
+from exclusivelog.foreign import Ignoring
 from exclusivelog.local.files import (
     JOURNAL,
     Directory,
-    Ignoring,
     keep_in_place,
     remove_temporary,
     temporary_name,

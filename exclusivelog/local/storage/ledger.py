@@ -34,15 +34,9 @@ import lmdb
 from exclusivelog import _core
 from exclusivelog.errors import LedgerError
 from exclusivelog.events import EVENTS
+from exclusivelog.foreign import pass_on_foreign
 from exclusivelog.local.faults import translated
-from exclusivelog.local.files import (
-    DATA,
-    JOURNAL,
-    LOCK,
-    OWNERS,
-    pass_on_foreign,
-    standard_descriptors_taken,
-)
+from exclusivelog.local.files import DATA, JOURNAL, LOCK, OWNERS, standard_descriptors_taken
 from exclusivelog.local.storage.changes import is_logged, log_changes
 from exclusivelog.local.storage.checkpointer import Checkpointer, apply_frames, recover
 from exclusivelog.local.storage.environment import DEFAULT_MAP_SIZE as DEFAULT_MAP_SIZE

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 
 from exclusivelog._core import file_system_magic
 from exclusivelog.errors import LedgerError
-from exclusivelog.local.files import Directory, Ignoring, pass_on_foreign, read_whole
+from exclusivelog.foreign import Ignoring, pass_on_foreign
+from exclusivelog.local.files import Directory, read_whole
 
 # Locks, shared mappings and flushes there do not give the guarantees of a local disk.
 REMOTE_FILE_SYSTEMS = {

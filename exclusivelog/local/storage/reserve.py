@@ -16,7 +16,8 @@ from typing import TypeVar
 
 from exclusivelog import _core, logs
 from exclusivelog.errors import LedgerFullError
-from exclusivelog.local.files import DATA, JOURNAL, Directory, Ignoring
+from exclusivelog.foreign import Ignoring
+from exclusivelog.local.files import DATA, JOURNAL, Directory
 
 log = logging.getLogger(__name__)
 

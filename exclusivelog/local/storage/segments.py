@@ -29,7 +29,8 @@ from collections.abc import Iterator, Mapping
 
 from exclusivelog import _core, logs
 from exclusivelog.errors import LedgerError
-from exclusivelog.local.files import SEGMENTS, Directory, Ignoring, pass_on_foreign, why_shared
+from exclusivelog.foreign import Ignoring, pass_on_foreign
+from exclusivelog.local.files import SEGMENTS, Directory, why_shared
 
 log = logging.getLogger(__name__)
 

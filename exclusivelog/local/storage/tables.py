@@ -77,7 +77,7 @@ from exclusivelog.errors import (
     TopicNotFoundError,
     TopicTerminatedError,
 )
-from exclusivelog.local.files import Ignoring
+from exclusivelog.foreign import Ignoring
 from exclusivelog.local.records import (
     ANNOUNCED,
     COMPRESSION,

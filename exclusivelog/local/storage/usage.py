@@ -22,8 +22,9 @@ import lmdb
 
 from exclusivelog import _core, logs
 from exclusivelog.errors import LedgerIOError
+from exclusivelog.foreign import pass_on_foreign
 from exclusivelog.local.faults import translated
-from exclusivelog.local.files import DATA, JOURNAL, Directory, pass_on_foreign, read_whole
+from exclusivelog.local.files import DATA, JOURNAL, Directory, read_whole
 from exclusivelog.local.shm.slots import Slots, StallWatch, describe
 from exclusivelog.local.storage.environment import Reading, parse_readers
 from exclusivelog.local.storage.segments import Segments
