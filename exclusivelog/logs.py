@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from exclusivelog import _core
-from exclusivelog.foreign import pass_on_foreign
+from exclusivelog.foreign import is_raised_by_a_handler
 
 COMMON = ("event", "ledger", "engine", "engine_id", "pid", "topic", "epoch", "reason")
 MOST_NAMES = 10  # of topics, in the text of one line
@@ -128,7 +128,8 @@ def is_blocked(stream: Any, size: int = select.PIPE_BUF) -> bool:
     try:
         descriptor = stream.fileno()
     except (AttributeError, OSError, ValueError) as error:  # none, closed, or not of the system
-        pass_on_foreign(error)
+        if is_raised_by_a_handler(error):  # `io` gives its own no errno
+            raise
         return False
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
