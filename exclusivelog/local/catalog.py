@@ -9,7 +9,7 @@ from exclusivelog import _core, logs
 from exclusivelog.backend import LastingLock, check_name, is_internal
 from exclusivelog.errors import ProducerBusyError, TopicNotFoundError
 from exclusivelog.local.log.reading import verify
-from exclusivelog.local.maintenance.deletion import delete_pending
+from exclusivelog.local.maintenance.rewriting import free_room
 from exclusivelog.local.names import (
     checked,
     create_topic,
@@ -168,7 +168,7 @@ def delete_topic(ledger: Ledger, sessions: Sessions, name: str, own: bool = Fals
         raise ValueError(f"topic={name!r} is internal to the library; it cannot be deleted")
     epoch = ledger.reserve.help(lambda: _mark_deleted(ledger, sessions, name))
     logs.emit(log, logs.DELETED, ledger=ledger.path, topic=name, epoch=epoch)
-    ledger.reserve.help(lambda: delete_pending(ledger))
+    free_room(ledger)
 
 
 def _mark_deleted(ledger: Ledger, sessions: Sessions, name: str) -> int:

@@ -57,6 +57,11 @@ class Rows:
         self.changed = False
         self._kept: dict[tuple[str, bytes], Any] = {}
 
+    @property
+    def transaction(self) -> int:
+        """The number of this transaction, or of the last one that its snapshot has."""
+        return self._txn.id()
+
     def get(self, table: str, key: bytes) -> bytes | None:
         """The data of a row; None if there is none."""
         database = self._databases[table]
@@ -155,6 +160,7 @@ TIMES, OVERDUE = b"times", b"overdue"
 KIND, PRIORITIES, ANNOUNCED = b"kind", b"priorities", b"announced"
 COMPRESSION = b"compression"
 ITEMS, DELETED_TO = b"items", b"deleted to"
+DEAD = b"dead"
 
 
 # ---- records ---------------------------------------------------------------------------

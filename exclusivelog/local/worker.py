@@ -143,6 +143,7 @@ class BackgroundWorker:
             self._release_abandoned, self._release_dropped, self.release_given_up,
             self._release_orphans, self._end_unfollowable, self._notifications.read,
             self._notifications.releases.hand_over, self._pending.end_waits,
+            self._ledger.remove_unneeded,
             self._ledger.segments.forget_removed, self._pending.admit_arrivals,
             self._notifications.retries.promote_due,
             self._retention_worker.start_if_needed, self._ledger.checkpointer.poll,

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usual_journal
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with disk(tmp_path / "disk", 40) as where:
+    with disk(tmp_path / "disk", 44) as where:
         yield where
 
 

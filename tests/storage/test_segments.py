@@ -307,10 +307,10 @@ def test_g8_a_deletion_that_death_cut_short_is_ended_by_the_next_opening(path) -
         assert sizes(engine) == ({}, 0)
 
 
-@pytest.fixture
-def vanishing(topic, worker, monkeypatch) -> None:
+@pytest.fixture(params=[False, True], ids=["kept", "gone"])
+def vanishing(topic, worker, monkeypatch, path, request) -> bool:
     """Another process deletes the topic just when a reader, in its transaction, looks for the
-    first entry's bytes."""
+    first entry's bytes. The file stays for that reader, unless somebody removes it. Is it gone?"""
     with topic.producer() as producer:
         for number in range(10):
             producer.send(some(number))
@@ -319,9 +319,12 @@ def vanishing(topic, worker, monkeypatch) -> None:
     def vanish(self: Segments, row: bytes) -> bytes | memoryview:
         monkeypatch.setattr(Segments, "load", load)
         other.call(delete)
+        for file in (Path(path) / "segments").iterdir() if request.param else ():
+            file.unlink()
         return load(self, row)
 
     monkeypatch.setattr(Segments, "load", vanish)
+    return request.param
 
 
 READS: dict[str, Callable[[xl.Reader], object]] = {
@@ -335,7 +338,10 @@ READS: dict[str, Callable[[xl.Reader], object]] = {
 @pytest.mark.parametrize("how", READS)
 def test_g8_a_reader_whose_topic_is_deleted_meets_no_damage(topic, vanishing, how) -> None:
     reader = topic.reader()
-    with pytest.raises(xl.TopicNotFoundError):
+    if vanishing or how == "iterate":  # which goes on in a second snapshot
+        with pytest.raises(xl.TopicNotFoundError):
+            READS[how](reader)
+    else:
         READS[how](reader)
 
 

@@ -41,6 +41,7 @@ from exclusivelog.local.faults import retry_damaged
 from exclusivelog.local.log.reading import offset_at_time
 from exclusivelog.local.maintenance.compression import compress_old
 from exclusivelog.local.maintenance.deletion import delete_pending
+from exclusivelog.local.maintenance.rewriting import free_room, is_due, rewrite
 from exclusivelog.local.shm.lockfile import boot_id
 from exclusivelog.local.storage.compression import OLD, naming
 from exclusivelog.local.storage.tables import Store, Tables
@@ -154,11 +155,11 @@ def trim(ledger: Store, topic: int, first: int, renew: Renew, limits: Limits | N
     row = ledger.inspect(lambda tables: tables.latest(topic), unflushed=True)
     first = min(first, row.next_offset)
     reached = _move_first(ledger, topic, first, renew, limits)
-    ledger.reserve.help(lambda: delete_pending(ledger))
+    free_room(ledger)
     if reached < first:
         with contextlib.suppress(LedgerFullError):
             reached = _trim(ledger, ledger.write_checkpointed, topic, first, renew, limits)
-            delete_pending(ledger)
+            free_room(ledger)
     return reached
 
 
@@ -279,8 +280,8 @@ def _first_within(tables: Tables, row: _core.TopicRow, max_bytes: int) -> int:
 
 
 class RetentionWorker:
-    """Every few seconds, applies the retention of every topic, continues pending deletions, and
-    recompresses old entries. Its thread starts when there is work."""
+    """Every few seconds, applies the retention of every topic, continues pending deletions,
+    recompresses old entries, and rewrites segments. Its thread starts when there is work."""
 
     def __init__(self, ledger: Store, renew: Renew) -> None:
         self._ledger = ledger
@@ -300,6 +301,7 @@ class RetentionWorker:
                 if (
                     tables.retention.all() or tables.deletions.all()
                     or not OLD.keys().isdisjoint(tables.compression.all().values())
+                    or is_due(self._ledger, tables)
                 ):  # fmt: skip
                     self.start()
 
@@ -347,6 +349,8 @@ class RetentionWorker:
                 logs.emit(log, logs.RETENTION_REFUSED, ledger=self._ledger.path, reason=str(error))
         delete_pending(self._ledger, ended=self._ended.is_set)
         compress_old(self._ledger, self._ended.is_set)
+        self._ledger.remove_unneeded()
+        rewrite(self._ledger, self._ended.is_set)
 
 
 def trim_what_is_old(ledger: Store, topic: int, limits: Limits, renew: Renew, ages: Ages) -> int:

@@ -388,6 +388,7 @@ class Environment:
                 raise
         # Pointers to C functions, for `_core.Section`.
         self.begin_read = functools.partial(self.lmdb.begin)
+        self.begin_scan = functools.partial(self.lmdb.begin, buffers=True)
         self.begin_write = functools.partial(self.lmdb.begin, write=True)
 
     def _watch_deaths(self, deaths: _core.DeathWatch) -> None:

@@ -55,6 +55,7 @@ CLOSE_WAIT_SECONDS = 5.0
 # this is applied before it starts, while appends go on.
 APPLIED_AT_ONCE = 256 << 10
 MOST_ATTEMPTS = 100
+READ_POLL_SECONDS = 0.002
 
 EVENT_WRITER = b"exclusivelog"
 MOST_IN_ONE_ENTRY = 1 << 20
@@ -209,7 +210,8 @@ class Ledger:
         with self.write_exclusive() as tables:
             tables.compression.check_libraries()
             ends = {segment: end for segment, (end, _) in tables.large.segments().items()}
-            self.segments.sweep(ends)
+            self.segments.sweep(ends, tables.large.last_id, tables.rows.transaction - 1)
+        self.remove_unneeded()
         if self.journal is not None and self.journal.backlog:
             self.checkpointer.start()
 
@@ -293,6 +295,10 @@ class Ledger:
         cannot reuse the pages that it may read."""
         return Transaction(self, None, self._environment.gate, self._environment.begin_read)
 
+    def scan(self) -> Transaction:
+        """The same, with rows as memoryviews, which copy no values: for work that looks at many."""
+        return Transaction(self, None, self._environment.gate, self._environment.begin_scan)
+
     def inspect(self, find: Callable[[Tables], Found], unflushed: bool = False) -> Found:
         """Call `find` with a snapshot of tables and journal, and return its result. `unflushed`:
         include messages that a power loss could still take away (rule G6). `find` may be called
@@ -321,6 +327,20 @@ class Ledger:
         if not self.journal.ready:
             return None
         return self.journal.tail if unflushed else self.journal.synced
+
+    # ---- segments that no row refers to --------------------------------------------------
+
+    def remove_unneeded(self, patience: float = 0.0) -> None:
+        """Remove segments to which no row refers, and no open read. Waits up to `patience` seconds
+        for the ends of reads; what they last longer for is left to a later call, or to the next
+        process that opens the ledger."""
+        end = _core.monotonic() + patience
+        while self.segments.unneeded:
+            self.segments.unneeded.remove(self.usage.oldest_read())
+            if _core.monotonic() >= end:
+                break
+            if self.segments.unneeded:
+                time.sleep(READ_POLL_SECONDS)
 
     # ---- for a transaction ---------------------------------------------------------------
 
@@ -420,11 +440,17 @@ class Transaction(_Section):
 
     def waken(self, tables: Tables) -> Calls:
         """The calls that wake engines and readers, to be made once the transaction is durable."""
-        lockfile, segments = self.ledger.lockfile, self.ledger.segments
+        lockfile = self.ledger.lockfile
         engines: Calls = [(lockfile.slots.notify, (slot,)) for slot in tables.to_notify]  # first
         readers: Calls = [(lockfile.counters.announce, (topic,)) for topic in tables.announce]
-        empty: Calls = [(segments.remove, (segment,)) for segment in tables.large.emptied]
+        empty = self._remove_segments(tables)
         return engines + readers + empty + self._count(tables) + self._log_changes(tables)
+
+    def _remove_segments(self, tables: Tables) -> Calls:
+        if not tables.large.emptied:
+            return []
+        discard = (self.ledger.segments.unneeded.add, (tables.large.emptied,))
+        return [discard, (self.ledger.remove_unneeded, ())]
 
     def _count(self, tables: Tables) -> Calls:
         if not tables.appended:

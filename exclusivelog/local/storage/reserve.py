@@ -1,9 +1,10 @@
 """Room on the disk that is kept for trims and deletions (rule H2).
 
 LMDB writes a changed page to another place, so even a transaction that deletes rows needs some
-pages. On a full disk there may be none. So a ledger keeps some blocks of the disk behind the end of
+pages, and what lives in a segment must be written elsewhere before its file can be removed. On a
+full disk there may be no room for that. So a ledger keeps some blocks of the disk behind the end of
 its journal, where no program sees them as contents. A trim or deletion that finds no room gives
-them to `data.mdb`; what it frees is used from then on.
+half of them to `data.mdb`, and the other half back; what it frees is used from then on.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 
 # A transaction that deletes DROPPED_AT_ONCE entries changes some hundred KiB of pages.
 RESERVED = 1 << 20
+KEPT = 2 * RESERVED  # as much again for the first segment that is rewritten
 BLOCK = 512  # bytes: what `st_blocks` counts
 LEFT = 8 * RESERVED  # with less room on the disk, all of it is for messages
 
@@ -40,13 +42,13 @@ class Reserve:
     def keep(self) -> None:
         """Allocate it, unless there is little room, or the file system has no such blocks."""
         facts = self._directory.facts(JOURNAL)
-        if facts is not None and facts.st_blocks * BLOCK >= self._end + RESERVED:
+        if facts is not None and facts.st_blocks * BLOCK >= self._end + KEPT:
             self.spent = False  # it is there, as at most openings: that is known without the file
             return
         with Ignoring(OSError), self._opened(JOURNAL) as fd:
             room = os.fstatvfs(fd)
             if room.f_bavail * room.f_frsize >= LEFT:
-                _core.allocate_behind(fd, self._end, RESERVED)
+                _core.allocate_behind(fd, self._end, KEPT)
                 self.spent = False
 
     def help(self, free: Callable[[], Result]) -> Result:

@@ -11,7 +11,8 @@ that commits. If the transaction does not commit, its entries are cut off or ove
 
 The row of a large entry in the table `entries` has its segment and position. A row of the table
 `segments` has the segment's committed end and the number of its live entries. A segment without
-live entries is removed.
+live entries is removed, once no open read can refer to it. One that has few is rewritten
+(maintenance/rewriting.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import re
 import struct
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from exclusivelog import _core, logs
 from exclusivelog.errors import LedgerError
@@ -35,6 +36,8 @@ from exclusivelog.local.files import SEGMENTS, Directory, why_shared
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 256 << 20  # a segment of this size takes no more entries
+# On a small disk, so does one that has this share of the disk, but at least these bytes.
+SHARE_OF_DISK, LEAST_SEGMENT_BYTES = 64, 1 << 20
 LARGE_ENTRY = 128 << 10  # bytes: an entry of this size or more goes into a segment
 MADE_FIRST = 0o600  # a new file's mode, until it gets the mode of data.mdb
 ALIGNMENT = 64  # as Arrow recommends
@@ -131,10 +134,47 @@ def space(length: int) -> int:
     return -(-length // ALIGNMENT) * ALIGNMENT
 
 
-def has_room(end: int, limit: int) -> bool:
-    """Does a segment of `end` bytes take more entries? With a low `limit`, the bytes of all
-    segments together, segments are shorter, because space is freed only by whole segments."""
-    return end < min(SEGMENT_BYTES, limit // 8)
+def segment_bytes(limit: int, disk: int) -> int:
+    """The size from which on a segment takes no more entries. `limit`: the most bytes of all
+    segments together; `disk`: the size of the disk, 0 if it has none. Where there is little room,
+    segments are shorter, because space is freed only by whole segments.
+
+    >>> segment_bytes(limit=1 << 40, disk=1 << 40) == SEGMENT_BYTES
+    True
+    >>> segment_bytes(limit=1 << 40, disk=320 << 20) >> 20
+    5
+    """
+    share = max(LEAST_SEGMENT_BYTES, disk // SHARE_OF_DISK) if disk else SEGMENT_BYTES
+    return min(SEGMENT_BYTES, limit // 8, share)
+
+
+def _size_of_disk(ledger: Directory) -> int:
+    facts = os.statvfs(ledger.by_descriptor)
+    return facts.f_blocks * facts.f_frsize
+
+
+class Unneeded:
+    """Segments to which no row refers any more. Each is removed once no open read can refer to
+    it."""
+
+    def __init__(self, remove: Callable[[int], None]) -> None:
+        self._remove = remove
+        self._since: dict[int, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._since)
+
+    def add(self, segments: Mapping[int, int]) -> None:
+        """Have segments removed, {segment: the first transaction that needs it no more}. Their ids
+        are never given again."""
+        self._since.update(segments)
+
+    def remove(self, oldest: float) -> None:
+        """Remove what no open read can refer to. `oldest`: the last transaction that the read with
+        the oldest snapshot sees; infinite if there is no read."""
+        for segment, transaction in list(self._since.items()):
+            if transaction <= oldest and self._since.pop(segment, None) is not None:
+                self._remove(segment)
 
 
 class Segments:
@@ -143,6 +183,7 @@ class Segments:
     def __init__(self, ledger: Directory, limit: int) -> None:
         self.path = os.path.join(ledger.path, "segments")
         self.limit = limit  # bytes that all segments together may take
+        self.disk_size = _size_of_disk(ledger)
         self._ledger = ledger
         self._place: Directory | None = None
         self._mapping = threading.RLock()  # an RLock: a finalizer may read
@@ -151,6 +192,8 @@ class Segments:
         self._growing = threading.Lock()
         self._newest: tuple[int, int] | None = None  # (segment, file descriptor)
         self._dropped = 0  # bytes of the newest segment that were dropped from the page cache
+        self.unneeded = Unneeded(self.remove)
+        self.stuck: set[int] = set()  # have a damaged entry, so rewriting them frees nothing
 
     def file(self, segment: int) -> str:
         """The path of a segment."""
@@ -243,7 +286,7 @@ class Segments:
 
     # ---- write, within a write transaction -----------------------------------------------
 
-    def append(self, segment: int, end: int, entry: bytes) -> int:
+    def append(self, segment: int, end: int, entry: bytes | memoryview) -> int:
         """Write an entry after `end`; its position. It is durable only after `sync`."""
         position, written, view = space(end), 0, memoryview(entry)
         with self._growing:
@@ -304,6 +347,7 @@ class Segments:
 
     def remove(self, segment: int) -> None:
         """Remove a segment to which no row refers. Its readers keep their mappings."""
+        self.stuck.discard(segment)
         try:
             place = self._directory()
             if place is not None:
@@ -314,13 +358,16 @@ class Segments:
             logs.emit(log, logs.SEGMENT_KEPT, file=self.file(segment), reason=str(error))
         self.forget_removed()
 
-    def sweep(self, known: Mapping[int, int]) -> None:
-        """Remove segments to which no row refers, left by rollbacks or dead processes. `known` is
-        {segment: committed end}. Call it within a write transaction."""
+    def sweep(self, known: Mapping[int, int], last: int, transaction: int) -> None:
+        """Discard segments to which no row refers, which dead processes have left, and remove those
+        of rollbacks. `known` is {segment: committed end}, `last` the last id that was given, and
+        `transaction` the last one that was committed. Call it within a write transaction."""
         for name in self._names():
             segment = int(name, 16)
-            if segment not in known:
+            if segment > last:  # of a rollback; its id will be given again
                 self.remove(segment)
+            elif segment not in known:
+                self.unneeded.add({segment: transaction})
         if known:
             newest = max(known)
             if self._facts(newest) is not None:

@@ -17,6 +17,7 @@ meta       b"format" | b"topic", b"session", b"mail", ...   msgpack | last id gi
                                                             its waiters so far (i64, rule D7)
            b"compression", topic id                         msgpack [setting, offset before which
                                                             entries were compressed again]
+           b"dead", segment id                              bytes of entries that do not live (u64)
            b"role ...", ...                                 of roles (see role_rows.py)
 names      topic name, UTF-8                                topic id (u64)
 topics     topic id                                         topic row (_core.TopicRow)
@@ -59,7 +60,7 @@ import functools
 import logging
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -81,6 +82,7 @@ from exclusivelog.foreign import Ignoring
 from exclusivelog.local.records import (
     ANNOUNCED,
     COMPRESSION,
+    DEAD,
     DELETED_TO,
     ITEMS,
     KIND,
@@ -106,8 +108,8 @@ from exclusivelog.local.storage.segments import (
     REFERENCE,
     REFERENCE_MAGIC,
     Segments,
-    has_room,
     is_reference,
+    segment_bytes,
     space,
 )
 from exclusivelog.local.time_marks import (
@@ -258,10 +260,26 @@ class TopicTable:
         self.rows.put("meta", KIND + U64.pack(topic), msgpack.packb(kind))
 
 
+class Segment(NamedTuple):
+    """A segment, as the tables see it."""
+
+    id: int
+    end: int
+    live: int  # entries
+    dead: int | None  # bytes of the others; None: an earlier version began it, and counted none
+    grows: bool  # takes more entries
+
+    @property
+    def live_bytes(self) -> int:
+        """The bytes of its live entries; all its bytes if that is not known."""
+        return self.end - (self.dead or 0)
+
+
 class LargeEntries:
     """The large entries, within one transaction.
 
-    `emptied` collects the segments that can be removed once the transaction is durable.
+    `emptied` collects the segments that can be removed once the transaction is durable, each with
+    the number of that transaction.
     """
 
     __slots__ = ("_grown", "_rows", "_segments", "emptied")
@@ -270,7 +288,7 @@ class LargeEntries:
         self._rows = rows
         self._segments = segments
         self._grown: dict[int, int] = {}  # {segment: where it ended before}
-        self.emptied: set[int] = set()
+        self.emptied: dict[int, int] = {}
 
     def segments(self) -> dict[int, tuple[int, int]]:
         """{segment: (committed end, number of live entries)}."""
@@ -279,9 +297,46 @@ class LargeEntries:
             for key, row in self._rows.cursor("segments")
         }
 
+    def survey(self) -> list[Segment]:
+        """All segments, the oldest first."""
+        found, size = self.segments(), self.segment_bytes
+        newest = max(found, default=0)
+        return [
+            Segment(segment, end, live, self._dead(segment), segment == newest and end < size)
+            for segment, (end, live) in found.items()
+        ]
+
+    @property
+    def segment_bytes(self) -> int:
+        """The size from which on a segment takes no more entries."""
+        return segment_bytes(self._total()[1], self._segments.disk_size)
+
+    @property
+    def last_id(self) -> int:
+        """The last id that a segment was given; 0 if there was none."""
+        return self._rows.find("meta", b"segment", u64) or 0
+
+    def count_dead(self, segment: Segment, live_bytes: int) -> None:
+        """Record how many bytes of a segment do not live, unless it has changed since it was looked
+        at, or the number is known."""
+        if self.segments().get(segment.id) == segment[1:3] and self._dead(segment.id) is None:
+            self._put_dead(segment.id, max(0, segment.end - live_bytes))
+
+    def _dead(self, segment: int) -> int | None:
+        return self._rows.find("meta", DEAD + U64.pack(segment), u64)
+
+    def _put_dead(self, segment: int, count: int) -> None:
+        self._rows.put("meta", DEAD + U64.pack(segment), U64.pack(count))
+
     def total_bytes(self) -> int:
         """The total length of all segments."""
         return self._total()[0]
+
+    @property
+    def nearly_full(self) -> bool:
+        """Have they most of the bytes that all segments together may have?"""
+        total, limit = self._total()
+        return 4 * total > 3 * limit
 
     def load(self, row: bytes) -> bytes | memoryview:
         """The bytes of the entry that a row is, or refers to; ValueError if they are missing."""
@@ -294,7 +349,7 @@ class LargeEntries:
         _, segment, position, _ = REFERENCE.unpack(row)
         return f"{self._segments.file(segment)} at {position}"
 
-    def put(self, entry: bytes) -> bytes:
+    def put(self, entry: bytes | memoryview) -> bytes:
         """Write an entry into the newest segment; returns the row that refers to it."""
         segment, end, live = self._newest()
         stop = space(end) + len(entry)
@@ -302,13 +357,15 @@ class LargeEntries:
         self._grown.setdefault(segment, end)
         position = self._segments.append(segment, end, entry)
         self._rows.put("segments", U64.pack(segment), PAIR.pack(stop, live + 1))
+        if not end:
+            self._put_dead(segment, 0)
         return REFERENCE.pack(REFERENCE_MAGIC, segment, position, len(entry))
 
     def free(self, topic: int, last_offset: int, row: bytes) -> None:
         """Free the entry of this topic that `row` refers to, if it refers to one."""
-        if not self._refers_to_its_own(topic, last_offset, row):
+        if not self.refers_to_its_own(topic, last_offset, row):
             return
-        segment = REFERENCE.unpack(row)[1]
+        _, segment, _, length = REFERENCE.unpack(row)
         key = U64.pack(segment)
         found = self._rows.find("segments", key, PAIR.unpack)
         if found is None:
@@ -316,10 +373,14 @@ class LargeEntries:
         end, live = found
         if live > 1:
             self._rows.put("segments", key, PAIR.pack(end, live - 1))
+            dead = self._dead(segment)
+            if dead is not None:
+                self._put_dead(segment, dead + space(length))
         else:
             self._rows.delete("segments", key)
+            self._rows.delete("meta", DEAD + key)
             self._add_to_total(-end)
-            self.emptied.add(segment)
+            self.emptied[segment] = self._rows.transaction
 
     def sync(self) -> None:
         """Make entries durable, before the rows that refer to them."""
@@ -350,13 +411,14 @@ class LargeEntries:
         cursor = self._rows.cursor("segments")
         if cursor.last():
             end, live = self._rows.decode("segments", PAIR.unpack, cursor.value())
-            if has_room(end, self._total()[1]):
+            if end < self.segment_bytes:
                 return u64(cursor.key()), end, live
         self.sync()  # it takes no more entries
         return self._rows.next_id(b"segment"), 0, 0
 
-    def _refers_to_its_own(self, topic: int, last_offset: int, row: bytes) -> bool:
-        # A damaged row must not free another topic's entry, so on a mismatch keep the space.
+    def refers_to_its_own(self, topic: int, last_offset: int, row: bytes) -> bool:
+        """Does this row refer to the topic's entry with this last offset? A damaged row must not
+        free another topic's entry, so on a mismatch the space is kept, which is logged."""
         if not is_reference(row):
             return False
         try:
@@ -390,11 +452,40 @@ class EntryTable:
     def replace(self, topic: int, last_offset: int, row: bytes, entry: bytes) -> None:
         """Replace the stored form of this row's entry; no effect if the row is not there any
         more."""
-        key = PAIR.pack(topic, last_offset)
-        if self.rows.get("entries", key) == row:
+        if self.has(topic, last_offset, row):
             self._large.free(topic, last_offset, row)
-            self.rows.delete("entries", key)
+            self.rows.delete("entries", PAIR.pack(topic, last_offset))
             self.put(topic, last_offset, entry)
+
+    def move(self, topic: int, last_offset: int, row: bytes, entry: bytes) -> None:
+        """Write this row's entry, of which `entry` is a copy, into the newest segment; no effect if
+        the row is not there any more, or refers to damage."""
+        if self.has(topic, last_offset, row) and self._large.refers_to_its_own(
+            topic, last_offset, row
+        ):
+            self.replace(topic, last_offset, row, entry)
+
+    def has(self, topic: int, last_offset: int, row: bytes) -> bool:
+        """Is this still the row of the topic's entry with this last offset?"""
+        return self.rows.get("entries", PAIR.pack(topic, last_offset)) == row
+
+    def references(
+        self, segments: Container[int], start: bytes, most: int
+    ) -> tuple[list[tuple[int, int, bytes]], bytes | None]:
+        """(topic, last offset, row) of entries in these segments, among `most` rows from the key
+        `start` on; and the key to continue at, None at the end. Use it in a `Store.scan`."""
+        found: list[tuple[int, int, bytes]] = []
+        cursor = self.rows.cursor("entries")
+        there = cursor.set_range(start)
+        for _ in range(most):
+            if not there:
+                break
+            if len(cursor.value()) == REFERENCE.size:
+                row = bytes(cursor.value())
+                if is_reference(row) and REFERENCE.unpack(row)[1] in segments:
+                    found.append((*PAIR.unpack(cursor.key()), row))
+            there = cursor.next()
+        return found, bytes(cursor.key()) if there else None
 
     def stored(self, topic: int, offset: int) -> Iterator[tuple[int, bytes]]:
         """(last offset, row) of the entries in the tables from the one that holds `offset` on."""
@@ -1494,11 +1585,21 @@ class Store(Protocol):
         """The `Reserve`, without a type as `lockfile`."""
 
     @property
+    def usage(self) -> Any:
+        """The `Usage`, without a type as `lockfile`."""
+
+    @property
     def busy_here(self) -> bool:
         """Is this thread in a transaction?"""
 
     def read(self) -> AbstractContextManager[Tables]:
         """A snapshot."""
+
+    def scan(self) -> AbstractContextManager[Tables]:
+        """A snapshot whose rows are memoryviews, for work that looks at many."""
+
+    def remove_unneeded(self, patience: float = 0.0) -> None:
+        """Remove segments to which no open read can refer any more."""
 
     def inspect(self, find: Callable[[Tables], Found], unflushed: bool = False) -> Found:
         """The result of `find` for a snapshot of tables and journal."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from typing import NamedTuple, Protocol
 import lmdb
 
 from exclusivelog import _core, logs
-from exclusivelog.errors import LedgerIOError
+from exclusivelog.errors import ExclusiveLogError, LedgerIOError
 from exclusivelog.foreign import pass_on_foreign
 from exclusivelog.local.faults import translated
 from exclusivelog.local.files import DATA, JOURNAL, Directory, read_whole
@@ -304,6 +305,17 @@ class Usage:
         """The read with the oldest snapshot; None if every read has the newest one."""
         with self._environment() as env:
             return self.pinned.oldest(env)
+
+    def oldest_read(self) -> float:
+        """The last transaction that the read with the oldest snapshot sees. Infinite if there is no
+        read; 0 if that is not known, because the ledger has failed or is being closed."""
+        try:
+            with self._environment() as env:
+                env.reader_check()  # a dead process reads nothing
+                found = parse_readers(env.readers())
+        except ExclusiveLogError:
+            return 0.0
+        return min((each.transaction for each in found), default=math.inf)
 
     def sizes(self) -> dict[str, int]:
         """LMDB's sizes, in bytes, and counts."""

@@ -1,0 +1,211 @@
+"""Rewriting of segments: frees the space of entries that were trimmed or deleted (rule G8).
+
+A segment can only be removed as a whole: readers have its file mapped, so nothing in it may change.
+One entry that lives would keep its whole space. So what lives in such a segment is written to the
+newest one, byte by byte, some MiB in each transaction, while appends go on; then it is removed.
+
+When:
+
+- **in the background** (the retention worker), once more bytes of all segments are dead than alive
+  and a whole segment could be saved. So segments take at most twice the bytes of the entries that
+  live, and two segments more;
+- **at once**, in a trim or deletion, if there is little room: then each segment counts of which an
+  eighth is dead.
+
+Death at any instant leaves either what was written behind the committed end of the newest segment,
+which the next transaction overwrites, or a segment to which no row refers, which the next opening
+removes. A damaged entry stays where it is, and so does its segment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+
+from exclusivelog.errors import LedgerFullError
+from exclusivelog.local.files import pass_on_foreign
+from exclusivelog.local.maintenance.deletion import delete_pending
+from exclusivelog.local.storage.reserve import RESERVED
+from exclusivelog.local.storage.segments import REFERENCE
+from exclusivelog.local.storage.tables import Segment, Store, Tables
+
+BYTES_AT_ONCE = 4 << 20  # bytes of entries in one transaction
+MOST_AT_ONCE = 256 << 20  # bytes that a trim or deletion rewrites; the background does the rest
+ROWS_AT_ONCE = 20_000  # in one snapshot
+# A segment is rewritten if one part in this many of it is dead.
+HALF, EIGHTH = 2, 8
+# A trim or deletion waits so long for reads that may still use what it removes.
+READ_PATIENCE_SECONDS = 0.5
+
+Reference = tuple[int, int, bytes]  # topic, last offset, row
+
+# ---- when ------------------------------------------------------------------------------
+
+
+def free_room(ledger: Store) -> None:
+    """Delete what a trim or deletion has marked, and make its space free for other files if there
+    is little room."""
+    ledger.reserve.help(lambda: delete_pending(ledger))
+    ledger.remove_unneeded(READ_PATIENCE_SECONDS)
+    with ledger.read() as tables:
+        scarce = _is_scarce(ledger, tables)
+    if scarce:
+        with contextlib.suppress(LedgerFullError):  # the trim or deletion itself has succeeded
+            ledger.reserve.help(lambda: rewrite(ledger, most=MOST_AT_ONCE))
+
+
+def is_due(ledger: Store, tables: Tables) -> bool:
+    """Is there a segment to be rewritten, or to be looked at for that?"""
+    slack, scarce = tables.large.segment_bytes, _is_scarce(ledger, tables)
+    if tables.large.total_bytes() <= slack and not scarce:
+        return False
+    found = _within_reach(ledger, tables)
+    return any(each.dead is None for each in found) or bool(chosen(found, slack, scarce))
+
+
+def chosen(found: Iterable[Segment], slack: int, scarce: bool) -> list[Segment]:
+    """The segments to be rewritten, those with the fewest bytes that live first: they need the
+    least room. `slack`: bytes that may be dead besides as many as live; `scarce`: there is little
+    room.
+
+    >>> old, new = Segment(1, 100, 1, 90, grows=False), Segment(2, 50, 5, 0, grows=True)
+    >>> chosen([old, new], slack=20, scarce=False) == [old]
+    True
+    >>> chosen([old, new], slack=50, scarce=False)
+    []
+    """
+    counted = [each for each in found if each.dead is not None]
+    dead = sum(each.dead or 0 for each in counted)
+    live = sum(each.live_bytes for each in counted)
+    if not scarce and dead <= live + slack:
+        return []
+    least, picked = EIGHTH if scarce else HALF, list[Segment]()
+    for each in sorted(counted, key=lambda each: each.live_bytes):
+        if not scarce and dead <= live:
+            break
+        if not each.grows and (each.dead or 0) * least >= each.end:
+            picked.append(each)
+            dead -= each.dead or 0
+    return picked
+
+
+def _is_scarce(ledger: Store, tables: Tables) -> bool:
+    disk = ledger.usage.room.disk()
+    return tables.large.nearly_full or (disk is not None and disk.low)
+
+
+def _within_reach(ledger: Store, tables: Tables) -> list[Segment]:
+    """The segments without those that have a damaged entry, or whose entries do not fit on the
+    disk a second time."""
+    disk = ledger.usage.room.disk()
+    room = math.inf if disk is None else disk.free + RESERVED
+    return [
+        each for each in tables.large.survey()
+        if each.id not in ledger.segments.stuck and (each.dead is None or each.live_bytes <= room)
+    ]  # fmt: skip
+
+
+# ---- what is done ----------------------------------------------------------------------
+
+
+def rewrite(
+    ledger: Store, ended: Callable[[], bool] = lambda: False, most: float = math.inf
+) -> None:
+    """Rewrite segments, if that is due, until about `most` bytes were written, or until
+    `ended()`."""
+    _count_dead(ledger)
+    with ledger.read() as tables:
+        slack, scarce = tables.large.segment_bytes, _is_scarce(ledger, tables)
+        segments = chosen(_within_reach(ledger, tables), slack, scarce)
+    if not segments:
+        return
+    places = _references(ledger, {each.id for each in segments})
+    for each in segments:
+        if most <= 0 or ended():
+            return
+        most -= each.live_bytes
+        _rewrite_one(ledger, each.id, places[each.id], ended)
+        ledger.remove_unneeded(READ_PATIENCE_SECONDS if scarce else 0.0)
+
+
+def _count_dead(ledger: Store) -> None:
+    """Count the dead bytes of segments that an earlier version has begun."""
+    with ledger.read() as tables:
+        unknown = [each for each in tables.large.survey() if each.dead is None]
+    if not unknown:
+        return
+    places = _references(ledger, {each.id for each in unknown})
+    with ledger.write_concurrent() as tables:
+        for each in unknown:
+            live = sum(REFERENCE.unpack(row)[3] for _, _, row in places[each.id])
+            tables.large.count_dead(each, live)
+
+
+def _references(ledger: Store, segments: set[int]) -> dict[int, list[Reference]]:
+    """The entries in each of these segments. Several snapshots: none is kept for long."""
+    found: dict[int, list[Reference]] = {segment: [] for segment in segments}
+    start: bytes | None = b""
+    while start is not None:
+        with ledger.scan() as tables:
+            some, start = tables.entries.references(segments, start, ROWS_AT_ONCE)
+        for place in some:
+            found[REFERENCE.unpack(place[2])[1]].append(place)
+    return found
+
+
+def _rewrite_one(
+    ledger: Store, segment: int, places: list[Reference], ended: Callable[[], bool]
+) -> None:
+    for part in _parts(places):
+        if ended():
+            return
+        copies = list(_copied(ledger, part))
+        with ledger.write_concurrent() as tables:
+            if any(each.id == segment and each.grows for each in tables.large.survey()):
+                return  # the disk, or the limit, has become larger
+            for topic, last, row, entry in copies:
+                tables.entries.move(topic, last, row, entry)
+    with ledger.read() as tables:
+        if any(tables.entries.has(*place) for place in places):
+            ledger.segments.stuck.add(segment)
+
+
+def _parts(places: list[Reference]) -> Iterator[list[Reference]]:
+    part, size = list[Reference](), 0
+    for place in places:
+        length = REFERENCE.unpack(place[2])[3]
+        if part and size + length > BYTES_AT_ONCE:
+            yield part
+            part, size = [], 0
+        part.append(place)
+        size += length
+    if part:
+        yield part
+
+
+def _copied(ledger: Store, part: list[Reference]) -> Iterator[tuple[int, int, bytes, bytes]]:
+    """These entries, with their bytes, without those that cannot be read: reading them reports the
+    damage."""
+    for topic, last, row in part:
+        try:
+            yield topic, last, row, _copy(ledger, row)
+        except (OSError, ValueError) as error:
+            pass_on_foreign(error)
+
+
+def _copy(ledger: Store, row: bytes) -> bytes:
+    """The bytes of one entry, from the file: what the disk cannot read is an OSError, no SIGBUS."""
+    _, segment, position, length = REFERENCE.unpack(row)
+    fd = ledger.segments.open(segment)
+    try:
+        found = bytearray()
+        while len(found) < length:
+            part = os.pread(fd, length - len(found), position + len(found))
+            if not part:
+                raise ValueError(f"{ledger.segments.file(segment)} is cut off")
+            found += part
+        return bytes(found)
+    finally:
+        os.close(fd)
