@@ -32,6 +32,7 @@ from proof import (
     stateful,
     stops,
     suites,
+    unreported,
     world,
 )
 from proof.bit_flips import flip_beside, flip_frames_beside
@@ -208,6 +209,11 @@ def torture_figure(size: Size, where: Path) -> Figure:
         about(control.broken, "B1", "B3", "B8")
     )
     return figure
+
+
+def die_unreported(size: Size, where: Path) -> Figure:
+    """Deaths, forks and lost locks of which nobody tells the library, at random."""
+    return unreported.unreported_deaths(size.unreported_seconds, size.controlled, where)
 
 
 # ---- histories ---------------------------------------------------------------------------
@@ -503,9 +509,6 @@ def bit_flips(size: Size, where: Path) -> Figure:
             deaths_inside_lmdb=found.lmdb_deaths,
         )  # fmt: skip
         figure.broken += found.broken
-    frames = flip_frames_beside(where / "frames", seed)
-    figure.count(frames_flipped=frames.flips)
-    figure.broken += frames.broken
     if figure.counts["deaths_inside_lmdb"] > 0.01 * figure.counts["flips"]:
         figure.broken.append("LMDB dies of its own damaged pages more often than was known")
     if size.controlled:
@@ -513,6 +516,21 @@ def bit_flips(size: Size, where: Path) -> Figure:
         figure.controls["values changed under checksums that hold"] = any(
             "wrong data" in text for text in control.broken
         )
+    return figure
+
+
+def make_holes(size: Size, where: Path) -> Figure:
+    """Damage in the middle of the journal, after a power cut: what is behind it is read or named,
+    and no offset is given again."""
+    figure, seed = Figure("journal holes"), random.randrange(1 << 30)
+    for number in range(size.holed_journals):
+        found = flip_frames_beside(where / str(number), seed + number)
+        figure.count(
+            holes=found.flips, named=found.named, harmless=found.harmless,
+            clear_errors=found.refused,
+        )  # fmt: skip
+        figure.broken += found.broken
+    if size.controlled:
         blind = flip_frames_beside(where / "blind", seed, blind=True)
         figure.controls["frames that do not say what was durable"] = bool(blind.broken)
     return figure
@@ -610,6 +628,7 @@ INSTRUMENTS: dict[str, Callable[[Size, Path], Figure]] = {
     "cluster-model": walk_cluster_model,
     "stateful": compare_with_a_list,
     "torture": torture_figure,
+    "unreported": die_unreported,
     "cluster-torture": cluster_torture.torture_figure,
     "histories": histories,
     "state": share_state,
@@ -623,6 +642,7 @@ INSTRUMENTS: dict[str, Callable[[Size, Path], Figure]] = {
         "faults", "tests/storage/test_faults.py", "a full disk is taken for a failing one"
     ),
     "bit-flips": bit_flips,
+    "journal-holes": make_holes,
     "fuzz": fuzz_decoders,
     "round-trips": round_trips.read_elsewhere,
     "stops": stops.stop_writers,
