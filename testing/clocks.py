@@ -57,6 +57,36 @@ CLOCK = r"""
     }
 """
 
+# A clock of the whole process that is moved by CLOCK_SHIFT seconds, or stands still at "=" and a
+# time: all clocks, as libfaketime does it.
+FAKE_CLOCK = """
+    #define _GNU_SOURCE
+    #include <errno.h>
+    #include <stdlib.h>
+    #include <sys/syscall.h>
+    #include <time.h>
+    #include <unistd.h>
+
+    int clock_gettime(clockid_t id, struct timespec *t) {
+        const char *shift = getenv("CLOCK_SHIFT");
+        long r = syscall(SYS_clock_gettime, id, t);
+        if (shift[0] == '=') t->tv_sec = atol(shift + 1);
+        else t->tv_sec += atol(shift);
+        return (int)r;
+    }
+
+    /* time.sleep: until a time of the clock above, and libfaketime makes it right, too */
+    int clock_nanosleep(clockid_t id, int flags, const struct timespec *t, struct timespec *left) {
+        struct timespec now = {0, 0}, rest = *t;
+        if (flags & TIMER_ABSTIME) clock_gettime(id, &now);
+        rest.tv_sec -= now.tv_sec;
+        rest.tv_nsec -= now.tv_nsec;
+        if (rest.tv_nsec < 0) { rest.tv_nsec += 1000000000; rest.tv_sec--; }
+        if (rest.tv_sec < 0) return 0;
+        return syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &rest, left) ? EINTR : 0;
+    }
+"""
+
 
 class WallClock:
     """The wall clock of the processes that are started from now on."""

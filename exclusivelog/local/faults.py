@@ -160,9 +160,10 @@ def _translate(path: str, error: Exception, code: int, readonly: bool, way_out: 
             "a pid namespace"
         )
     if code in SHORT_OF:
+        locked = ", -l: it has locked its memory, mlockall" if locks_all_memory() else ""
         return LedgerError(
             f"{path}: out of file descriptors or memory ({error}); nothing was written. "
-            f"Try again, or raise the limit (ulimit -n, -v{', -l' if locks_all_memory() else ''})"
+            f"Try again, or raise the limit of this process (ulimit -n, -v{locked})"
         )
     if code in (errno.ENOSYS, errno.ENOTSUP):
         return LedgerError(

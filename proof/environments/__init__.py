@@ -10,7 +10,7 @@ call that hangs, a process that dies by a signal, an error that does not say wha
 - `running`  runs each case in its own process: with its fault, without it, and with the
   deliberate defects that its judge must notice
 - the cases: `mounts`, `copies`, `moves`, `files`, `descriptors`, `users`, `limits`, `clocks`,
-  `programs`, `many_processes`
+  `programs`, `many_processes`, `platform`, `kernel`, `storage`
 """
 
 from proof.environments import (
@@ -18,11 +18,14 @@ from proof.environments import (
     copies,
     descriptors,
     files,
+    kernel,
     limits,
     many_processes,
     mounts,
     moves,
+    platform,
     programs,
+    storage,
     users,
 )
 from proof.environments.cases import CASES
@@ -33,10 +36,13 @@ __all__ = [
     "copies",
     "descriptors",
     "files",
+    "kernel",
     "limits",
     "many_processes",
     "mounts",
     "moves",
+    "platform",
     "programs",
+    "storage",
     "users",
 ]  # fmt: skip

@@ -92,6 +92,24 @@ def test_c5_programs(name: str, verdict_of: Run) -> None:
     check(verdict_of(name))
 
 
+@pytest.mark.sampled
+@cases("platform")
+def test_c8_platforms_that_fork_confine_and_time_programs(name: str, verdict_of: Run) -> None:
+    check(verdict_of(name))
+
+
+@pytest.mark.sampled
+@cases("kernel")
+def test_c8_deaths_signals_and_stops(name: str, verdict_of: Run) -> None:
+    check(verdict_of(name))
+
+
+@pytest.mark.sampled
+@cases("storage")
+def test_h3_disks_that_share_roll_back_and_rot(name: str, verdict_of: Run) -> None:
+    check(verdict_of(name))
+
+
 # ---- the judges --------------------------------------------------------------------------
 
 JUDGED = ("moves-an-owner-without-its-directory-renamed", "files-an-empty-path",

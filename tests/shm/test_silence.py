@@ -25,6 +25,7 @@ import exclusivelog as xl
 from exclusivelog import _core, logs
 from exclusivelog.local.shm.slots import MOST_PAUSES, Observer
 from testing.children import child, line, tell
+from testing.clocks import FAKE_CLOCK
 from testing.processes import (
     EXCLUSIVE,
     PATIENCE,
@@ -124,34 +125,6 @@ def test_c9_a_standby_that_was_paused_as_well_evicts_no_healthy_owner(
 
 
 # ---- other clocks ------------------------------------------------------------------------
-
-FAKE_CLOCK = """
-    #define _GNU_SOURCE
-    #include <errno.h>
-    #include <stdlib.h>
-    #include <sys/syscall.h>
-    #include <time.h>
-    #include <unistd.h>
-
-    int clock_gettime(clockid_t id, struct timespec *t) {
-        const char *shift = getenv("CLOCK_SHIFT");
-        long r = syscall(SYS_clock_gettime, id, t);
-        if (shift[0] == '=') t->tv_sec = atol(shift + 1);
-        else t->tv_sec += atol(shift);
-        return (int)r;
-    }
-
-    /* time.sleep: until a time of the clock above, and libfaketime makes it right, too */
-    int clock_nanosleep(clockid_t id, int flags, const struct timespec *t, struct timespec *left) {
-        struct timespec now = {0, 0}, rest = *t;
-        if (flags & TIMER_ABSTIME) clock_gettime(id, &now);
-        rest.tv_sec -= now.tv_sec;
-        rest.tv_nsec -= now.tv_nsec;
-        if (rest.tv_nsec < 0) { rest.tv_nsec += 1000000000; rest.tv_sec--; }
-        if (rest.tv_sec < 0) return 0;
-        return syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &rest, left) ? EINTR : 0;
-    }
-"""
 
 STANDBY = """
     import sys, time
