@@ -300,6 +300,18 @@ def test_h2_on_a_full_disk_a_deletion_frees_what_others_shared(
         fill_mixed(engine, EVERY, 100 * EVERY)
 
 
+@pytest.mark.rule("H2")
+def test_h2_a_ledger_at_its_limit_has_room_again_after_a_deletion(path) -> None:
+    """The limit is that of all segments together: they are rewritten although it is reached."""
+    with xl.open(path, map_size=32 << 20) as engine:
+        with pytest.raises(xl.LedgerFullError, match="large entries take"):
+            fill_mixed(engine, 1000)
+        engine.delete_topic("bulk")
+        assert engine.stats()["large_bytes"] < 16 << 20
+        fill_mixed(engine, 2 * EVERY, 100 * EVERY)
+        assert engine.verify().ok
+
+
 # ---- death -------------------------------------------------------------------------------
 
 

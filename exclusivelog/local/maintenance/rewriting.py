@@ -24,7 +24,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 
-from exclusivelog.errors import LedgerFullError
+from exclusivelog.errors import ExclusiveLogError
 from exclusivelog.local.files import pass_on_foreign
 from exclusivelog.local.maintenance.deletion import delete_pending
 from exclusivelog.local.storage.reserve import RESERVED
@@ -36,8 +36,9 @@ MOST_AT_ONCE = 256 << 20  # bytes that a trim or deletion rewrites; the backgrou
 ROWS_AT_ONCE = 20_000  # in one snapshot
 # A segment is rewritten if one part in this many of it is dead.
 HALF, EIGHTH = 2, 8
-# A trim or deletion waits so long for reads that may still use what it removes.
-READ_PATIENCE_SECONDS = 0.5
+# A trim or deletion waits so long for reads that may still use what it removes: where there is
+# little room; and else only for those of background threads, which are short.
+READ_PATIENCE_SECONDS, SHORT_READ_SECONDS = 0.5, 0.05
 
 Reference = tuple[int, int, bytes]  # topic, last offset, row
 
@@ -48,11 +49,12 @@ def free_room(ledger: Store) -> None:
     """Delete what a trim or deletion has marked, and make its space free for other files if there
     is little room."""
     ledger.reserve.help(lambda: delete_pending(ledger))
-    ledger.remove_unneeded(READ_PATIENCE_SECONDS)
     with ledger.read() as tables:
         scarce = _is_scarce(ledger, tables)
+    ledger.remove_unneeded(READ_PATIENCE_SECONDS if scarce else SHORT_READ_SECONDS)
     if scarce:
-        with contextlib.suppress(LedgerFullError):  # the trim or deletion itself has succeeded
+        # The trim or deletion itself has succeeded: the background tries again, and logs why not.
+        with contextlib.suppress(ExclusiveLogError):
             ledger.reserve.help(lambda: rewrite(ledger, most=MOST_AT_ONCE))
 
 

@@ -349,11 +349,12 @@ class LargeEntries:
         _, segment, position, _ = REFERENCE.unpack(row)
         return f"{self._segments.file(segment)} at {position}"
 
-    def put(self, entry: bytes | memoryview) -> bytes:
-        """Write an entry into the newest segment; returns the row that refers to it."""
+    def put(self, entry: bytes | memoryview, limited: bool = True) -> bytes:
+        """Write an entry into the newest segment; returns the row that refers to it. `limited`:
+        LedgerFullError if all segments together become too long."""
         segment, end, live = self._newest()
         stop = space(end) + len(entry)
-        self._add_to_total(stop - end)
+        self._add_to_total(stop - end, limited)
         self._grown.setdefault(segment, end)
         position = self._segments.append(segment, end, entry)
         self._rows.put("segments", U64.pack(segment), PAIR.pack(stop, live + 1))
@@ -398,9 +399,9 @@ class LargeEntries:
         total, limit = self._rows.find("meta", b"large", PAIR.unpack) or (0, 0)
         return total, max(limit, self._segments.limit)
 
-    def _add_to_total(self, count: int) -> None:
+    def _add_to_total(self, count: int, limited: bool = False) -> None:
         total, limit = self._total()
-        if count > 0 and total + count > limit:
+        if limited and total + count > limit:
             raise LedgerFullError(
                 f"{self._rows.path}: large entries take {total} bytes of {limit}, another one "
                 "does not fit; open the ledger with a larger map_size, or trim it"
@@ -439,10 +440,10 @@ class EntryTable:
         self.rows, self._large, self._journal = rows, large, journal
         self.scanned = 0  # how far `walk` has read the journal
 
-    def put(self, topic: int, last_offset: int, entry: bytes) -> None:
-        """Append an entry to its topic."""
+    def put(self, topic: int, last_offset: int, entry: bytes, limited: bool = True) -> None:
+        """Append an entry to its topic. `limited` as in `LargeEntries.put`."""
         key = PAIR.pack(topic, last_offset)
-        row = entry if len(entry) < LARGE_ENTRY else self._large.put(entry)
+        row = entry if len(entry) < LARGE_ENTRY else self._large.put(entry, limited)
         if not self.rows.put("entries", key, row, overwrite=False):
             raise LedgerCorruptedError(
                 f"{self.rows.path}: topic {topic} has an entry at offset {last_offset} already, "
@@ -455,7 +456,7 @@ class EntryTable:
         if self.has(topic, last_offset, row):
             self._large.free(topic, last_offset, row)
             self.rows.delete("entries", PAIR.pack(topic, last_offset))
-            self.put(topic, last_offset, entry)
+            self.put(topic, last_offset, entry, limited=False)  # it makes room
 
     def move(self, topic: int, last_offset: int, row: bytes, entry: bytes) -> None:
         """Write this row's entry, of which `entry` is a copy, into the newest segment; no effect if

@@ -1,0 +1,33 @@
+"""Deaths, forks and lost locks of which nobody tells the library, in random schedules."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from proof.traffic import TOPICS, judge_ledger
+from proof.unreported import UNWATCHED, heard, schedule
+
+
+@pytest.mark.smoke
+@pytest.mark.long
+@pytest.mark.rule("B1", "C2", "C8", "G3", "H1")
+def test_what_nobody_reports(tmp_path: Path) -> None:
+    """And the judge finds out a child that is heard."""
+    seed = int.from_bytes(os.urandom(4), "little")
+    found, record = schedule(tmp_path, 5.0, seed)
+    print(f"\nseed {seed}: {found.counts}")
+    assert found.broken == []
+    assert found.counts["acknowledged"] > 50
+    assert found.counts["sends_of_unseen_children"] > 0
+    heard(record)
+    assert list(judge_ledger(tmp_path / "log", record, TOPICS, send=False))
+
+
+@pytest.mark.long
+@pytest.mark.rule("C8")
+def test_c8_control_deaths_of_which_robust_lists_alone_tell_stop_the_log(tmp_path: Path) -> None:
+    found, _ = schedule(tmp_path, 8.0, 1, UNWATCHED)
+    assert any("C8" in text for text in found.broken)
