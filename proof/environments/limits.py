@@ -268,9 +268,8 @@ def stopped_inside_a_read(scene: Scene) -> None:
         scene.works(owner.send(b"more/%d" % number, 20_000))
     scene.works(owner.ask(checkpoint))
     said = owner.ask(whole_stats)
-    scene.judged.add("refuses")
     if scene.struck and scene.works(said) and str(reader.pid) not in str(said.value):
-        scene.blame("refuses", f"stats() does not name {reader.pid}, which pins pages")
+        scene.blame("works", f"stats() does not name {reader.pid}, which pins pages")
     scene.keeps(actor=owner)
 
 
