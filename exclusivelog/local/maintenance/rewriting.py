@@ -6,11 +6,11 @@ newest one, byte by byte, some MiB in each transaction, while appends go on; the
 
 When:
 
-- **in the background** (the retention worker), once more bytes of all segments are dead than alive
-  and a whole segment could be saved. So segments take at most twice the bytes of the entries that
-  live, and two segments more;
-- **at once**, in a trim or deletion, if there is little room: then each segment counts of which an
-  eighth is dead.
+- once more bytes of all segments are dead than alive, and a whole segment could be saved: some of
+  it in the trim or deletion, for programs that are soon over, the rest in the background (the
+  retention worker). So segments take at most twice the bytes of the entries that live, and two
+  segments more;
+- if there is little room, in the trim or deletion, each segment of which an eighth is dead.
 
 Death at any instant leaves either what was written behind the committed end of the newest segment,
 which the next transaction overwrites, or a segment to which no row refers, which the next opening
@@ -32,7 +32,9 @@ from exclusivelog.local.storage.segments import REFERENCE
 from exclusivelog.local.storage.tables import Segment, Store, Tables
 
 BYTES_AT_ONCE = 4 << 20  # bytes of entries in one transaction
-MOST_AT_ONCE = 256 << 20  # bytes that a trim or deletion rewrites; the background does the rest
+# Bytes that a trim or deletion rewrites where there is little room, and else; the background does
+# the rest.
+MOST_AT_ONCE, SOME_AT_ONCE = 256 << 20, 32 << 20
 ROWS_AT_ONCE = 20_000  # in one snapshot
 # A segment is rewritten if one part in this many of it is dead.
 HALF, EIGHTH = 2, 8
@@ -52,10 +54,10 @@ def free_room(ledger: Store) -> None:
     with ledger.read() as tables:
         scarce = _is_scarce(ledger, tables)
     ledger.remove_unneeded(READ_PATIENCE_SECONDS if scarce else SHORT_READ_SECONDS)
-    if scarce:
-        # The trim or deletion itself has succeeded: the background tries again, and logs why not.
-        with contextlib.suppress(ExclusiveLogError):
-            ledger.reserve.help(lambda: rewrite(ledger, most=MOST_AT_ONCE))
+    most = MOST_AT_ONCE if scarce else SOME_AT_ONCE
+    # The trim or deletion itself has succeeded: the background tries again, and logs why not.
+    with contextlib.suppress(ExclusiveLogError):
+        ledger.reserve.help(lambda: rewrite(ledger, most=most))
 
 
 def is_due(ledger: Store, tables: Tables) -> bool:
