@@ -231,6 +231,9 @@ class ClusterEngine(Identity):
             raise refusal("announcements")
         self.committer.start()
         self.worker.start()
+        for each in list(_engines):  # of this process: a dropped producer must refuse no request
+            if each.path == self.path and not each.closed:
+                each.worker.release_dropped()
         self.pending.open(self.followed(request.topic), future, request)
         self.worker.wake()
 

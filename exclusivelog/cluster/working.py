@@ -144,6 +144,7 @@ class Worker:
         self._words, self._registry, self._committer = words, registry, committer
         self._pending = pending
         self._stopped = False
+        self._releasing = threading.Lock()  # held while dropped sessions are released
         self._running = Running(path, engine, "exclusivelog-worker")
 
     def start(self) -> None:
@@ -159,8 +160,7 @@ class Worker:
         seen = self._words.load(WAKE)
         if self._stopped:
             return False
-        for owning in self._registry.dropped():
-            self._release(owning)
+        self.release_dropped()
         for owning in self._registry.all():
             with contextlib.suppress(ExclusiveLogError):
                 owning.hand_over_if_due()
@@ -168,6 +168,12 @@ class Worker:
         left = self._pending.seconds
         self._words.wait(WAKE, seen, int((IDLE_SECONDS if left is None else left) * 1e9))
         return True
+
+    def release_dropped(self) -> None:
+        """Release the dropped sessions, or wait until another thread has."""
+        with self._releasing:
+            for owning in self._registry.dropped():
+                self._release(owning)
 
     def _release(self, owning: Owning) -> None:
         """Release a dropped session: send what its producers have queued, then release the

@@ -55,6 +55,9 @@ class Host(Protocol):
     def latest(self, topic: int) -> _core.TopicRow:
         """The topic's current row."""
 
+    def release_dropped(self) -> None:
+        """Release the sessions of dropped producers of this process."""
+
 
 class LocalCatalog:
     """Facts about a ledger as a whole, and the deletion of topics."""
@@ -80,6 +83,7 @@ class LocalCatalog:
 
     def delete(self, name: str, own: bool = False) -> None:
         """Delete a topic without holder and waiters; `own`: it is an internal one."""
+        self._engine.release_dropped()
         delete_topic(self._ledger, self._engine.sessions, name, own)
 
     # ---- ownership -------------------------------------------------------------------------

@@ -35,6 +35,9 @@ class Host(Protocol):
     def slot(self) -> int:
         """Its slot in the lock file; LedgerError if it is read-only, and has none."""
 
+    def release_dropped(self) -> None:
+        """Release the sessions of dropped producers of this process."""
+
 
 class LocalOnce:
     """Batches of one ledger's topics; see `exclusivelog.backend.Once`."""
@@ -47,6 +50,7 @@ class LocalOnce:
     ) -> dict[str, Appended]:
         """Append a batch to topics, unless they have it already."""
         engine = self._engine
+        engine.release_dropped()
         try:
             # Also creates topics, which a failure rolls back.
             with engine.ledger.write_checkpointed() as tables:

@@ -366,7 +366,7 @@ class Runtime(OpenEngine):
         self.committer.start()
         request = replace(request, created=_core.now())
         register = functools.partial(
-            self.sessions.request, request, self.info, slot.index, self.worker.abandoned
+            self.sessions.request, request, self.info, slot.index, self._ended(request.topic)
         )
         self.pending.request(future, register, request.timeout)
 
@@ -384,9 +384,30 @@ class Runtime(OpenEngine):
             return LocalSession(self, next(topics), found.session, found.last_sequence, options)
 
         register = functools.partial(
-            self.sessions.request_all, names, request, self.info, slot, self.worker.abandoned
+            self.sessions.request_all, names, request, self.info, slot, self._ended(None)
         )
         return self.pending.request_all(register, make)
+
+    def _ended(self, topic: int | None) -> Callable[[], list[Session]]:
+        """Gives the sessions of this process that have ended, and are still registered: those of
+        dropped producers, say, which must not refuse a request. What these have accepted for this
+        topic (None: for all) is committed first."""
+        here = [each for each in list(_engines) if each.ledger is self.ledger and not each.closed]
+        drained = [session for each in here for session in each.drain_dropped(topic)]
+        return lambda: [*drained, *(session for each in here for session in each.worker.ended())]
+
+    def drain_dropped(self, topic: int | None) -> list[Session]:
+        """Commit what dropped producers of this engine have accepted; returns their sessions."""
+        return self.committer.drain_dropped(
+            topic, lambda session: self.registry.find_session(session) is not None
+        )
+
+    def release_dropped(self) -> None:
+        """Release the sessions of dropped producers of this process, before a call that they would
+        refuse."""
+        ended = self._ended(None)()
+        if ended:
+            self.sessions.release(ended)
 
     def open_session(
         self, topic: str, session: Session, last_sequence: int, options: SessionOptions,

@@ -185,9 +185,10 @@ class BackgroundWorker:
         self._abandoned.append(session)
         self.wake()
 
-    def abandoned(self) -> list[Session]:
-        """The sessions that `release_later` has got, and the thread has not released yet."""
-        return list(self._abandoned)
+    def ended(self) -> list[Session]:
+        """The sessions of dropped producers, and those that `release_later` has got, which the
+        thread has not released yet."""
+        return [*self._abandoned, *self._dropped]
 
     def release_orphans(self) -> None:
         """Have the thread release sessions that were granted to calls that were interrupted."""

@@ -8,6 +8,7 @@ import exclusivelog as xl
 from testing.processes import (
     EXCLUSIVE,
     PATIENCE,
+    SHARED,
     WAIT,
     values,
 )
@@ -59,3 +60,18 @@ def test_c1_an_exception_in_the_block_gives_the_topic_back(topic: xl.Topic) -> N
         stumble(topic.producer(EXCLUSIVE))
     assert topic.owner is None
     assert values(topic) == [b"before"]
+
+
+@pytest.mark.rule("A6")
+@pytest.mark.parametrize("mode", [EXCLUSIVE, SHARED])
+def test_a6_a_dropped_producer_blocks_neither_its_name_nor_its_topic(
+    engine: xl.Engine, topic: xl.Topic, mode: str
+) -> None:
+    with xl.open(engine.path) as other:
+        for number in range(20):
+            place = (topic, other.topic("orders"))[number % 2]
+            producer = place.producer(mode, name="p")
+            producer.send_async(b"%d" % number)
+            del producer
+        topic.producer(EXCLUSIVE, name="p").close()
+    assert values(topic) == [b"%d" % number for number in range(20)]

@@ -118,6 +118,15 @@ def test_dropped_producers_give_their_topics_back(engine: xl.Engine) -> None:
     until(lambda: all(owner is None for _, _, owner in snapshot(engine)))
 
 
+@pytest.mark.rule("G8")
+def test_g8_a_dropped_producer_keeps_no_topic_from_being_deleted(engine: xl.Engine) -> None:
+    for _ in range(20):
+        producer = engine.topic("brief").producer("exclusive", linger=60)
+        producer.send_async(b"x")
+        del producer
+        engine.delete_topic("brief")
+
+
 def test_f5_they_are_bound_to_a_claim(engine: xl.Engine) -> None:
     claim = engine.own("group", {"r": None})
     producers = engine.producers(["a", "b"], "exclusive", claim=claim)

@@ -453,6 +453,17 @@ class Committer:
         with self._commit_lock:
             pass
 
+    def drain_dropped(self, topic: int | None, lives: Callable[[int], object]) -> list[Session]:
+        """Commit what the dropped producers of a topic (None: of all topics) have accepted; returns
+        their sessions. `lives`: does a session of this id have a producer?"""
+        dropped = [
+            appender for appender in self.commit_queue.pending()
+            if topic in (None, appender.session.topic) and not lives(appender.session.id)
+        ]  # fmt: skip
+        for appender in dropped:
+            self.commit(appender)
+        return [appender.session for appender in dropped]
+
     def fail(self, appender: _core.Appender, error: ExclusiveLogError) -> None:
         """Fail all messages that wait in this appender, and all later ones.
 

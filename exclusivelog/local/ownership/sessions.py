@@ -640,8 +640,8 @@ class Sessions:
         abandoned: Callable[[], Sequence[Session]] = tuple,
     ) -> Registration:  # fmt: skip
         """Register a producer of this engine, or queue it, in one transaction (rules A1-A6, B5,
-        B6). `abandoned` returns sessions of this engine's requests that have ended, and are still
-        registered: they leave first."""
+        B6). `abandoned` returns sessions of this process that have ended, and are still registered:
+        they leave first."""
         topic, role, bound_to = request.topic, request.role, request.bound_to
         # Checkpointed, because the last sequence id of every name is needed.
         with self._ledger.write_checkpointed(request.until) as tables:
