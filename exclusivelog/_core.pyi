@@ -730,7 +730,7 @@ class Coder:
 
 @final
 class Extension:
-    def __init__(self, code: int, data: bytes) -> None: ...
+    def __new__(cls, code: int, data: bytes) -> Self: ...
 
 @final
 class Extensions:

@@ -1,4 +1,4 @@
-"""The shape of the library, as docs/architecture.md describes it: few floors, few large classes."""
+"""The shape of the library, as docs/architecture.md describes it: few floors."""
 
 import ast
 import functools
@@ -12,9 +12,6 @@ pytestmark = pytest.mark.once
 
 ROOT = Path(exclusivelog.__file__).parent
 MOST_FLOORS = 12
-MOST_METHODS = 25
-# Public interfaces: their methods are what users call. aio.Engine has those of Engine.
-LARGE = {"engine.Engine", "aio.engines.Engine", "state.map.SharedMap"}
 
 
 @functools.cache
@@ -61,20 +58,3 @@ def test_no_chain_of_imports_is_long() -> None:
     longest = max(map(longest_chain, trees()), key=len)
     assert len(longest) <= MOST_FLOORS, " > ".join(longest)
     assert longest[-1] in {"_core", "types"}  # it was followed to the bottom
-
-
-def test_few_classes_have_many_methods() -> None:
-    large = {
-        f"{module}.{node.name}"
-        for module, tree in trees().items()
-        if module != "_core"
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and len(methods(node)) > MOST_METHODS
-    }
-    assert large == LARGE
-
-
-def methods(node: ast.ClassDef) -> set[str]:
-    """Their names: an overloaded one is one."""
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return {each.name for each in node.body if isinstance(each, kinds)}

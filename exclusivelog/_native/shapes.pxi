@@ -16,7 +16,7 @@ cdef enum:  # what is looked at in an object of a class
     A_ROW  # a tuple: each item has a shape of its own
     FIELDS
 
-SHAPES = {
+_SHAPES = {
     "": NOTHING_MORE, "int": AN_INT, "float": A_FLOAT, "datetime": A_DATETIME, "time": A_TIME,
     "decimal": A_DECIMAL, "items": ITEMS, "dict": A_DICT, "row": A_ROW, "fields": FIELDS,
 }
@@ -27,7 +27,7 @@ cdef class Shape:
     """What objects of a class consist of, if msgspec gives back each object that consists of it, so
     that those need not be decoded to find out.
 
-    - `kind`: their class; None: nothing is known of them. `look`: a key of `SHAPES`.
+    - `kind`: their class; None: nothing is known of them. `look`: a key of `_SHAPES`.
     - `names`, `parts`: the fields, and their shapes. `parts` alone: the items of a tuple.
     - `item`: that of each item of a list, a tuple or a set, or of each value of a dict.
     - `key`: that of the keys of a dict.
@@ -44,7 +44,7 @@ cdef class Shape:
         self, kind=None, str look="", Shape item=None, Shape key=None, tuple parts=(),
         Shape optional=None, dict choices=None,
     ):
-        self.kind, self.look = kind, SHAPES[look]
+        self.kind, self.look = kind, _SHAPES[look]
         self.item, self.key, self.parts = item, key, parts
         self.optional, self.choices, self.names = optional, choices, ()
 

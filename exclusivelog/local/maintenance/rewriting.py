@@ -25,7 +25,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 from exclusivelog.errors import ExclusiveLogError
-from exclusivelog.local.files import pass_on_foreign
+from exclusivelog.foreign import pass_on_foreign
 from exclusivelog.local.maintenance.deletion import delete_pending
 from exclusivelog.local.storage.reserve import RESERVED
 from exclusivelog.local.storage.segments import REFERENCE
