@@ -18,6 +18,7 @@ def is_foreign(error: BaseException) -> bool:
     A system call's error has an errno. A handler, which may give one to its own, has a frame in the
     traceback whose caller is one of its arguments.
 
+    >>> import os
     >>> try:
     ...     os.stat("/nowhere")
     ... except OSError as error:
