@@ -57,7 +57,7 @@ test-all: $(READY) $(DOCS_READY)
 	    $(if $(filter test,$(MAKECMDGOALS)),,$(GROUPS)) $(REST)
 
 test-short: build/collected
-	$(PYTEST) --short
+	$(PYTEST) --short --durations=5
 
 # In a fresh clone, each of pytest's workers would rewrite the assertions of all test modules.
 build/collected: $(READY) $(shell find tests testing proof bench -name '*.py')
