@@ -237,8 +237,9 @@ class Topic(OfThisProcess):
           died. A waiter that had already been queued for its delay when the topic became free is
           promoted at once. Only the delay of the best waiter counts.
         - `properties`: a mapping of str to str that other processes read in `topic.owner`.
-        - `announce`: a mapping of str to str to announce in the transaction of the grant; others
-          read it as `topic.announcement` (see `Producer.announce`). Not for shared producers.
+        - `announce`: what to announce in the transaction of the grant, a mapping of str to str;
+          others read it as `topic.announcement` (see `Producer.announce`). Shared producers
+          cannot announce.
         - `linger`: seconds that `send_async` may hold a message back to commit it with
           others. 0: no deliberate delay.
         - `max_batch_messages`, `max_batch_bytes`: the largest batch that is encoded as one entry.

@@ -255,7 +255,7 @@ def test_a2_a_request_is_not_refused_for_one_that_has_timed_out(
         process.answer()
         producer = second.result(PATIENCE / 2)
     again.set()
-    until(lambda: not background.abandoned())
+    until(lambda: not background.ended())
     assert (producer.topic_epoch, producer.send(b"x")) == (3, 0)
 
 

@@ -502,7 +502,7 @@ def outrun(path, monkeypatch) -> None:
 def test_h2_a_backup_that_fails_is_not_the_end_of_the_ledger(
     path, tmp_path, monkeypatch, befalls
 ) -> None:
-    """What is wrong is wrong with the copy: the engine goes on, and so do other processes."""
+    """Only the copy is damaged: the engine goes on, and so do other processes."""
     with xl.open(path) as engine, engine.topic("t").producer() as producer:
         befalls(tmp_path / "copy", monkeypatch)
         with pytest.raises(xl.LedgerError):
