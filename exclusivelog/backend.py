@@ -372,9 +372,14 @@ class TopicStore(Protocol):
     def transfers(self) -> list[TransferInfo]:
         """The hand-overs that are under way."""
 
-    def evict_late(self, owner: int) -> bool:
-        """Evict the owner if it is still this session, and has agreed to release the topic when
-        another session waits for it; False if not. The next waiter is promoted."""
+    def yielding_owner(self) -> int:
+        """The session that owns it, if that has agreed to release it when another one waits; 0 if
+        there is none, or nothing is known of it."""
+
+    def evict_late(self, owner: int, until: int) -> bool:
+        """Evict the owner if it is still this session, and has agreed to release the topic; False
+        if not. The next waiter is promoted. WaitTimeoutError if that cannot begin before
+        `until`."""
 
     def kind(self) -> tuple[str, dict[str, str | None]]:
         """What it holds ("messages", "map", "state"), and a map's serialisers."""
@@ -1025,7 +1030,6 @@ class EngineBackend(Backend, CursorStore, Protocol):
     closed: bool
     readonly: bool
     capabilities: frozenset[str]  # those of CAPABILITIES that it has
-    answered_within: float  # seconds in which a shared state releases its topic (rule I8)
     latest_needs_log: bool  # must an owner, too, read the log before a `latest` read (rule I2)?
 
     def moves(

@@ -226,14 +226,13 @@ class ClusterTopic:
         state = "releasing" if owner is not None else "assigned"
         return [TransferInfo(log.name, state, owner, assigned.target, assigned.until)]
 
-    def evict_late(self, owner: int) -> bool:
-        """Count the owner for dead, if it is this session; the first waiter then takes the topic
-        from it. Only its engine knows whether it has agreed to release the topic."""
-        log = self._log()
-        if log.state.owner is None or log.state.owner.session != owner:
-            return False
-        log.late = owner
-        return True
+    def yielding_owner(self) -> int:
+        """0: only its own engine knows whether an owner has agreed to release the topic."""
+        return 0
+
+    def evict_late(self, owner: int, until: int) -> bool:
+        """False: see `yielding_owner`."""
+        return False
 
     def kind(self) -> tuple[str, dict[str, str | None]]:
         """What the topic holds ("messages", "map", "state"), and a map's serialisers."""

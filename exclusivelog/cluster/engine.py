@@ -130,7 +130,6 @@ class ClusterEngine(Identity):
         "claims", "history", "inspection", "reader_groups", "settle", "shared_producers",
         "shared_state", "snapshots", "statistics", "termination", "unload",
     })  # fmt: skip
-    answered_within = 1.0  # a release and a request are records that several engines read
     latest_needs_log = True  # another machine may own the topic by now
 
     role_store = Refusing("roles")

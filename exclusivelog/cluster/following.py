@@ -540,7 +540,6 @@ class TopicLog:
         self._writers = Writers()
         # When it became free, as far as this process knows, in ns of the monotonic clock (rule D7).
         self.freed = _core.now()
-        self.late = 0  # a session that is to have no say any more: see `TopicStore.evict_late`
         self._closed = False
         self._error: ExclusiveLogError | None = None
         self._thread = threading.Thread(
@@ -869,8 +868,7 @@ def inspect(topic: TopicLog, lives: Callable[[str], bool], engine: str = "") -> 
     having: list[Grant | Join] = [*([] if owner is None else [owner]), *shared]
     alive = {each.holder.engine_id for each in having} | {each.engine_id for each in queue}
     alive = {each for each in alive if lives(each)}
-    late = owner is not None and owner.session == topic.late
-    owner_lives = owner is not None and owner.holder.engine_id in alive and not late
+    owner_lives = owner is not None and owner.holder.engine_id in alive
     if assigned is not None and not lives(assigned.engine_id):
         assigned = None
     elsewhere = assigned if assigned is not None and assigned.engine_id != engine else None

@@ -330,7 +330,6 @@ class Runtime(OpenEngine):
     """The backend of one open engine; see `exclusivelog.backend.EngineBackend`."""
 
     capabilities = CAPABILITIES
-    answered_within = 0.1
     latest_needs_log = False  # the journal's version changes with every change of owner
 
     def inspect(self, find: Callable[[Tables], Found]) -> Found:

@@ -109,10 +109,15 @@ class LocalTopic:
         self._engine.check_open()
         return self._engine.hand_over.transfers(self._id)
 
-    def evict_late(self, owner: int) -> bool:
+    def yielding_owner(self) -> int:
+        """The session that owns it, if that has agreed to release it; 0 if there is none."""
+        self._engine.check_open()
+        return self._engine.sessions.yielding_owner(self._id)
+
+    def evict_late(self, owner: int, until: int) -> bool:
         """Evict the owner, if it is this session; see `TopicStore.evict_late`."""
         self._engine.check_open()
-        return self._engine.sessions.evict_late(self._id, owner)
+        return self._engine.sessions.evict_late(self._id, owner, until)
 
     def kind(self) -> tuple[str, dict[str, str | None]]:
         """What the topic holds ("messages", "map", "state"), and a map's serialisers."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures
+import contextlib
 import functools
 import itertools
 import logging
@@ -46,13 +47,14 @@ from exclusivelog.errors import (
     OffsetTrimmedError,
     ProducerFencedError,
     StateError,
+    WaitTimeoutError,
     called_reentrantly,
 )
 from exclusivelog.messages import Item, item_of, message_of
 from exclusivelog.producer import Appended, Producer, ProducerFuture
 from exclusivelog.state.calls import CallFuture, Calls
 from exclusivelog.topic import Topic
-from exclusivelog.waits import as_int, check_timeout
+from exclusivelog.waits import as_int, check_timeout, time_limit
 
 # ---- snapshots -------------------------------------------------------------------------
 
@@ -278,6 +280,11 @@ class Replica(_core.ReplicaBase):
 # that write all the time would do little else.
 TENURE_SECONDS = 0.005
 
+# An owner that has not released the topic for so long after another process began to wait for it is
+# evicted (rule I8). It is looked for at these intervals.
+ANSWERED_WITHIN = 0.1
+LOOK_SECONDS = 0.025
+
 # A write whose function takes longer than that is computed anew each time its process was evicted
 # meanwhile. After so many times the process keeps the topic until it is done.
 LOST_BEFORE_KEPT = 3
@@ -367,18 +374,21 @@ class Ownership(_core.OwnershipBase):
     def _granted(self, future: ProducerFuture) -> Producer:
         """Wait for the grant. Evict an owner that does not answer: its process is stopped, or busy
         (rule I8). It takes the topic again with its next write."""
-        before, patience = 0, self._engine.answered_within / 2
+        owner, since = 0, 0.0
         while True:
+            began = _core.monotonic()
             try:
-                return future.result(patience)
+                return future.result(LOOK_SECONDS)
             except TimeoutError:
                 if future.done():  # the request's own time is over
                     return future.result()
-            owner = self._store.owner()
-            session = 0 if owner is None else owner.session
-            if session and session == before:
-                self._store.evict_late(session)
-            before = session
+            now, before = _core.monotonic(), owner
+            owner = self._store.yielding_owner()
+            if owner != before or now - began > 2 * LOOK_SECONDS:  # this process was stopped, too
+                since = now
+            elif owner and now - since >= ANSWERED_WITHIN:
+                with contextlib.suppress(WaitTimeoutError):  # a stopped process may be in a commit
+                    self._store.evict_late(owner, time_limit(LOOK_SECONDS, _core.now()))
 
     def release(self) -> None:
         """Release the topic, if this process owns it."""
@@ -592,11 +602,13 @@ class Shared(_core.SharedBase, Closing):
                 self._check_usable()
                 keep = tries >= LOST_BEFORE_KEPT
                 producer = self._ownership.acquire(end, keep)
-                with self._lock:
-                    if self._ownership.producer is producer:
-                        self._write(producer, write)
-                if keep:
-                    self._ownership.release()  # it is not told that others wait
+                try:
+                    with self._lock:
+                        if self._ownership.producer is producer:
+                            self._write(producer, write)
+                finally:
+                    if keep:
+                        self._ownership.release()  # it is not told that others wait
                 if write.done:
                     return
 

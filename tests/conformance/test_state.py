@@ -55,25 +55,15 @@ def test_i1_no_process_sees_half_of_a_write(topic: xl.Topic, other: xl.Topic) ->
 
 
 @pytest.mark.rule("I8")
-def test_i8_a_write_waits_for_no_function_that_takes_long(topic: xl.Topic, other: xl.Topic) -> None:
-    """The owner is evicted, and its function called again with what the other one has written."""
-    seen = list[int]()
-    written = threading.Event()
-    with open_counts(topic) as slow, open_counts(other) as quick:
-        slow.write(lambda state: [["a", 1]])
-
-        def one_more(state: dict[str, int]) -> list[list[Any]]:
-            seen.append(state["a"])
-            assert written.wait(PATIENCE)
-            return [["a", 1]]
-
-        with ThreadPoolExecutor(1) as pool:
-            writing = pool.submit(slow.write, one_more)
-            quick.write(lambda state: [["a", 10]])
-            written.set()
-            writing.result(PATIENCE)
-        assert seen == [1, 11]
-        assert quick.read(dict, latest=True) == {"a": 12}
+def test_i8_a_write_waits_for_a_producer_of_the_application(
+    topic: xl.Topic, other: xl.Topic
+) -> None:
+    """It has not agreed to release the topic."""
+    with topic.producer("exclusive") as producer, open_counts(other, timeout=1.5) as counts:
+        with pytest.raises(xl.WaitTimeoutError):
+            counts.write(lambda state: [["a", 1]])
+        assert producer.state == "open"
+        assert (topic.epoch, topic.next_offset) == (1, 0)
 
 
 @pytest.mark.needs("snapshots")

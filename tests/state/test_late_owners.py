@@ -137,19 +137,62 @@ def test_i8_a_function_that_takes_long_is_not_starved(topic: xl.Topic, shared: M
         assert shared.get("n", latest=True) == 40
 
 
+def test_i8_a_topic_that_was_kept_for_a_function_that_fails_is_given_back(
+    topic: xl.Topic, shared: Map
+) -> None:
+    with xl.SharedMap(topic) as slow, ThreadPoolExecutor(1) as pool:
+        slow.put("n", 0)
+        calls = list[int]()
+
+        def fails(old: int) -> int:
+            calls.append(old)
+            if len(calls) > LOST_BEFORE_KEPT:
+                raise ValueError("on purpose")
+            pool.submit(shared.put, "n", len(calls)).result(PATIENCE)
+            return old + 1
+
+        with pytest.raises(ValueError, match="on purpose"):
+            slow.update("n", fails)
+        pool.submit(shared.put, "n", 9).result(PATIENCE)
+        assert slow.get("n", latest=True) == 9
+
+
+def test_i8_a_write_that_waits_ends_in_time_although_a_process_is_stopped_in_a_transaction(
+    engine: xl.Engine, shared: Map, other: Worker, worker: Callable[..., Worker]
+) -> None:
+    other.call(call_map, "put", "n", 1)
+    third = worker(name="third", keepalive=None)
+    third.start(be_stopped_in_a_transaction)
+    third.await_stop()
+    stop(other.pid)
+    impatient = xl.SharedMap(shared.topic, timeout=1.0)
+    with pytest.raises(xl.WaitTimeoutError):
+        impatient.put("n", 2)
+    third.kill()
+    assert shared.update("n", one_more).value == 2
+
+
+def be_stopped_in_a_transaction(state: State) -> None:
+    """While it holds the writer lock."""
+    with state.engine.ledger.write_exclusive():
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def test_i8_only_an_owner_that_has_agreed_is_evicted(engine: xl.Engine, topic: xl.Topic) -> None:
     """A producer of the application keeps its topic: a write waits for it."""
     store = engine.backend.topic_store(topic.id)
     with topic.producer("exclusive") as producer:
         assert topic.owner is not None
-        assert not store.evict_late(topic.owner.session)
-        assert not store.evict_late(topic.owner.session + 1)
+        assert store.yielding_owner() == 0
+        assert not store.evict_late(topic.owner.session, 0)
+        assert not store.evict_late(topic.owner.session + 1, 0)
         assert producer.send(b"mine") == 0
     with xl.SharedMap(engine.topic("map")) as shared:
         shared.put("n", 1)
         owner = engine.topic("map").owner
         assert owner is not None
         store = engine.backend.topic_store(engine.topic("map").id)
-        assert not store.evict_late(owner.session + 1)
-        assert store.evict_late(owner.session)
+        assert store.yielding_owner() == owner.session
+        assert not store.evict_late(owner.session + 1, 0)
+        assert store.evict_late(owner.session, 0)
         assert shared.update("n", one_more).value == 2

@@ -805,10 +805,18 @@ class Sessions:
                     self.succession.notify_fenced(tables, row, session, owner_of(tables, row))
             return True
 
-    def evict_late(self, topic: int, owner: int) -> bool:
+    def yielding_owner(self, topic: int) -> int:
+        """The session that owns the topic, if it has agreed to release it when another one waits;
+        0 if there is none."""
+        with self._ledger.read() as tables:
+            owner = owner_of(tables, tables.topics.get(topic))
+            return owner.id if owner is not None and owner.notify_on_contention else 0
+
+    def evict_late(self, topic: int, owner: int, until: int) -> bool:
         """Evict an owner that has agreed to release the topic when another session waits, and has
-        not, and promote a waiter, in one transaction (rule I8). False if it is not the owner."""
-        with self._ledger.write_exclusive() as tables:
+        not, and promote a waiter, in one transaction (rule I8). False if it is not the owner;
+        WaitTimeoutError if that cannot begin before `until`."""
+        with self._ledger.write_exclusive(until) as tables:
             row = tables.topics.get(topic)
             session = tables.sessions.holder(topic, owner) if row.owner == owner else None
             if session is None or not session.notify_on_contention:
