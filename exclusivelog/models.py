@@ -11,6 +11,8 @@ import dataclasses
 import datetime as dt
 import enum
 import importlib
+import inspect
+import types
 import typing
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -243,12 +245,26 @@ class _Shapes:
             return self._known[id(info)][1]
         shape = _core.Shape(info.cls, "fields")
         self._known[id(info)] = info, shape  # `info` is kept, and so is its id
-        config = getattr(info.cls, "__struct_config__", None)
-        if hasattr(info.cls, "__post_init__") or getattr(config, "omit_defaults", False):
+        if not _stores_what_it_is_given(info):
             shape.kind = None
         shape.names = tuple(field.name for field in info.fields)
         shape.parts = tuple(self.of(field.type) for field in info.fields)
         return shape
+
+
+def _stores_what_it_is_given(info: Any) -> bool:
+    """Whether an object made of its fields' values has these values: no code of the class, nor of
+    attrs, runs meanwhile, and no default is left out."""
+    kind = info.cls
+    if hasattr(kind, "__post_init__") or hasattr(kind, "__attrs_attrs__"):
+        return False
+    if getattr(getattr(kind, "__struct_config__", None), "omit_defaults", False):
+        return False
+    stored = (inspect.getattr_static(kind, field.name, None) for field in info.fields)
+    return not any(
+        hasattr(each, "__set__") and not isinstance(each, types.MemberDescriptorType)
+        for each in stored
+    )
 
 
 def _is_free(info: Any, *parts: str) -> bool:

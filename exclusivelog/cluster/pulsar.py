@@ -33,7 +33,7 @@ from exclusivelog import _core
 from exclusivelog.backend import Closing
 from exclusivelog.cluster.native import Native, enter, stay
 from exclusivelog.errors import ClusterError, EngineClosedError, ProducerBusyError
-from exclusivelog.foreign import Ignoring, is_raised_by_a_handler
+from exclusivelog.foreign import is_raised_by_a_handler
 
 TOKEN_VARIABLE = "EXCLUSIVELOG_TOKEN"
 ADMIN_VARIABLE, CERTIFICATES_VARIABLE = "EXCLUSIVELOG_ADMIN", "EXCLUSIVELOG_TLS_TRUST_CERTS"
@@ -554,8 +554,11 @@ def _refused(access: Access, path: str, error: urllib.error.HTTPError) -> str:
             "(check_policies=False, --unchecked-policies)"
         )
     reason = error.reason
-    with Ignoring(ValueError, AttributeError, OSError):
+    try:
         reason = json.loads(error.read()).get("reason", reason)
+    except (ValueError, AttributeError, OSError) as broken:  # a socket's time-out has no errno
+        if is_raised_by_a_handler(broken):
+            raise
     missing = " Make it: pulsar-admin namespaces create " + access.path
     return (
         f"{access.admin}: {path}: {reason} (HTTP {error.code})."

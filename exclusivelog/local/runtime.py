@@ -365,7 +365,11 @@ class Runtime(OpenEngine):
         self.committer.start()
         request = replace(request, created=_core.now())
         register = functools.partial(
-            self.sessions.request, request, self.info, slot.index, self._ended(request.topic)
+            self.sessions.request,
+            request,
+            self.info,
+            slot.index,
+            self._ended(request.topic, request.timeout),
         )
         self.pending.request(future, register, request.timeout)
 
@@ -387,18 +391,20 @@ class Runtime(OpenEngine):
         )
         return self.pending.request_all(register, make)
 
-    def _ended(self, topic: int | None) -> Callable[[], list[Session]]:
+    def _ended(
+        self, topic: int | None, timeout: float | None = None
+    ) -> Callable[[], list[Session]]:
         """Gives the sessions of this process that have ended, and are still registered: those of
         dropped producers, say, which must not refuse a request. What these have accepted for this
-        topic (None: for all) is committed first."""
+        topic (None: for all) is committed first, if that takes no longer than `timeout`."""
         here = [each for each in list(_engines) if each.ledger is self.ledger and not each.closed]
-        drained = [session for each in here for session in each.drain_dropped(topic)]
+        drained = [session for each in here for session in each.drain_dropped(topic, timeout)]
         return lambda: [*drained, *(session for each in here for session in each.worker.ended())]
 
-    def drain_dropped(self, topic: int | None) -> list[Session]:
+    def drain_dropped(self, topic: int | None, timeout: float | None) -> list[Session]:
         """Commit what dropped producers of this engine have accepted; returns their sessions."""
         return self.committer.drain_dropped(
-            topic, lambda session: self.registry.find_session(session) is not None
+            topic, lambda session: self.registry.find_session(session) is not None, timeout
         )
 
     def release_dropped(self) -> None:

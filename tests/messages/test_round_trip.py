@@ -9,6 +9,7 @@ process accepts ends another.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import datetime as dt
 import decimal
 import enum
@@ -22,6 +23,7 @@ import uuid
 import zoneinfo
 from typing import Any
 
+import attrs
 import msgpack
 import pydantic
 import pytest
@@ -613,3 +615,49 @@ def test_g10_a_watch_goes_on_after_a_change_that_cannot_be_read(topic: xl.Topic)
         shared["a"] = 4
         change = watch.read_next(timeout=5)
         assert (change.previous, change.value) == (3, 4)
+
+
+# ---- classes that run code of their own --------------------------------------------------
+
+
+@attrs.define
+class WithHook:
+    a: int
+
+    def __attrs_post_init__(self) -> None:
+        self.a += 1
+
+
+@attrs.define
+class WithPrivate:
+    _a: int = 0
+
+
+class Doubled:
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = f"_{name}"
+
+    def __get__(self, each: Any, owner: type) -> Any:
+        return 0 if each is None else getattr(each, self.name, 0)
+
+    def __set__(self, each: Any, value: int) -> None:
+        setattr(each, self.name, 2 * value)
+
+
+@dataclasses.dataclass
+class Described:
+    a: int = Doubled()  # type: ignore[assignment]
+
+
+WITH_CODE = [WithHook(1), WithPrivate(3), Described(5)]
+
+
+@pytest.mark.rule("G10")
+@pytest.mark.parametrize("value", WITH_CODE, ids=lambda value: type(value).__name__)
+def test_g10_an_object_whose_class_runs_code_is_refused_or_given_back(value: Any) -> None:
+    codec = serde.model(type(value))
+    try:
+        data = codec.dumps(value)
+    except (TypeError, ValueError):
+        return
+    assert codec.loads(data) == value

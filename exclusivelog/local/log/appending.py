@@ -453,16 +453,27 @@ class Committer:
         with self._commit_lock:
             pass
 
-    def drain_dropped(self, topic: int | None, lives: Callable[[int], object]) -> list[Session]:
+    def drain_dropped(
+        self, topic: int | None, lives: Callable[[int], object], timeout: float | None
+    ) -> list[Session]:
         """Commit what the dropped producers of a topic (None: of all topics) have accepted; returns
-        their sessions. `lives`: does a session of this id have a producer?"""
+        the sessions of those where that took no longer than `timeout` seconds in all (None: without
+        limit). `lives`: does a session of this id have a producer?"""
         dropped = [
             appender for appender in self.commit_queue.pending()
             if topic in (None, appender.session.topic) and not lives(appender.session.id)
         ]  # fmt: skip
-        for appender in dropped:
+        end = None if timeout is None else _core.monotonic() + timeout
+        return [appender.session for appender in dropped if self._drains(appender, end)]
+
+    def _drains(self, appender: _core.Appender, end: float | None) -> bool:
+        """Commit what waits here, until `end` at most; whether all is committed."""
+        receipt = appender.newest()
+        if receipt is None or end is None:
             self.commit(appender)
-        return [appender.session for appender in dropped]
+            return True
+        self.commit_within(appender, receipt, max(0.0, end - _core.monotonic()))
+        return receipt.done()
 
     def fail(self, appender: _core.Appender, error: ExclusiveLogError) -> None:
         """Fail all messages that wait in this appender, and all later ones.

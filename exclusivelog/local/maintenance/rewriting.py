@@ -20,6 +20,7 @@ removes. A damaged entry stays where it is, and so does its segment.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -165,7 +166,11 @@ def _rewrite_one(
     for part in _parts(places):
         if ended():
             return
-        copies = list(_copied(ledger, part))
+        try:
+            copies = list(_copied(ledger, part))
+        except OSError as error:  # no descriptor is left, say: a later round tries again
+            pass_on_foreign(error)
+            return
         with ledger.write_concurrent() as tables:
             if any(each.id == segment and each.grows for each in tables.large.survey()):
                 return  # the disk, or the limit, has become larger
@@ -195,8 +200,11 @@ def _copied(ledger: Store, part: list[Reference]) -> Iterator[tuple[int, int, by
     for topic, last, row in part:
         try:
             yield topic, last, row, _copy(ledger, row)
-        except (OSError, ValueError) as error:
-            pass_on_foreign(error)
+        except ValueError:
+            continue
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
 
 
 def _copy(ledger: Store, row: bytes) -> bytes:
