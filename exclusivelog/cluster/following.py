@@ -376,7 +376,7 @@ class Owning:
             if batch is not None and ticket.error is None:
                 placed.append((batch, ticket.offset or 0))
         if error is not None:
-            _fail(appender, placed, error)
+            _fail(appender, placed, error, self.topic.error or error)
         elif placed:
             appender.settle(placed)
         # The commit thread calls back, and takes what waits.
@@ -428,11 +428,12 @@ class Owning:
 
 
 def _fail(
-    appender: _core.Appender, placed: list[tuple[_core.Batch, int]], error: ExclusiveLogError
-) -> None:
-    """Fail all messages of this appender that are not in the log, and take no more. If it was
-    closed before, later calls still raise the error of that."""
-    appender.close_with(error)
+    appender: _core.Appender, placed: list[tuple[_core.Batch, int]], error: ExclusiveLogError,
+    later: ExclusiveLogError | None = None,
+) -> None:  # fmt: skip
+    """Fail all messages of this appender that are not in the log, and take no more. Later calls
+    raise `later` (None: the same error), or that with which it was closed before."""
+    appender.close_with(later or error)
     appender.settle(placed, error)
 
 
@@ -548,6 +549,11 @@ class TopicLog:
         threads.start(host.path, self._thread)
 
     # ---- calls ---------------------------------------------------------------------------
+
+    @property
+    def error(self) -> ExclusiveLogError | None:
+        """The error that has ended the thread which follows the log."""
+        return self._error
 
     def check(self) -> None:
         """Raise the error that has ended the thread which follows the log."""
