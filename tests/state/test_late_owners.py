@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog.state.shared import LOST_BEFORE_KEPT
 from testing.processes import PATIENCE, State, Worker, stop, until
-from testing.states import call_map, count_up_slowly, one_more, open_map
+from testing.states import call_map, count_up, count_up_slowly, one_more, open_map
 
 pytestmark = pytest.mark.rule("I8")
 
@@ -176,6 +177,32 @@ def be_stopped_in_a_transaction(state: State) -> None:
     """While it holds the writer lock."""
     with state.engine.ledger.write_exclusive():
         os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.long
+def test_i8_stops_at_random_lose_and_double_no_write(
+    engine: xl.Engine, shared: Map, worker: Callable[..., Worker]
+) -> None:
+    """Three processes count in one key, each acknowledged once, while each is stopped now and then
+    for longer than it is waited for; a checkpoint, a reader and transactions beside them."""
+    chance = random.Random(11)
+    processes = [worker(name=f"w{number}", keepalive=None) for number in range(3)]
+    for process in processes:
+        process.call(open_map)
+        process.start(count_up, "n", 6.0)
+    with engine.topic("other").producer() as producer:
+        for _ in range(20):
+            process = chance.choice(processes)
+            stop(process.pid)
+            threading.Event().wait(chance.choice((0.05, 0.2)))
+            process.signal(signal.SIGCONT)
+            with engine.transaction() as txn:
+                producer.send(b"beside", transaction=txn)
+            engine.ledger.checkpoint()
+    counts = [process.answer()[0] for process in processes]
+    assert min(counts) > 0
+    assert shared.get("n", latest=True) == sum(counts) == engine.topic("orders").next_offset
+    assert ("evict", "late") in ends(engine)
 
 
 def test_i8_only_an_owner_that_has_agreed_is_evicted(engine: xl.Engine, topic: xl.Topic) -> None:
