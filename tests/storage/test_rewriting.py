@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import os
 import random
 import re
@@ -56,6 +57,25 @@ def on_disk(path: str | Path) -> int:
 def bound(live: int) -> int:
     """What docs/operations.md promises, and the alignment of the entries."""
     return 2 * live + 2 * (SEGMENT + LARGE)
+
+
+@pytest.mark.rule("G8", "H2")
+def test_h2_a_lack_of_descriptors_gives_no_segment_up(engine, path, monkeypatch) -> None:
+    """What could not be read for a moment is rewritten later."""
+    monkeypatch.setattr(rewriting, "SOME_AT_ONCE", 0)
+    fill_mixed(engine, 40)
+    engine.topic("bulk").trim(engine.topic("bulk").next_offset)
+
+    def no_descriptor(segment: int) -> int:
+        raise OSError(errno.EMFILE, "none is left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.ledger.segments, "open", no_descriptor)
+        rewrite(engine)
+    assert not engine.ledger.segments.stuck
+    rewrite(engine)
+    assert on_disk(path) <= bound(len(rare(40)) * LARGE)
+    assert values(engine.topic("rare")) == rare(40)
 
 
 @pytest.mark.rule("G8")

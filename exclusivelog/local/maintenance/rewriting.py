@@ -130,8 +130,10 @@ def rewrite(
     for each in segments:
         if most <= 0 or ended():
             return
-        most -= each.live_bytes
-        _rewrite_one(ledger, each.id, places[each.id], ended)
+        for size in _rewrite_one(ledger, each.id, places[each.id]):
+            most -= size
+            if most <= 0 or ended():
+                break
         ledger.remove_unneeded(READ_PATIENCE_SECONDS if scarce else 0.0)
 
 
@@ -160,12 +162,9 @@ def _references(ledger: Store, segments: set[int]) -> dict[int, list[Reference]]
     return found
 
 
-def _rewrite_one(
-    ledger: Store, segment: int, places: list[Reference], ended: Callable[[], bool]
-) -> None:
+def _rewrite_one(ledger: Store, segment: int, places: list[Reference]) -> Iterator[int]:
+    """Rewrite a segment part by part; yields the bytes of each. What was moved stays moved."""
     for part in _parts(places):
-        if ended():
-            return
         try:
             copies = list(_copied(ledger, part))
         except OSError as error:  # no descriptor is left, say: a later round tries again
@@ -176,6 +175,7 @@ def _rewrite_one(
                 return  # the disk, or the limit, has become larger
             for topic, last, row, entry in copies:
                 tables.entries.move(topic, last, row, entry)
+        yield sum(len(entry) for *_, entry in copies)
     with ledger.read() as tables:
         if any(tables.entries.has(*place) for place in places):
             ledger.segments.stuck.add(segment)
