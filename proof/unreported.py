@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import random
 import signal
@@ -53,6 +54,7 @@ UNWATCHED = "unwatched"  # only robust lists tell of a death
 UNSHARED = "unshared"  # a place in the table of readers has LMDB's POSIX lock alone
 PROCESS_MRELEASE = 448
 GOES_ON_SECONDS = 10.0
+STACKS = ".stacks"  # of a process's threads, in a file beside its notes
 
 # ---- one process -------------------------------------------------------------------------
 
@@ -144,6 +146,7 @@ def _await(notes: Notes, pid: int) -> None:
 def play(path: str, notes: str, seed: int, defect: str = "") -> None:
     """Be one process until it is killed, kills itself, or its parent has ended."""
     spoil(defect)
+    faulthandler.register(signal.SIGUSR1, file=open(f"{notes}{STACKS}", "w"))  # noqa: SIM115
     with xl.open(path, name=f"w{seed}", keepalive=KEEPALIVE) as engine:
         player, parent = Faulty(engine, Notes(notes), random.Random(seed), defect), os.getppid()
         while os.getppid() == parent:
@@ -238,8 +241,21 @@ def goes_on(where: Path, processes: UnreportedCrew) -> Iterator[str]:
         time.sleep(0.1)
         now = _counts(read_notes(where))
         missing = {topic for topic in TOPICS if now[topic] == before[topic]}
+    if missing:
+        yield from _stacks(where, processes)
     for topic in sorted(missing):
         yield f"C8: topic {topic!r} got no message for {GOES_ON_SECONDS:.0f} s after the last fault"
+
+
+def _stacks(where: Path, processes: UnreportedCrew) -> Iterator[str]:
+    """What each process does, where nothing goes on."""
+    for process in processes.living:
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+            process.signal(signal.SIGUSR1)
+    time.sleep(1.0)
+    for file in where.rglob(f"*{STACKS}"):
+        if text := file.read_text():
+            yield f"{file.name}\n{text}"
 
 
 def _counts(record: Record) -> dict[str, int]:

@@ -3,10 +3,13 @@ programs have. It says nothing of a file or a network, and reaches the caller as
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import socket
+import urllib.error
 from collections.abc import Callable, Iterator
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +72,16 @@ def test_h2_an_admin_call_that_is_interrupted_is_no_error_of_the_cluster(
     cluster.access = pulsar.Access("pulsar://localhost", "public", "default", "http://localhost:1")
     with pytest.raises(Limit):
         cluster.admin("GET", "clusters")
+
+
+class Stalled(io.BytesIO):
+    """The body of an answer that never comes: a socket's time-out has no errno."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        raise TimeoutError("timed out")
+
+
+def test_a_stalled_answer_of_the_admin_api_is_told_as_the_refusal_that_it_is() -> None:
+    access = pulsar.Access("pulsar://host:6650", "tenant", "space", "http://host:8080")
+    answer = urllib.error.HTTPError("http://host", 500, "Server Error", Message(), Stalled())
+    assert "Server Error (HTTP 500)" in pulsar._refused(access, "/policies", answer)

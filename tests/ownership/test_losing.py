@@ -1282,3 +1282,36 @@ def test_a5_another_process_is_not_taken_for_this_one(worker, topic) -> None:
     with pytest.raises(FENCED) as told:
         loser.send(b"x")
     assert "this process" not in str(told.value)
+
+
+# ---- a standby under its leader's name -----------------------------------------------------
+
+
+def send_under(state: State, name: str, count: int) -> list[int]:
+    """Own the topic under this name, and send so many."""
+    state.kept["leader"] = producer = state.topic.producer(EXCLUSIVE, name=name)
+    return [producer.send(b"%d" % number) for number in range(count)]
+
+
+@pytest.mark.rule("D9", "C2", "G2")
+def test_d9_a_killed_leaders_standby_knows_its_last_message(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """No checkpoint has moved it into the tables: the journal alone has it."""
+    leader = worker(name="leader", keepalive=None)
+    assert leader.call(send_under, "feed", 1) == [0]
+    engine.ledger.checkpoint()
+    standby = topic.producer_async(WAIT, name="feed")  # its request reads the tables
+    assert not standby.done()
+    assert leader.call(send_more, 5) == list(range(1, 6))
+    leader.kill()
+    producer = standby.result(PATIENCE)
+    assert (producer.name, producer.last_sequence_id) == ("feed", 5)
+    with pytest.raises(xl.DuplicateSequenceError):
+        producer.send(b"again", sequence_id=5)
+    assert producer.send(b"next") == 6
+
+
+def send_more(state: State, count: int) -> list[int]:
+    """Send so many by the kept producer."""
+    return [state.kept["leader"].send(b"more") for _ in range(count)]

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import os
 import re
 import signal
 from collections.abc import Callable, Iterator
@@ -653,3 +654,27 @@ def test_b9_sends_and_reads_end_at_their_timeouts(
     process.answer()
     producer.flush(PATIENCE)
     assert sorted(message.value for message in topic.reader()) == [b"1", b"2", b"3", b"4"]
+
+
+def be_stopped_in_an_append(state: State) -> None:
+    """While it holds the append mutex."""
+    assert state.engine.ledger.journal is not None
+    state.engine.ledger.journal.lock()
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.rule("K3", "D5")
+def test_k3_a_request_waits_no_longer_than_its_timeout_for_what_a_dropped_producer_has_accepted(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    process = worker(name="stopped", keepalive=None)
+    producer = topic.producer(EXCLUSIVE)
+    process.start(be_stopped_in_an_append)
+    process.await_stop()
+    receipt = producer.send_async(b"accepted")
+    del producer
+    with pytest.raises(xl.WaitTimeoutError):
+        within(lambda: topic.producer(EXCLUSIVE, timeout=0.5), PATIENCE / 4)
+    process.kill()
+    assert receipt.result(PATIENCE) == 0
+    assert topic.producer(WAIT, timeout=PATIENCE).send(b"next") == 1
