@@ -190,6 +190,7 @@ def test_i8_stops_at_random_lose_and_double_no_write(
     for process in processes:
         process.call(open_map)
         process.start(count_up, "n", 6.0)
+    reader, read = engine.topic("orders").reader(), 0
     with engine.topic("other").producer() as producer:
         for _ in range(20):
             process = chance.choice(processes)
@@ -199,8 +200,10 @@ def test_i8_stops_at_random_lose_and_double_no_write(
             with engine.transaction() as txn:
                 producer.send(b"beside", transaction=txn)
             engine.ledger.checkpoint()
+            read += len(reader.read_batch(10_000))
     counts = [process.answer()[0] for process in processes]
     assert min(counts) > 0
+    assert read + sum(1 for _ in reader) == sum(counts)
     assert shared.get("n", latest=True) == sum(counts) == engine.topic("orders").next_offset
     assert ("evict", "late") in ends(engine)
 
