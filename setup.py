@@ -51,6 +51,10 @@ SMALL = [
 ]  # fmt: skip
 COMPILE = ["-g"] if DEBUG else SMALL
 LINK = [] if DEBUG else ["-Wl,-s", "-Wl,-z,noseparate-code"]
+# The core is one file of C: for it, GCC takes all processors only in a link, and by `make`.
+if not DEBUG and is_compiled and "gcc" in os.path.basename(compiler) and shutil.which("make"):
+    COMPILE = [*COMPILE, "-flto=auto"]
+    LINK = ["-O2", *COMPILE, *LINK]
 
 CORE = Extension(
     "exclusivelog._core",

@@ -51,7 +51,7 @@ TOPIC = "history"
 PRIORITIES = {"alice": 30, "bob": 20, "carol": 10}
 HISTORY, TRUTH = "redis-history.jsonl.gz", "redis-lines.json.gz"
 DEFAULT_DATA = Path(__file__).resolve().parent / "demo_data"
-DEFAULT_KILLS, DEFAULT_RATE = 20, 2000.0
+DEFAULT_KILLS, DEFAULT_RATE = 20, 4000.0
 
 BURST = 64  # events in flight at most: these may be lost or stored when their sender is killed
 STANDBY_SECONDS = 0.1  # how often a waiting worker reads new events

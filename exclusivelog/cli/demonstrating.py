@@ -6,7 +6,7 @@ import click
 
 from exclusivelog.cli.program import PATH, access, access_options, leave, program
 
-KILLS, RATE = 20, 2000.0  # as in demo.py, which is not imported for the help text
+KILLS, RATE = 20, 4000.0  # as in demo.py, which is not imported for the help text
 
 
 @program.command()

@@ -29,5 +29,11 @@ def test_what_nobody_reports(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.rule("C8")
 def test_c8_control_deaths_of_which_robust_lists_alone_tell_stop_the_log(tmp_path: Path) -> None:
-    found, _ = schedule(tmp_path, 8.0, 1, UNWATCHED)
-    assert any("C8" in text for text in found.broken)
+    """Most schedules of this length show it; on a busy machine, one may have no such death."""
+    for attempt in range(10):
+        where = tmp_path / str(attempt)
+        where.mkdir()
+        found, _ = schedule(where, 8.0, attempt, UNWATCHED)
+        if any("C8" in text for text in found.broken):
+            return
+    raise AssertionError("no schedule was stopped by a death")
