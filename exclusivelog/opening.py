@@ -90,8 +90,9 @@ def open(
       it is open, the same process cannot open the ledger to write; other processes can.
     - `create`: False raises LedgerError if there is no ledger.
     - `mode`: permissions of the directory, if it is created; files get its read and write bits.
-    - `map_size`: the size in bytes that the tables can grow to, and the large entries, too. It
-      reserves address space, not disk space.
+    - `map_size`: the size in bytes that messages can take in the tables, and large ones beside
+      them; 16 MiB more are for changes of ownership and trims. It reserves address space, not disk
+      space. LedgerFullError in sends once they take all of it.
     - `max_readers`: how many read transactions all processes together can have open; the first
       engine that opens the ledger decides.
     - `kill_stalled`: True: kill stalled processes. A process that is stopped while it holds the

@@ -100,6 +100,13 @@ def retry_damaged(read: Callable[[], Found]) -> Found:
             before = str(error)
 
 
+def map_full(path: str) -> LedgerFullError:
+    """The error for tables that have reached `map_size`."""
+    return LedgerFullError(
+        f"{path}: the map is full; open the ledger with a larger map_size, or trim or delete topics"
+    )
+
+
 def _ran_out_of_room(path: str) -> bool:
     """Is the disk full, or a limit reached? LMDB reports every truncated write as an I/O error."""
     try:
@@ -134,9 +141,7 @@ def _translate(path: str, error: Exception, code: int, readonly: bool, way_out: 
     if isinstance(error, RefusedFile):
         return LedgerError(str(error.strerror))
     if isinstance(error, lmdb.MapFullError):
-        return LedgerFullError(
-            f"{path}: the map is full; open the ledger with a larger map_size, or trim it"
-        )
+        return map_full(path)
     if isinstance(error, lmdb.ReadersFullError):
         return LedgerFullError(
             f"{path}: all max_readers reader slots are in use; close some readers, or remove "

@@ -142,6 +142,13 @@ class Rows:
             f"{self.path}: a row of the table {table!r} is damaged: {error}"
         )
 
+    def count_pages(self) -> int:
+        """How many pages of LMDB all tables take, with this transaction's changes."""
+        tables = [self._txn.stat(each) for each in self._databases.values() if each is not None]
+        return sum(
+            each["branch_pages"] + each["leaf_pages"] + each["overflow_pages"] for each in tables
+        )
+
     def next_id(self, counter: bytes) -> int:
         """The next number of this counter. No number is used twice."""
         last = self.find("meta", counter, u64)

@@ -836,6 +836,7 @@ def test_h2_a_long_read_while_another_process_makes_the_map_larger(
     """It goes on for longer than the library waits at once. No call fails: it sees what it saw,
     and who reads or writes beside it waits until the map can be moved."""
     monkeypatch.setattr(environment, "FORK_WAIT_SECONDS", 0.3)
+    monkeypatch.setattr(environment, "MAP_RESERVED", 0)  # it is soon full
     with xl.open(path, map_size=1 << 20) as engine:
         topic = engine.topic("orders")
         with topic.producer() as producer:

@@ -87,8 +87,11 @@ def test_h2_a_ledger_on_a_full_disk_opens_again_and_again(small_disk, free) -> N
         with xl.open(path) as engine:
             assert numbers(engine) == list(range(count))
             assert engine.verify().ok
-            with pytest.raises(xl.LedgerFullError, match="or trim or delete topics"):
-                engine.topic("t").producer("exclusive")
+            with (
+                pytest.raises(xl.LedgerFullError, match="or trim or delete topics"),
+                engine.topic("t").producer("exclusive") as producer,
+            ):
+                producer.send(bytes(20_000))  # if there was room for the grant
     (small_disk / "ballast").unlink()
     with xl.open(path) as engine:
         with engine.topic("t").producer("exclusive", name="p") as producer:

@@ -141,8 +141,8 @@ def trim(ledger: Store, topic: int, first: int, renew: Renew, limits: Limits | N
     """Remove the messages before the offset `first`; returns the topic's new first offset. With
     `limits`, does nothing unless these are still the topic's retention.
 
-    On a full disk, there may be no room to move the journal's messages into the tables. Then this
-    removes what the tables have, which may make that room, and then the rest.
+    If the disk or the map is full, there may be no room to move the journal's messages into the
+    tables. Then this removes what the tables have, which may make that room, and then the rest.
 
     If the topic's compacted view does not reach `first`, or is missing although its retention keeps
     the keys, `renew(topic)` builds it before: else it would show values that removed messages have
@@ -158,7 +158,7 @@ def trim(ledger: Store, topic: int, first: int, renew: Renew, limits: Limits | N
     free_room(ledger)
     if reached < first:
         with contextlib.suppress(LedgerFullError):
-            reached = _trim(ledger, ledger.write_checkpointed, topic, first, renew, limits)
+            reached = _trim(ledger, ledger.write_freeing, topic, first, renew, limits)
             free_room(ledger)
     return reached
 

@@ -20,6 +20,7 @@ from exclusivelog import _core
 from exclusivelog.backend import GroupCursor, Owned, RoleDefinition, RoleParts
 from exclusivelog.errors import (
     ExclusiveLogError,
+    LedgerFullError,
     OwnershipError,
     ProducerFencedError,
     TopicNotFoundError,
@@ -628,10 +629,15 @@ class LocalRoles:
 
     def last_sequence(self, session: Session) -> int:
         """The last sequence id of a session's producer name."""
-        self._engine.ledger.checkpoint()
-        with self._engine.ledger.read() as tables:
-            last, _ = tables.producers.get(session.topic, session.name)
-        return last
+        ledger = self._engine.ledger
+        try:
+            ledger.checkpoint()
+        except LedgerFullError:
+            with ledger.write_exclusive() as tables:
+                tables.include_journal()
+                return tables.last_sequence(session.topic, session.name)
+        with ledger.read() as tables:
+            return tables.last_sequence(session.topic, session.name)
 
     def keep(self, number: int, claim: Owned) -> None:
         """Deliver notifications about this claim to it, and release it when the engine is

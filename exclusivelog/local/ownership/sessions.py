@@ -16,11 +16,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from typing import TypeVar
 
 from exclusivelog import _core
 from exclusivelog.backend import ProducerRequest, RoleDefinition
 from exclusivelog.errors import (
     ExclusiveLogError,
+    LedgerFullError,
     OwnershipLostError,
     ProducerBusyError,
     ProducerFencedError,
@@ -70,6 +72,7 @@ from exclusivelog.types import EngineInfo, OwnerInfo, WaiterInfo
 # ---- succession ------------------------------------------------------------------------
 
 
+Made = TypeVar("Made")
 # The rows (key, data) of a topic's queue that are candidates.
 Choose = Callable[[Tables, _core.TopicRow], Iterable[tuple[bytes, bytes]]]
 
@@ -135,7 +138,8 @@ class Succession:
         self.admit(tables, row, winner, reason, transfer)
         sequence, namesake = tables.producers.get(row.id, winner.name)
         if namesake != winner.id:  # others have used its name while it waited (rule D9)
-            sequence = max(sequence, tables.journaled_sequence(row.id, winner.name))
+            tables.include_journal()
+            sequence = tables.last_sequence(row.id, winner.name)
             tables.producers.put(row.id, winner.name, sequence, winner.id)
         tables.notifications.post(
             winner, GRANTED, winner.epoch, winner.since, sequence, reason, self.now()
@@ -475,7 +479,8 @@ class Requests:
             if coming is not None:
                 raise StillReleasing(refusal, coming.until)
             raise refusal
-        sequence, namesake = tables.producers.get(row.id, session.name)
+        _, namesake = tables.producers.get(row.id, session.name)
+        sequence = tables.last_sequence(row.id, session.name)
         if verdict is Verdict.QUEUE:
             if not namesake:  # else it gets the name at its grant (rule D9)
                 tables.producers.put(row.id, session.name, sequence, session.id)
@@ -643,20 +648,35 @@ class Sessions:
         B6). `abandoned` returns sessions of this process that have ended, and are still registered:
         they leave first."""
         topic, role, bound_to = request.topic, request.role, request.bound_to
-        # Checkpointed, because the last sequence id of every name is needed.
-        with self._ledger.write_checkpointed(request.until) as tables:
+
+        def register(tables: Tables) -> Registration | OwnershipLostError:
             self._leave_all(tables, abandoned())
             if role is not None:
                 self.succession.roles.evict_dead(tables, role, request.mode)
             row = usable(tables, topic)
             self.succession.evict_dead(tables, row, request.mode, request.name)
             # Check after the evictions: a claim may have moved with an evicted session's topic.
-            if not bound_to or tables.claims.claimant(bound_to) is not None:
-                session = _unregistered(request, engine, slot)
-                return self.requests.register(
-                    tables, row, session, role=role, follows=request.lineage
-                )
-        raise _claim_gone(row)  # raised after the commit, which keeps the evictions
+            if bound_to and tables.claims.claimant(bound_to) is None:
+                return _claim_gone(row)
+            session = _unregistered(request, engine, slot)
+            return self.requests.register(tables, row, session, role=role, follows=request.lineage)
+
+        found = self._write_with_journal(register, request.until)
+        if isinstance(found, OwnershipLostError):
+            raise found  # after the commit, which keeps the evictions
+        return found
+
+    def _write_with_journal(self, change: Callable[[Tables], Made], until: int = 0) -> Made:
+        """Make a change in a transaction that knows the last sequence id of every name, and where
+        topics end: from the tables, or if these have no room for the journal's messages, from
+        both (rule H2)."""
+        try:
+            with self._ledger.write_checkpointed(until) as tables:
+                return change(tables)
+        except LedgerFullError:
+            with self._ledger.write_exclusive(until) as tables:
+                tables.include_journal()
+                return change(tables)
 
     def request_all(
         self, names: Sequence[str], request: ProducerRequest, engine: EngineInfo, slot: int,
@@ -665,9 +685,12 @@ class Sessions:
         """Register a producer on each of the topics with these names, all or none; creates missing
         topics. `request` must not wait; its topic is not used. `abandoned` as in `request`."""
         session = _unregistered(request, engine, slot)
-        with self._ledger.write_checkpointed() as tables:
+
+        def register(tables: Tables) -> list[Registration]:
             self._leave_all(tables, abandoned())
             return [self._register_one(tables, name, session) for name in names]
+
+        return self._write_with_journal(register)
 
     def _register_one(self, tables: Tables, name: str, session: Session) -> Registration:
         row = check_usable(tables.topics.find(name) or tables.topics.create(name))
@@ -686,7 +709,8 @@ class Sessions:
 
     def terminate(self, topic: int) -> int:
         """Terminate the topic, and notify its waiters (rule G8). Returns its end."""
-        with self._ledger.write_checkpointed() as tables:
+
+        def change(tables: Tables) -> int:
             row = tables.topics.get(topic)
             if row.flags & _core.DELETED:
                 raise TopicNotFoundError(f"topic {row.name!r} was deleted")
@@ -700,7 +724,9 @@ class Sessions:
                 tables.notifications.post(session, TERMINATED, str(_terminated(row)))
             tables.topics.put(row)
             tables.announce.add(row.id)
-            return row.next_offset
+            return tables.latest(row.id).next_offset
+
+        return self._write_with_journal(change)
 
     # ---- leave ---------------------------------------------------------------------------
 

@@ -159,6 +159,7 @@ def apply_frames(tables: Tables, stop: int, version: int | None = None) -> None:
     assert journal.file is not None
     if stop <= journal.applied:
         return
+    tables.entries.added = True
     with journal.file.gather(journal.applied, stop, journal.generation) as bundles:
         small = min(SMALL_ENTRY, max(LEAST_FILLED_UP, FILLED_UP // max(1, len(bundles))))
         for start in range(0, len(bundles), MERGED_AT_ONCE):
@@ -302,12 +303,13 @@ def recover(
             doubted = _doubted(tables, stop) if known > end else {}
             apply_frames(tables, stop)
             _skip_lost(tables, doubted)
+            tables.check_room()
             applied.begin_generation(generation, applied.applied)
             tables.large.sync()
             txn.commit()
         journal.begin(generation, applied.applied)
     except Exception as error:
-        full = translation(tables.rows.path, error)
+        full = translation(tables.rows.path, error) or error
         tables.large.undo()
         txn.abort()  # no effect if it has ended
         if not (alone and before.generation and isinstance(full, LedgerFullError)):

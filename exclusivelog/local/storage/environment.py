@@ -10,6 +10,7 @@ import _thread
 import contextlib
 import errno
 import functools
+import math
 import mmap
 import os
 import re
@@ -51,7 +52,7 @@ from exclusivelog.local.files import (
     sync_directory,
     why_shared,
 )
-from exclusivelog.local.records import NAMES
+from exclusivelog.local.records import NAMES, Rows
 from exclusivelog.local.storage.mounts import is_mounted_read_only
 from exclusivelog.local.versions import FORMAT, refuse_format
 from exclusivelog.version import __version__
@@ -189,7 +190,13 @@ def _has_segments(directory: Directory) -> bool:
 
 LMDB_MAGIC = 0xBEEFC0DE
 DEFAULT_MAP_SIZE = 1 << 40  # address space that is reserved, not disk that is used
+# Beyond map_size, for changes of ownership, trims and deletions, but not for messages. A trim may
+# have to move a whole journal (8 MiB) into the tables.
+MAP_RESERVED = 16 << 20
 SMALLER_MAPS = (1 << 36, 1 << 32, 1 << 30)  # where there is less of it
+# A map of at least this size is not filled by one transaction: pages are counted once half of it is
+# used.
+COUNTED_FROM = 1 << 28
 GROWING_SECONDS = 0.05  # for the end of this process's transactions
 RAISING_BYTES = 64 << 20  # of map: more than a new format number and new tables need
 LMDB_ENGINE = 0  # the 0.9 file format, independent of the default of the installed py-lmdb
@@ -448,6 +455,15 @@ class Environment:
         finally:
             self.gate.leave()
 
+    def room(self, rows: Rows) -> float:
+        """How many bytes more the tables may take, as this transaction has changed them; below 0,
+        they take some of the reserve. Infinite while they are far from that."""
+        info, page = self.lmdb.info(), self.lmdb.stat()["psize"]
+        most = info["map_size"] - MAP_RESERVED
+        if most >= COUNTED_FROM and 2 * (info["last_pgno"] + 1) * page < most:
+            return math.inf
+        return float(most - rows.count_pages() * page)
+
     def adopt_map_size(self) -> None:
         """Make the map as large as another process has made it. LMDB moves the map, so this waits
         until this process has no transaction."""
@@ -469,7 +485,8 @@ class Environment:
         if self._map_size < self._wanted_size:
             with self.use() as env:
                 info = env.info()
-                low = 2 * (info["last_pgno"] + 1) * env.stat()["psize"] > info["map_size"]
+                used = (info["last_pgno"] + 1) * env.stat()["psize"]
+                low = 2 * used > info["map_size"] - MAP_RESERVED
             if low and self._resizing.acquire(blocking=False):
                 try:
                     self._resized(GROWING_SECONDS)
@@ -487,7 +504,7 @@ class Environment:
             else:
                 # LMDB would lose the old map before it finds no address space for a new one.
                 size = self._larger_map()
-                self.lmdb.set_mapsize(size)
+                self.lmdb.set_mapsize(size + MAP_RESERVED)
                 self._map_size = size
             self._keep_out_of_dumps()
             return True
@@ -588,11 +605,14 @@ def _open(
     with _only(directory, files) as place:
         numbers = _next_descriptors(directory.fd)
         env = lmdb.open(
-            place, map_size=map_size, max_dbs=len(NAMES), max_readers=max_readers,
+            place, map_size=map_size + MAP_RESERVED, max_dbs=len(NAMES), max_readers=max_readers,
             readonly=readonly, create=False, lib_version=LMDB_ENGINE,
         )  # fmt: skip
     try:
         _adopt_descriptors(directory, files, facts, numbers)
+        used = env.info()["map_size"]
+        if used > map_size + MAP_RESERVED and not readonly:
+            env.set_mapsize(used + MAP_RESERVED)  # the tables were larger: LMDB left no reserve
     except BaseException:
         env.close()
         raise

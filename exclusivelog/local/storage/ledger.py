@@ -40,7 +40,7 @@ from exclusivelog.local.files import DATA, JOURNAL, LOCK, OWNERS, standard_descr
 from exclusivelog.local.storage.changes import is_logged, log_changes
 from exclusivelog.local.storage.checkpointer import Checkpointer, apply_frames, recover
 from exclusivelog.local.storage.environment import DEFAULT_MAP_SIZE as DEFAULT_MAP_SIZE
-from exclusivelog.local.storage.environment import identity, make_directory
+from exclusivelog.local.storage.environment import MAP_RESERVED, identity, make_directory
 from exclusivelog.local.storage.integrity import Integrity
 from exclusivelog.local.storage.journal import inode
 from exclusivelog.local.storage.mounts import refuse_file_system
@@ -229,13 +229,13 @@ class Ledger:
         WaitTimeoutError if the transaction cannot begin before `until` (ns of the monotonic clock,
         0: no limit), because another process is stopped inside one.
         """
-        return self._transaction(exclusive=True, applied=False, until=until)
+        return self._transaction(exclusive=True, kind=FlushingTransaction, until=until)
 
     def write_concurrent(self, until: int = 0) -> Transaction:
         """A concurrent write transaction: as `write_exclusive`, but appends go on meanwhile. Use it
         for changes that do not concern ownership. What readers have seen is flushed before it
         commits."""
-        return self._transaction(exclusive=False, applied=False, until=until)
+        return self._transaction(exclusive=False, kind=FlushingTransaction, until=until)
 
     def write_checkpointed(self, until: int = 0) -> Transaction:
         """A checkpointed write transaction: as `write_exclusive`, with the whole journal applied to
@@ -244,7 +244,14 @@ class Ledger:
             self.checkpoint(until)
         return self._transaction(exclusive=True, until=until)
 
-    def _transaction(self, *, exclusive: bool, applied: bool = True, until: int = 0) -> Transaction:
+    def write_freeing(self) -> Transaction:
+        """A checkpointed write transaction that may use the reserve: for trims, which remove some
+        of the journal's messages as soon as the tables have them."""
+        return self._transaction(exclusive=True, kind=FreeingTransaction)
+
+    def _transaction(
+        self, *, exclusive: bool, kind: type[Transaction] | None = None, until: int = 0
+    ) -> Transaction:
         if self.readonly:
             raise LedgerError(f"{self.path} is open with readonly=True; nothing can be changed")
         if self.busy_here:
@@ -253,9 +260,8 @@ class Ledger:
                 "interrupted a transaction of the same thread; call it from another thread"
             )
         self.integrity.check_place()
-        kind = Transaction if applied else FlushingTransaction
         environment = self._environment
-        return kind(
+        return (kind or Transaction)(
             self, self._writing, environment.gate, environment.begin_write, self.journal, exclusive,
             until,
         )  # fmt: skip
@@ -420,6 +426,7 @@ class Transaction(_Section):
         """The steps before the commit."""
         if tables.settle is not None:
             tables.settle(tables)
+        tables.check_room()
         write_events(tables)
         tables.journal.record_generation()
         if self.held and self.journal is not None and tables.rows.changed:
@@ -462,6 +469,19 @@ class Transaction(_Section):
             return []
         ledger = self.ledger
         return [(log_changes, (ledger.path, tables.committed, ledger.lockfile.slots))]
+
+
+class FreeingTransaction(Transaction):
+    """A transaction that applies the journal although that exceeds `map_size` for a moment."""
+
+    __slots__ = ()
+
+    def opened(self, txn: lmdb.Transaction[bytes]) -> Tables:
+        """The tables for the block."""
+        tables: Tables = self.ledger.tables(txn)
+        tables.large.excess = MAP_RESERVED
+        self._apply_journal(tables)
+        return tables
 
 
 class FlushingTransaction(Transaction):
@@ -511,6 +531,8 @@ def _trim_events(tables: Tables, row: _core.TopicRow, most: int) -> None:
     """Keep the newest `MOST_EVENTS` (rule E5), and delete up to `most` of the entries before them.
     It is done here, because no engine may be open long enough to do it in the background."""
     first = row.next_offset - MOST_EVENTS
+    if tables.room() < -MAP_RESERVED / 4:  # the rest is for grants and fencing, not for their past
+        first = max(first, min(row.first_offset + most, row.next_offset))
     if first <= row.first_offset or tables.retention.get(row.id) != (None, None):
         return
     if tables.views.view(row.id) is not None:
@@ -527,7 +549,10 @@ def _trim_events(tables: Tables, row: _core.TopicRow, most: int) -> None:
 
 
 def _tables(files: OpenFiles, txn: lmdb.Transaction[bytes]) -> Tables:
-    return Tables(txn, files.databases, files.path, files.segments, files.journal)
+    return Tables(
+        txn, files.databases, files.path, files.segments, files.journal,
+        files.environment.room,
+    )  # fmt: skip
 
 
 def recover_journal(files: OpenFiles, journal: _core.Journal, alone: bool) -> None:

@@ -58,6 +58,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import struct
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -79,6 +80,7 @@ from exclusivelog.errors import (
     TopicTerminatedError,
 )
 from exclusivelog.foreign import Ignoring
+from exclusivelog.local.faults import map_full
 from exclusivelog.local.records import (
     ANNOUNCED,
     COMPRESSION,
@@ -282,9 +284,10 @@ class LargeEntries:
     the number of that transaction.
     """
 
-    __slots__ = ("_grown", "_rows", "_segments", "emptied")
+    __slots__ = ("_grown", "_rows", "_segments", "emptied", "excess")
 
     def __init__(self, rows: Rows, segments: Segments) -> None:
+        self.excess = 0  # bytes beyond the limit that the transaction may write
         self._rows = rows
         self._segments = segments
         self._grown: dict[int, int] = {}  # {segment: where it ended before}
@@ -401,10 +404,10 @@ class LargeEntries:
 
     def _add_to_total(self, count: int, limited: bool = False) -> None:
         total, limit = self._total()
-        if limited and total + count > limit:
+        if limited and total + count > limit + self.excess:
             raise LedgerFullError(
                 f"{self._rows.path}: large entries take {total} bytes of {limit}, another one "
-                "does not fit; open the ledger with a larger map_size, or trim it"
+                "does not fit; open the ledger with a larger map_size, or trim or delete topics"
             )
         self._rows.put("meta", b"large", PAIR.pack(total + count, limit))
 
@@ -434,14 +437,16 @@ class LargeEntries:
 class EntryTable:
     """Entries: those in the tables, followed by those in the journal."""
 
-    __slots__ = ("_journal", "_large", "rows", "scanned")
+    __slots__ = ("_journal", "_large", "added", "rows", "scanned")
 
     def __init__(self, rows: Rows, large: LargeEntries, journal: AppliedJournal) -> None:
         self.rows, self._large, self._journal = rows, large, journal
+        self.added = False  # has the transaction written entries?
         self.scanned = 0  # how far `walk` has read the journal
 
     def put(self, topic: int, last_offset: int, entry: bytes, limited: bool = True) -> None:
         """Append an entry to its topic. `limited` as in `LargeEntries.put`."""
+        self.added = self.added or limited
         key = PAIR.pack(topic, last_offset)
         row = entry if len(entry) < LARGE_ENTRY else self._large.put(entry, limited)
         if not self.rows.put("entries", key, row, overwrite=False):
@@ -745,11 +750,14 @@ class AppliedJournal:
     journal. `file` is None if a ledger is read without its journal.
     """
 
-    __slots__ = ("_mark", "_oldest", "_rows", "applied", "file", "generation", "visible")
+    __slots__ = (
+        "_mark", "_oldest", "_rows", "_sequences", "applied", "file", "generation", "visible",
+    )  # fmt: skip
 
     def __init__(self, rows: Rows, file: _core.Journal | None) -> None:
         self._rows, self.file = rows, file
         self.visible = 0
+        self._sequences: dict[tuple[int, str], int] | None = None
         self.generation, self.applied, self._mark, self._oldest = 0, 0, 0, 0
         if file is not None:
             self.generation, self.applied, self._mark, self._oldest = self._read()
@@ -797,7 +805,19 @@ class AppliedJournal:
         """Include the journal's frames up to this position (None: to its end)."""
         if visible is None and self.file is not None:
             visible = self.live_end(self.known_end())
-        self.visible = visible or 0
+        self.visible, self._sequences = visible or 0, None
+
+    def sequences(self) -> dict[tuple[int, str], int]:
+        """{(topic, producer name): last sequence id} of the frames that the tables lack."""
+        if self.file is None or self.applied >= self.visible:
+            return {}
+        if self._sequences is None:
+            with self.file.gather(self.applied, self.visible, self.generation) as bundles:
+                self._sequences = {
+                    (bundle.topic, name.decode()): last
+                    for bundle in bundles for name, last in bundle.producers().items()
+                }  # fmt: skip
+        return self._sequences
 
     def begin_generation(self, generation: int, position: int) -> None:
         """Start a new generation of the journal, all of whose frames are in the tables."""
@@ -1472,8 +1492,10 @@ class Tables:
     def __init__(
         self, txn: lmdb.Transaction[bytes], databases: dict[str, Any], path: str,
         segments: Segments, journal: _core.Journal | None = None,
+        room: Callable[[Rows], float] = lambda rows: math.inf,
     ) -> None:  # fmt: skip
         self.rows = Rows(txn, databases, path)
+        self._room = room
         self.large = LargeEntries(self.rows, segments)
         self.journal = AppliedJournal(self.rows, journal)
         self.to_notify: set[int] = set()
@@ -1541,21 +1563,25 @@ class Tables:
         """How long topics keep their messages."""
         return RetentionTable(self.rows)
 
-    def journaled_sequence(self, topic: int, name: str) -> int:
-        """The last sequence id of a producer name in the journal; -1 if it has none there. Appends
-        must be excluded."""
-        journal, last = self.journal, -1
-        if journal.file is None:
-            return last
-        journal.see(journal.file.tail)
-        if journal.applied < journal.visible:
-            with journal.file.gather(
-                journal.applied, journal.visible, journal.generation
-            ) as bundles:
-                for bundle in bundles:
-                    if bundle.topic == topic:
-                        last = max(last, bundle.producers().get(name.encode(), -1))
-        return last
+    def room(self) -> float:
+        """How many bytes more the tables may take; below 0, they take some of the reserve."""
+        return self._room(self.rows)
+
+    def check_room(self) -> None:
+        """LedgerFullError if messages that the transaction has written do not fit: the reserve is
+        for changes of ownership, trims and deletions (rule H2)."""
+        if self.entries.added and self.room() + self.large.excess < 0:
+            raise map_full(self.rows.path)
+
+    def include_journal(self) -> None:
+        """Include the journal's frames in `last_sequence` and `latest`. Exclude appends."""
+        if self.journal.file is not None:
+            self.journal.see(self.journal.file.tail)
+
+    def last_sequence(self, topic: int, name: str) -> int:
+        """The last sequence id of a producer name; -1 if it has none."""
+        journaled = self.journal.sequences().get((topic, name), -1)
+        return max(self.producers.get(topic, name)[0], journaled)
 
     def latest(self, topic: int, since: int = 0) -> TopicRow:
         """The topic's current row, with the journal's frames behind the position `since`."""
@@ -1610,6 +1636,9 @@ class Store(Protocol):
 
     def write_checkpointed(self, until: int = 0) -> AbstractContextManager[Tables]:
         """An exclusive write whose tables have all that the journal has."""
+
+    def write_freeing(self) -> AbstractContextManager[Tables]:
+        """A checkpointed write that makes room; it may use the reserve."""
 
     def write_concurrent(self, until: int = 0) -> AbstractContextManager[Tables]:
         """A concurrent write: appends go on."""

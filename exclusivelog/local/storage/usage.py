@@ -27,7 +27,7 @@ from exclusivelog.foreign import pass_on_foreign
 from exclusivelog.local.faults import translated
 from exclusivelog.local.files import DATA, JOURNAL, Directory, read_whole
 from exclusivelog.local.shm.slots import Slots, StallWatch, describe
-from exclusivelog.local.storage.environment import Reading, parse_readers
+from exclusivelog.local.storage.environment import MAP_RESERVED, Reading, parse_readers
 from exclusivelog.local.storage.segments import Segments
 
 log = logging.getLogger(__name__)
@@ -233,7 +233,8 @@ class Room:
 
     def _check_map(self, env: lmdb.Environment) -> None:
         info = env.info()
-        used, most = (info["last_pgno"] + 1) * env.stat()["psize"], info["map_size"]
+        used = (info["last_pgno"] + 1) * env.stat()["psize"]
+        most = info["map_size"] - MAP_RESERVED
         if used > MAP_SHARE * most and not self._map_low:
             logs.emit(log, logs.MAP_LOW, ledger=self._path, used=used, map_size=most)
         self._map_low = used > MAP_SHARE * most
@@ -326,7 +327,7 @@ class Usage:
             with env.begin() as txn:
                 large = self._large_bytes(txn)
             return {
-                "map_size": info["map_size"],
+                "map_size": info["map_size"] - MAP_RESERVED,
                 "used_bytes": (info["last_pgno"] + 1) * page,
                 "journal_bytes": 0 if journal is None else journal.backlog,
                 "journal_capacity": 0 if journal is None else journal.capacity,
