@@ -53,6 +53,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 import atexit as _atexit
 import datetime as _datetime
+import enum as _enum
 import os as _os
 import threading as _threading
 import time as _time

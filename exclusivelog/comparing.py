@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import reprlib
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,8 @@ def difference(a: Any, b: Any, path: str = "value") -> str | None:
         found = _inside(a, b, path)
         if found is not None:
             return found
+    if isinstance(a, enum.Enum) and not _core.is_member(a):
+        return f"{path} is {a!r}, no member of its Enum: another process may not know it"
     return f"{path} is {_described(a)}, and comes back as {_described(b)}"
 
 

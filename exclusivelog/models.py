@@ -7,9 +7,9 @@ of nothing but what msgspec gives back (`_core.Shape`): plain fields, lists and 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
-import enum
 import importlib
 import inspect
 import types
@@ -140,7 +140,7 @@ def _by_msgspec(cls: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any
             f"the types of the fields of {cls.__name__} cannot be found: {error}; define the "
             "classes that they name in the module, not in a function"
         ) from None
-    except TypeError as error:
+    except (TypeError, NotImplementedError) as error:
         raise TypeError(f"{cls.__name__}: {error}") from error
     unknown = _unknown(inspect, info)
     if unknown is not None:
@@ -148,7 +148,7 @@ def _by_msgspec(cls: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any
             f"{unknown}, which `serde.model` cannot store as JSON; see its documentation, or write "
             "a Serde"
         )
-    return json.Encoder().encode, decoder.decode, _Shapes(inspect).of(info)
+    return json.Encoder().encode, decoder.decode, _Shapes(json, inspect).of(info)
 
 
 def _unknown(inspect: Any, info: Any) -> str | None:
@@ -181,7 +181,7 @@ class _Shapes:
     """Makes shapes of what msgspec knows of a class. Where there is a doubt (a constraint, code
     that runs when an object is made, a union of several types), the shape is empty."""
 
-    def __init__(self, inspect: Any) -> None:
+    def __init__(self, json: Any, inspect: Any) -> None:
         from decimal import Decimal  # 3 ms with uuid, which each `open` would take
         from uuid import UUID
 
@@ -203,7 +203,7 @@ class _Shapes:
             inspect.FloatType: "number", inspect.StrType: "string", inspect.DictType: "object",
             **dict.fromkeys(self._several, "array"),
         }  # fmt: skip
-        self._inspect = inspect
+        self._json, self._inspect = json, inspect
 
     def of(self, info: Any) -> _core.Shape:
         """The shape of a type."""
@@ -211,7 +211,7 @@ class _Shapes:
         if kind in self._leaves:
             return _core.Shape(*self._leaves[kind]) if _is_free(info) else _core.Shape()
         if kind is inspect.EnumType:
-            return _core.Shape(None if issubclass(info.cls, enum.Flag) else info.cls)
+            return _core.Shape(info.cls, "member", parts=_members(self._json, info.cls))
         if kind in self._several and _is_free(info, "item_type"):
             return _core.Shape(self._several[kind], "items", self.of(info.item_type))
         if kind is inspect.TupleType:
@@ -265,6 +265,17 @@ def _stores_what_it_is_given(info: Any) -> bool:
         hasattr(each, "__set__") and not isinstance(each, types.MemberDescriptorType)
         for each in stored
     )
+
+
+def _members(json: Any, kind: Any) -> tuple[Any, ...]:
+    """The members of an Enum that come back: not one whose value was changed after the Enum had
+    noted it, nor what its `_missing_` makes, which another process may not know."""
+    encode, decode, found = json.encode, json.Decoder(kind).decode, {}
+    for each in kind._member_map_.values():
+        with contextlib.suppress(Exception):  # of a `_missing_`
+            if decode(encode(each)) is each:
+                found[id(each)] = each
+    return tuple(found.values())
 
 
 def _is_free(info: Any, *parts: str) -> bool:

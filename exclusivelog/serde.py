@@ -163,7 +163,8 @@ def model(cls: type) -> Serde:
     Each object is decoded before it is sent, and compared, fields and their types, unless it has
     only plain fields, which are looked at instead. One that would not come back is refused with
     TypeError or ValueError. Examples: NaN, an int in a field of type float, an object of a
-    subclass, a SecretStr (give it a serializer that writes the secret).
+    subclass, a SecretStr (give it a serializer that writes the secret), what an Enum's `_missing_`
+    makes, which another process may not know.
 
     Raises TypeError for another class, and for a field that cannot be stored; ImportError if the
     library is not installed.

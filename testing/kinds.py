@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypedDict
 import attrs
 import msgspec
 import pydantic
+import pydantic.dataclasses
 from hypothesis import strategies as some
 
 # ---- classes -----------------------------------------------------------------------------
@@ -28,6 +29,70 @@ class Level(enum.IntEnum):
 
 class Colour(enum.StrEnum):
     RED = "red"
+
+
+class Swapped(enum.Enum):
+    """Encoded by the value that its `__init__` gives it, found by the one that it had before."""
+
+    FIRST, SECOND = "a", "b"
+
+    def __init__(self, value: str) -> None:
+        self._value_ = {"a": "b", "b": "a"}[value]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return getattr, (Swapped, self.name)  # as later Pythons pickle it: by its name
+
+
+class Lenient(enum.Enum):
+    """Takes every value. Its members are told apart by nothing but their identity."""
+
+    RIGHT, WRONG = 1, 2
+
+    @classmethod
+    def _missing_(cls, value: object) -> Lenient:
+        return cls.RIGHT
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Lenient)
+
+    def __hash__(self) -> int:
+        return 1
+
+
+LEARNT: dict[object, Any] = {}
+
+
+class Growing(str, enum.Enum):
+    """`learn` makes members of it, which other processes do not know."""
+
+    KNOWN = "known"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        return LEARNT.get(value)
+
+
+class Rights(enum.Flag, boundary=enum.KEEP):
+    READ, WRITE = 1, 2
+
+
+class Masks(enum.Flag):
+    """One bit of 64 is known where it was learnt."""
+
+    LEFT, RIGHT = 1, 2
+
+    @classmethod
+    def _missing_(cls, value: Any) -> Any:
+        return LEARNT.get(value) or super()._missing_(value)
+
+
+def learn(kind: Any, value: Any) -> Any:
+    """A member that this process alone has."""
+    if value not in LEARNT:
+        made = str.__new__(kind, value) if issubclass(kind, str) else object.__new__(kind)
+        made._name_, made._value_ = "LEARNT", value
+        LEARNT[value] = kind._value2member_map_[value] = made
+    return LEARNT[value]
 
 
 class Point(NamedTuple):
@@ -103,6 +168,32 @@ class Item:
     by_name: dict[str, Item] = dataclasses.field(default_factory=dict)
     parts: list[Item] = dataclasses.field(default_factory=list)
     inner: Item | None = None
+
+
+@dataclasses.dataclass
+class Choice:
+    """Enums whose code decides what comes back."""
+
+    swapped: Swapped | None = None
+    lenient: Lenient | None = None
+    growing: Growing | None = None
+    rights: Rights | None = None
+    masks: Masks | None = None
+    several: list[Growing] = dataclasses.field(default_factory=list)
+    by_name: dict[Growing, int] = dataclasses.field(default_factory=dict)
+
+
+@pydantic.dataclasses.dataclass
+class Option:
+    """The same, by pydantic."""
+
+    swapped: Swapped | None = None
+    lenient: Lenient | None = None
+    growing: Growing | None = None
+    rights: Rights | None = None
+    masks: Masks | None = None
+    several: list[Growing] = dataclasses.field(default_factory=list)
+    by_name: dict[Growing, int] = dataclasses.field(default_factory=dict)
 
 
 class Payment(pydantic.BaseModel):
@@ -241,8 +332,19 @@ ITEMS = objects(
     by_name=some.dictionaries(TEXTS | INTS, PLAIN_ITEMS, max_size=2),
     parts=some.lists(PLAIN_ITEMS, max_size=2), inner=PLAIN_ITEMS,
 )  # fmt: skip
+GROWING = some.builds(learn, some.just(Growing), some.just("new")) | some.just(Growing.KNOWN)
+CHOICES = {
+    "swapped": some.sampled_from(Swapped), "lenient": some.sampled_from(Lenient),
+    "growing": GROWING, "rights": some.sampled_from([Rights.READ, Rights(0), Rights(3), Rights(9)]),
+    "masks": some.sampled_from([Masks.LEFT, Masks(0), Masks(3)])
+    | some.builds(learn, some.just(Masks), some.just(64)),
+    "several": some.lists(GROWING, max_size=2),
+    "by_name": some.dictionaries(GROWING, some.integers(0, 3), max_size=1),
+}  # fmt: skip
 STRATEGIES: dict[str, some.SearchStrategy[Any]] = {
     "str": TEXTS | ODD, "bytes": some.binary(), "json": VALUES, "msgpack": VALUES, "exact": VALUES,
+    "choices": objects(Choice, "lenient", **CHOICES),
+    "pydantic choices": objects(Option, "lenient", **CHOICES),
     "dataclass": ORDERS, "plain dataclass": ITEMS, "pydantic": PAYMENTS,
     "struct": some.builds(Tag, TEXTS, FLOATS),
     "attrs": some.builds(Owner, TEXTS, some.none() | some.dates()),
@@ -251,6 +353,7 @@ STRATEGIES: dict[str, some.SearchStrategy[Any]] = {
 }  # fmt: skip
 OPTIONS: dict[str, Any] = {
     **{name: name for name in ("str", "bytes", "json", "msgpack", "exact")},
-    "dataclass": Order, "plain dataclass": Item, "pydantic": Payment, "struct": Tag,
+    "choices": Choice, "pydantic choices": Option, "dataclass": Order, "plain dataclass": Item,
+    "pydantic": Payment, "struct": Tag,
     "attrs": Owner, "named tuple": Point, "typed dict": Limits,
 }  # fmt: skip

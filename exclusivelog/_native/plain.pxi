@@ -287,6 +287,8 @@ cdef int _same_dicts(dict a, dict b, int left) except -1:
 
 
 cdef int _same_objects(object a, object b, object kind, int left) except -1:
+    if isinstance(a, _enum.Enum):
+        return a is b and _is_member(a, kind)
     if a is b:
         return True
     names = _fields_of(kind)
@@ -302,6 +304,21 @@ cdef int _same_objects(object a, object b, object kind, int left) except -1:
     if kind is complex:
         return _same(a.real, b.real, left) and _same(a.imag, b.imag, left)
     return bool(a == b)
+
+
+def is_member(value):
+    """Whether an object of an Enum is the same in every process: a member, or several of a Flag. An
+    Enum's own `_missing_` may make others, and know in one process what it does not in another."""
+    return _is_member(value, type(value))
+
+
+cdef bint _is_member(object value, object kind) except -1:
+    if kind._member_map_.get(value._name_) is value:
+        return True
+    if not issubclass(kind, _enum.Flag):
+        return False
+    own = getattr(kind._missing_, "__func__", kind._missing_)
+    return own is _enum.Flag._missing_.__func__ or not value._value_ & ~kind._flag_mask_
 
 
 cdef bint _same_zone(object a, object b) except -1:

@@ -11,6 +11,7 @@ cdef enum:  # what is looked at in an object of a class
     A_DATETIME
     A_TIME
     A_DECIMAL
+    A_MEMBER
     ITEMS  # each has one shape
     A_DICT
     A_ROW  # a tuple: each item has a shape of its own
@@ -18,7 +19,7 @@ cdef enum:  # what is looked at in an object of a class
 
 _SHAPES = {
     "": NOTHING_MORE, "int": AN_INT, "float": A_FLOAT, "datetime": A_DATETIME, "time": A_TIME,
-    "decimal": A_DECIMAL, "items": ITEMS, "dict": A_DICT, "row": A_ROW, "fields": FIELDS,
+    "decimal": A_DECIMAL, "member": A_MEMBER, "items": ITEMS, "dict": A_DICT, "row": A_ROW, "fields": FIELDS,
 }
 
 
@@ -28,7 +29,8 @@ cdef class Shape:
     that those need not be decoded to find out.
 
     - `kind`: their class; None: nothing is known of them. `look`: a key of `_SHAPES`.
-    - `names`, `parts`: the fields, and their shapes. `parts` alone: the items of a tuple.
+    - `names`, `parts`: the fields, and their shapes. `parts` alone: the items of a tuple, or the
+      members of an Enum.
     - `item`: that of each item of a list, a tuple or a set, or of each value of a dict.
     - `key`: that of the keys of a dict.
     - `optional`: the shape that it has unless it is None. `choices`: one for each class.
@@ -79,7 +81,17 @@ cdef int _holds(Shape shape, object value, int left) except -1:
         return not value.fold and value.tzinfo is None
     elif shape.look == A_DECIMAL:
         return value.is_finite()
+    elif shape.look == A_MEMBER:
+        return _is_one_of(shape.parts, value)
     return left and _hold_parts(shape, value, left - 1)
+
+
+cdef bint _is_one_of(tuple members, object value):
+    cdef Py_ssize_t at
+    for at in range(PyTuple_GET_SIZE(members)):
+        if value is <object>PyTuple_GET_ITEM(members, at):
+            return True
+    return False
 
 
 cdef int _hold_parts(Shape shape, object value, int left) except -1:

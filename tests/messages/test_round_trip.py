@@ -35,17 +35,25 @@ from testing import pythons, round_trips
 from testing.children import ROOT
 from testing.kinds import (
     OPTIONS,
+    Choice,
     Colour,
+    Growing,
     Item,
+    Lenient,
     Level,
     Limits,
+    Masks,
+    Option,
     Order,
     Owner,
     Payment,
     Point,
+    Rights,
     Size,
+    Swapped,
     Tag,
     Text,
+    learn,
 )
 
 pytestmark = [pytest.mark.once, pytest.mark.rule("G10")]
@@ -218,6 +226,40 @@ def test_g10_objects_with_plain_fields_alone_are_not_decoded_to_find_out() -> No
         nested(101, lambda v: Item("", inner=v), None),
     ):  # fmt: skip
         assert not shape.holds(odd), odd
+
+
+@pytest.mark.parametrize("cls", [Choice, Option])
+def test_g10_of_an_enum_only_what_every_process_has_is_taken(topic: xl.Topic, cls: Any) -> None:
+    """Not a member that a process has added, nor one that is encoded as another one."""
+    learnt = [learn(Growing, "learnt"), learn(Masks, 64)]
+    taken = [
+        cls(growing=Growing.KNOWN, rights=Rights(9), masks=Masks.LEFT | Masks.RIGHT),
+        cls(lenient=Lenient.WRONG, masks=Masks(0), rights=Rights.READ),
+    ]
+    refused = [
+        cls(growing=learnt[0]), cls(several=[learnt[0]]), cls(by_name={learnt[0]: 1}),
+        cls(masks=learnt[1]),
+    ]  # fmt: skip
+    if cls is Choice:  # pydantic encodes it by the name that it is found by
+        refused.append(cls(swapped=Swapped.FIRST))
+    with topic.producer(serializer=cls) as producer:
+        for value in taken:
+            producer.send(value)
+        for value in refused:
+            with pytest.raises(REFUSALS, match=r"value=.*(no member of its Enum|come back)"):
+                producer.send(value)
+    found = [message.value for message in topic.reader(deserializer=cls)]
+    assert [each.lenient for each in found] == [None, Lenient.WRONG]
+    assert found[1].lenient is Lenient.WRONG
+    assert [each.rights for each in found] == [Rights(9), Rights.READ]
+
+
+def test_g10_an_enum_that_cannot_be_stored_is_refused_with_its_class() -> None:
+    huge = enum.Enum("huge", {"ONE": 1 << 70})
+    for kind in (huge, enum.Enum("pairs", {"ONE": (1, 2)}), enum.Enum("mixed", {"A": 1, "B": "b"})):
+        cls = dataclasses.make_dataclass("Wrong", [("kind", kind)])
+        with pytest.raises(TypeError, match="Wrong: "):
+            serde.model(cls)
 
 
 def test_g10_an_alias_with_a_default_comes_back(topic: xl.Topic) -> None:
