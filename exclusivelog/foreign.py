@@ -7,6 +7,7 @@ file, a process or a network: it must reach the caller as it is.
 
 from __future__ import annotations
 
+import sys
 from types import FrameType, TracebackType
 
 CO_VARARGS = 0x04  # of a function's flags: it takes *args; `inspect` takes 5 ms to import
@@ -59,10 +60,12 @@ def pass_on_foreign(error: BaseException) -> None:
 
 class Ignoring:
     """`with Ignoring(FileNotFoundError)` is `with contextlib.suppress(...)`, except for foreign
-    errors."""
+    errors. With a kind that is no OSError, such as Exception, these are what a handler raised."""
 
     def __init__(self, *kinds: type[BaseException]) -> None:
         self._kinds = kinds
+        of_the_system = all(issubclass(kind, OSError) for kind in kinds)
+        self._is_foreign = is_foreign if of_the_system else is_raised_by_a_handler
 
     def __enter__(self) -> None:
         pass
@@ -73,6 +76,15 @@ class Ignoring:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        return isinstance(error, self._kinds) and not (
-            isinstance(error, OSError) and is_foreign(error)
-        )
+        return isinstance(error, self._kinds) and not self._is_foreign(error)
+
+
+def remove_tree(path: str) -> None:
+    """Remove a directory with what it contains, as far as possible: foreign errors are passed on,
+    others are ignored, also that it does not exist."""
+    import shutil  # here: no ledger needs it to be opened
+
+    if sys.version_info >= (3, 12):
+        shutil.rmtree(path, onexc=lambda *told: pass_on_foreign(told[2]))
+    else:
+        shutil.rmtree(path, onerror=lambda *told: pass_on_foreign(told[2][1]))

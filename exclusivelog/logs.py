@@ -18,7 +18,6 @@ docs/operations.md lists the lines; a test compares it with this file.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import logging
 import os
@@ -34,7 +33,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from exclusivelog import _core
-from exclusivelog.foreign import is_raised_by_a_handler
+from exclusivelog.foreign import Ignoring, is_raised_by_a_handler
 
 COMMON = ("event", "ledger", "engine", "engine_id", "pid", "topic", "epoch", "reason")
 MOST_NAMES = 10  # of topics, in the text of one line
@@ -82,7 +81,7 @@ def emit(
     facts = {**dict.fromkeys(COMMON), "pid": os.getpid(), **fields, "event": line.event}
     _logging.now = True
     try:
-        with contextlib.suppress(Exception):
+        with Ignoring(Exception):
             size = _size_of(line, facts, error)
             blocked = [handler for handler in _handlers(log) if _is_blocked(handler, size)]
             if _logging.later:
@@ -203,7 +202,7 @@ class _Queue:
         _logging.now = True  # a handler that uses the library itself
         while self._wait():
             while self._calls:
-                with contextlib.suppress(Exception):
+                with Ignoring(Exception):
                     self._calls[0]()
                 self._calls.popleft()  # not before: `drained`
 

@@ -20,6 +20,7 @@ from exclusivelog import _core, logs, threads
 from exclusivelog.backend import check_flag, check_name, is_whole
 from exclusivelog.engine import Engine
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError, UnsupportedError
+from exclusivelog.foreign import pass_on_foreign
 from exclusivelog.local.faults import translated
 from exclusivelog.local.files import DATA, LOCK, Directory, is_locked, lock_open_file
 from exclusivelog.local.maintenance.backup import FILES as BACKED_UP
@@ -318,9 +319,11 @@ def _is_free(path: str) -> bool:
     killed upgrade left."""
     try:
         found = set(os.listdir(path))
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        pass_on_foreign(error)
         return True
-    except NotADirectoryError:
+    except NotADirectoryError as error:
+        pass_on_foreign(error)
         return False
     return not found or (UNFINISHED_BACKUP in found and found <= {UNFINISHED_BACKUP, *BACKED_UP})
 
@@ -367,7 +370,8 @@ def _take_all(directory: Directory, fds: list[int]) -> bool:
     try:
         for fd in fds:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except BlockingIOError as error:
+        pass_on_foreign(error)
         return False
     return all(lock_open_file(fd, "write") for fd in fds) and not _is_read(directory)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 
 from exclusivelog.cluster.copies import AnyCopies
@@ -16,7 +15,7 @@ from exclusivelog.cluster.mirror import EngineTopicError, Target
 from exclusivelog.cluster.places import PulsarPlace
 from exclusivelog.cluster.pulsar import Access, Cluster
 from exclusivelog.errors import ClusterError, LedgerCorruptedError, LedgerError, TopicNotFoundError
-from exclusivelog.foreign import Ignoring, pass_on_foreign
+from exclusivelog.foreign import Ignoring, pass_on_foreign, remove_tree
 from exclusivelog.local.files import sync_directory
 from exclusivelog.local.log.reading import verify
 from exclusivelog.local.maintenance.restoring import restore_id, restore_topic
@@ -162,11 +161,11 @@ def _unfinished(path: str) -> Iterator[str]:
             pass_on_foreign(error)
             raise LedgerError(f"another process restores into {path}; wait for its end") from None
         log = f"/proc/self/fd/{fd}/log"  # whoever may rename `path` has nothing else removed
-        shutil.rmtree(log, ignore_errors=True)  # of one that was killed
+        remove_tree(log)  # of one that was killed
         try:
             yield path
         finally:
-            shutil.rmtree(log, ignore_errors=True)
+            remove_tree(log)
             with Ignoring(OSError):  # another process has put files there
                 os.rmdir(path)
     finally:

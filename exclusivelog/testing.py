@@ -16,7 +16,6 @@ The library itself does not import this module. docs/testing.md has a complete e
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -32,6 +31,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import _core
+from exclusivelog.foreign import Ignoring
 from exclusivelog.waits import check_seconds
 
 __all__ = ["Process", "Start", "fence", "ledger", "second_process", "wait_until"]
@@ -155,7 +155,7 @@ def _end_with_the_test() -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    with contextlib.suppress(ChildProcessError):
+    with Ignoring(ChildProcessError):
         found = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
         return found is not None and found.si_code == os.CLD_STOPPED
     return False

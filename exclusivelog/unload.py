@@ -66,5 +66,5 @@ class UnloadFuture(EngineFuture[list[Move]]):
         if not self.done():
             self._engine.check_free()
             self._unloading.stop()
-            self._await(CANCELLED_WITHIN)
+            self.await_end(CANCELLED_WITHIN)
         return self.cancelled()

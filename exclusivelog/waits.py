@@ -141,13 +141,13 @@ class EngineFuture(concurrent.futures.Future[Granted], Generic[Granted]):
     def result(self, timeout: float | None = None) -> Granted:
         """Return the result; wait for it up to `timeout` seconds (None, the default: no limit)."""
         check_timeout(timeout)
-        self._await(timeout)
+        self.await_end(timeout)
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the error that it failed with, or None; wait as `result` does."""
         check_timeout(timeout)
-        self._await(timeout)
+        self.await_end(timeout)
         return super().exception(0)
 
     def cancel(self) -> bool:
@@ -160,12 +160,14 @@ class EngineFuture(concurrent.futures.Future[Granted], Generic[Granted]):
     def _cancel(self) -> bool:
         return super().cancel()
 
-    def _await(self, timeout: float | None) -> None:
-        if not self.done():
-            self._engine.check_not_forked()  # only the parent has the thread that would settle it
-            if self._until_settled is None:  # one callback, however often it is waited for
-                self._until_settled = until_settled(self)
-            in_slices(self._until_settled, timeout, self._engine.check_not_forked)
+    def await_end(self, timeout: float | None) -> bool:
+        """Wait until it is done; False if it is not after so many seconds (None: no limit)."""
+        if self.done():
+            return True
+        self._engine.check_not_forked()  # only the parent has the thread that would settle it
+        if self._until_settled is None:  # one callback, however often it is waited for
+            self._until_settled = until_settled(self)
+        return in_slices(self._until_settled, timeout, self._engine.check_not_forked)
 
 
 class Host(ForkChecked, Protocol):

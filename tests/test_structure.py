@@ -1,7 +1,9 @@
 """The shape of the library, as docs/architecture.md describes it: few floors."""
 
 import ast
+import builtins
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,3 +60,80 @@ def test_no_chain_of_imports_is_long() -> None:
     longest = max(map(longest_chain, trees()), key=len)
     assert len(longest) <= MOST_FLOORS, " > ".join(longest)
     assert longest[-1] in {"_core", "types"}  # it was followed to the bottom
+
+
+# ---- errors of the system --------------------------------------------------------------
+
+
+ASKED = {
+    "pass_on_foreign", "is_foreign", "is_raised_by_a_handler",
+    "expired",  # of asyncio.timeout
+}  # fmt: skip
+
+
+def is_of_the_system(name: str) -> bool:
+    kind = getattr(builtins, name, None)
+    return isinstance(kind, type) and issubclass(kind, OSError)
+
+
+def names(node: ast.AST) -> set[str]:
+    return {
+        each.id if isinstance(each, ast.Name) else each.attr
+        for each in ast.walk(node)
+        if isinstance(each, ast.Name | ast.Attribute)
+    }
+
+
+def tuples_of_errors(tree: ast.Module) -> set[str]:
+    """Names of a module's constants that contain an OSError, such as NO_PLACE = (OSError, ...)."""
+    return {
+        name
+        for node in tree.body
+        if isinstance(node, ast.Assign) and any(map(is_of_the_system, names(node.value)))
+        for target in node.targets
+        for name in names(target)
+    }
+
+
+def swallows(tree: ast.Module) -> Iterator[int]:
+    """Lines that catch errors of the system, and do not ask who raised them."""
+    tuples = tuples_of_errors(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler) and node.type is not None:
+            caught, asked = names(node.type), set().union(*map(names, node.body)) & ASKED
+            if isinstance(node.body[0], ast.Raise) and node.body[0].exc is None:
+                continue
+        elif isinstance(node, ast.Call) and names(node.func) & {"suppress"}:
+            caught, asked = set().union(*map(names, node.args), ()), set()
+        elif isinstance(node, ast.keyword) and node.arg == "ignore_errors":
+            yield node.lineno
+            continue
+        else:
+            continue
+        if not asked and (any(map(is_of_the_system, caught)) or caught & tuples):
+            yield node.lineno
+
+
+@pytest.mark.long
+@pytest.mark.rule("H2")
+def test_h2_each_error_of_the_system_may_be_one_of_a_signal_handler() -> None:
+    """A time limit by SIGALRM raises TimeoutError, an OSError, in the middle of any call."""
+    found = [f"{module}:{line}" for module, tree in trees().items() for line in swallows(tree)]
+    assert not found, f"ask `exclusivelog.foreign` about the error in {', '.join(found)}"
+
+
+@pytest.mark.parametrize(
+    ("code", "lines"),
+    [
+        ("try: ...\nexcept OSError: pass", [2]),
+        ("try: ...\nexcept (KeyError, TimeoutError): pass", [2]),
+        ("NONE = (OSError, EOFError)\ntry: ...\nexcept NONE: pass", [3]),
+        ("with contextlib.suppress(FileNotFoundError): ...", [1]),
+        ("shutil.rmtree(path, ignore_errors=True)", [1]),
+        ("try: ...\nexcept OSError as error: pass_on_foreign(error)", []),
+        ("try: ...\nexcept OSError: raise", []),
+        ("try: ...\nexcept LedgerError: pass", []),
+    ],
+)
+def test_what_swallows_an_error_is_found(code: str, lines: list[int]) -> None:
+    assert list(swallows(ast.parse(code))) == lines

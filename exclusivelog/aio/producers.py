@@ -25,7 +25,6 @@ from exclusivelog.aio.calls import (
 from exclusivelog.aio.readers import Reader
 from exclusivelog.aio.transactions import Sender, Transaction, joined, unwrapped
 from exclusivelog.backend import State, without_outcome
-from exclusivelog.errors import WaitTimeoutError
 from exclusivelog.messages import Encoded
 from exclusivelog.producer import NO_MESSAGE
 from exclusivelog.producer import Producer as SyncProducer
@@ -200,11 +199,11 @@ class Producer(Sender):
             return int(await receipt)
         waits = receipt if receipt is not None else self._send_late(message)
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout) as limit:
                 return int(await waits)
-        except WaitTimeoutError:
-            raise
         except TimeoutError:
+            if not limit.expired():  # an error of the send, or of the application
+                raise
             raise without_outcome(self.sync.topic, timeout) from None
 
     def _send_late(self, message: Encoded) -> Coroutine[Any, Any, int]:
@@ -315,9 +314,11 @@ class Producer(Sender):
             return
         ticket = Ticket(self._line)
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout) as limit:
                 await ticket.turn
         except TimeoutError:
+            if not limit.expired():
+                raise
             raise without_outcome(self.sync.topic, timeout) from None
         finally:
             ticket.leave()

@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import exclusivelog as xl
 from exclusivelog.cli.program import is_url
+from exclusivelog.foreign import Ignoring, is_raised_by_a_handler, pass_on_foreign
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,11 +85,14 @@ def read_events(directory: Path, most: int | None = None) -> list[bytes]:
     path = directory / HISTORY
     try:
         lines = gzip.decompress(path.read_bytes()).splitlines()
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        pass_on_foreign(error)
         raise DemoError(
             f"there is no {path}; give the directory of the data with --data DIR"
         ) from None
     except UNREADABLE as error:
+        if is_raised_by_a_handler(error):  # gzip's errors have no errno
+            raise
         raise DemoError(f"{path} cannot be read: {error}") from None
     return lines if most is None else lines[:most]
 
@@ -101,6 +105,8 @@ def read_history(directory: Path, most: int | None = None) -> History:
             return History(events[:most], replay(events[:most]))
         return History(events, json.loads(gzip.decompress((directory / TRUTH).read_bytes())))
     except UNREADABLE as error:
+        if is_raised_by_a_handler(error):  # gzip's errors have no errno
+            raise
         raise DemoError(f"the data in {directory} cannot be read: {error!r}") from None
 
 
@@ -177,8 +183,11 @@ class Worker:
             self.waiting.cancel()
         while not self.waiting.done():
             count = catch_up(reader, self.events, count)  # so little remains to read when it leads
-            with contextlib.suppress(TimeoutError):
+            try:
                 self.waiting.exception(STANDBY_SECONDS)
+            except TimeoutError as error:  # it still waits
+                if is_raised_by_a_handler(error):
+                    raise
         with self.waiting.result(0) as producer:
             # The other workers are fenced from here on, and can append nothing behind this read.
             count = catch_up(reader, self.events, count)
@@ -226,7 +235,7 @@ def catch_up(reader: xl.Reader, events: Sequence[bytes], count: int) -> int:
 def _report(what: str, **facts: object) -> None:
     # A single write of a short line is atomic, also if this process is killed.
     line = json.dumps({"what": what, **facts}) + "\n"
-    with contextlib.suppress(BrokenPipeError):  # the parent has ended; `_watch_parent` notices
+    with Ignoring(BrokenPipeError):  # the parent has ended; `_watch_parent` notices
         os.write(1, line.encode())
 
 
@@ -270,7 +279,7 @@ class Child:
     def dismiss(self) -> None:
         """Tell it to end by closing its stdin."""
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
+        with Ignoring(OSError):
             self._process.stdin.close()
 
     def end(self) -> None:
@@ -544,6 +553,8 @@ def _judge_lines(messages: Sequence[xl.Message], truth: dict[str, int]) -> Findi
     try:
         files = replay(message.value for message in messages)
     except UNREADABLE as error:
+        if is_raised_by_a_handler(error):
+            raise
         return Finding(claim, False, f"the log cannot be replayed: {error!r}")
     wrong = [
         f"{path}: {files.get(path)} lines instead of {truth.get(path)}"

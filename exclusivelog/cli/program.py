@@ -14,6 +14,7 @@ import click
 
 import exclusivelog as xl
 from exclusivelog.cli.streams import becomes_writable
+from exclusivelog.foreign import Ignoring, is_raised_by_a_handler, pass_on_foreign
 from exclusivelog.version import __version__
 
 WAITED_MS = 1000  # for a program that reads stderr, if the pipe is full
@@ -104,7 +105,8 @@ def _exit_status_of_a_shell() -> Iterator[None]:
         sys.stdout.flush()
     except KeyboardInterrupt:
         leave(INTERRUPTED)
-    except BrokenPipeError:
+    except BrokenPipeError as error:
+        pass_on_foreign(error)
         leave(PIPE_CLOSED)
     except click.exceptions.Exit:
         raise
@@ -114,6 +116,8 @@ def _exit_status_of_a_shell() -> Iterator[None]:
     except (xl.ExclusiveLogError, ValueError, OSError, ImportError) as error:
         if isinstance(error, ImportError) and error.name is not None:
             raise  # raised by Python: a defect; the library's own errors name the missing extra
+        if is_raised_by_a_handler(error):  # of the program that runs the command as a function
+            raise
         from exclusivelog.cli.output import printable_lines  # here: help does not need it
 
         text = printable_lines(f"exclusivelog: {advised(str(error))}")
@@ -137,7 +141,7 @@ def _tell(write: Callable[[], None]) -> None:
     error."""
     from exclusivelog.logs import is_blocked
 
-    with contextlib.suppress(OSError):
+    with Ignoring(OSError):
         if not is_blocked(sys.stderr) or becomes_writable(sys.stderr, WAITED_MS):
             write()
 
@@ -149,7 +153,8 @@ def leave(status: int) -> NoReturn:
     for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
         try:
             stream.flush()
-        except OSError:
+        except OSError as error:
+            pass_on_foreign(error)
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
     raise SystemExit(status)
 

@@ -9,6 +9,8 @@ import select
 import sys
 from typing import Any
 
+from exclusivelog.foreign import is_raised_by_a_handler, pass_on_foreign
+
 TYPE_CHECKING = False  # instead of typing's, to save its import
 
 if TYPE_CHECKING:
@@ -23,7 +25,9 @@ def set_up() -> None:
     out: Any = sys.stdout
     try:
         descriptor = out.fileno()
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if is_raised_by_a_handler(error):  # `io` gives its own no errno
+            raise
         return  # not a stream of the system
     out.flush()
     _replaced.append(out)
@@ -46,6 +50,7 @@ class Waiting(io.BufferedWriter):
             try:
                 super().write(left)
             except BlockingIOError as error:
+                pass_on_foreign(error)
                 left = left[error.characters_written :]
                 _wait(self.fileno(), select.POLLOUT)
             else:
@@ -56,7 +61,8 @@ class Waiting(io.BufferedWriter):
         while True:
             try:
                 super().flush()
-            except BlockingIOError:
+            except BlockingIOError as error:
+                pass_on_foreign(error)
                 _wait(self.fileno(), select.POLLOUT)
             else:
                 return
@@ -67,7 +73,8 @@ def read_some(descriptor: int, most: int) -> bytes:
     while True:
         try:
             return os.read(descriptor, most)
-        except BlockingIOError:
+        except BlockingIOError as error:
+            pass_on_foreign(error)
             _wait(descriptor, select.POLLIN)
 
 

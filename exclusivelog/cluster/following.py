@@ -47,6 +47,7 @@ from exclusivelog.errors import (
     ProducerMovedError,
     WaitTimeoutError,
 )
+from exclusivelog.foreign import Ignoring
 from exclusivelog.messages import Encoded
 from exclusivelog.types import AccessMode, OwnerInfo
 from exclusivelog.waits import in_slices
@@ -711,7 +712,7 @@ class TopicLog:
         there."""
         with self.changed:
             self._appending.answers.add(position, data)
-        with contextlib.suppress(Exception):
+        with Ignoring(Exception):
             # This has ended, and the log's thread must not get the error.
             self._guard(lambda: self._advance(None))
 

@@ -9,7 +9,6 @@ another client requests the name.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from exclusivelog.cluster.ordered import OrderedLog, Place, Position, Record
 from exclusivelog.cluster.pulsar import Access, Cluster, admitted, ledger_name, topic_name
 from exclusivelog.cluster.pulsar_log import PLACE, PulsarLog
 from exclusivelog.errors import ClusterError, UnsupportedError
+from exclusivelog.foreign import Ignoring
 from exclusivelog.types import EngineInfo
 
 __all__ = ["SCHEMES", "PulsarPlace", "find"]
@@ -110,7 +110,7 @@ class PulsarPlace:
             if type(error).__name__ == "ProducerBusy":
                 return True
             self._cluster.failed(f"whether engine {name} lives cannot be found out", error)
-        with contextlib.suppress(Exception):
+        with Ignoring(Exception):
             producer.close()
         return False
 
@@ -133,7 +133,7 @@ class PulsarPlace:
         """Unregister the engine, and close the connection."""
         present, self._present = self._present, None
         if present is not None and not present.inherited:
-            with contextlib.suppress(Exception):
+            with Ignoring(Exception):
                 present.use().close()
         self._cluster.close()
 

@@ -15,7 +15,6 @@ and so is one character of a name that Pulsar would take for a partition, or for
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
@@ -33,7 +32,7 @@ from exclusivelog import _core
 from exclusivelog.backend import Closing
 from exclusivelog.cluster.native import Native, enter, stay
 from exclusivelog.errors import ClusterError, EngineClosedError, ProducerBusyError
-from exclusivelog.foreign import is_raised_by_a_handler
+from exclusivelog.foreign import Ignoring, is_raised_by_a_handler
 
 TOKEN_VARIABLE = "EXCLUSIVELOG_TOKEN"
 ADMIN_VARIABLE, CERTIFICATES_VARIABLE = "EXCLUSIVELOG_ADMIN", "EXCLUSIVELOG_TLS_TRUST_CERTS"
@@ -317,7 +316,7 @@ class Cluster(Closing):
         with self._lock.use():
             client, self._client, self._closed = self._client, None, True
         if client is not None:
-            with contextlib.suppress(Exception):
+            with Ignoring(Exception):
                 _close(client.use())
 
     def failed(self, what: str, error: object) -> NoReturn:
@@ -542,7 +541,7 @@ def _close(client: Any) -> None:
 
 
 def _close_orderly(client: Any) -> None:
-    with contextlib.suppress(Exception):
+    with Ignoring(Exception):
         client.close()
 
 
@@ -641,7 +640,7 @@ class Writer:
 
     def close(self) -> None:
         """Close the producer; messages in flight may still be stored."""
-        with contextlib.suppress(Exception):
+        with Ignoring(Exception):
             self._producer.use().close()
 
 
@@ -690,5 +689,5 @@ class TopicReader(Closing):
 
     def close(self) -> None:
         """Stop reading."""
-        with contextlib.suppress(Exception):
+        with Ignoring(Exception):
             self._reader.use().close()

@@ -38,6 +38,7 @@ from exclusivelog.errors import (
     LedgerIOError,
     OffsetTrimmedError,
 )
+from exclusivelog.foreign import Ignoring
 
 __all__ = ["PulsarLog"]
 
@@ -241,7 +242,7 @@ class PulsarLog(Closing):
         thread.join(CLOSE_SECONDS)
 
     def _await_close(self) -> None:
-        with contextlib.suppress(Exception):
+        with Ignoring(Exception):
             self._client.use().close()
 
     def check_open(self) -> None:
@@ -354,9 +355,9 @@ class _Sender:
         """Become a shared producer again."""
         if producer.inherited:
             return
-        with contextlib.suppress(Exception):
+        with Ignoring(Exception):
             producer.use().flush()
-        with contextlib.suppress(Exception):
+        with Ignoring(Exception):
             producer.use().close()
         self._drop(producer)
 
@@ -391,7 +392,7 @@ def _ignore_result(result: Any) -> None:
 
 def close_reader(reader: Native) -> None:
     """Close a reader of the client."""
-    with contextlib.suppress(Exception):
+    with Ignoring(Exception):
         reader.use().close()
 
 
@@ -477,7 +478,7 @@ class _PulsarTail:
         if _core.monotonic() < self._ask_at:
             return
         said, self._more = self._more, False
-        with contextlib.suppress(Exception):  # the broker may be down
+        with Ignoring(Exception):  # the broker may be down
             self._more = self._reader is not None and self._reader.use().has_message_available()
         if said and self._more:
             self._open_again()
@@ -514,7 +515,7 @@ class _PulsarTail:
         if not self._closed:
             self._closed = True
             reader = self._reader
-            with contextlib.suppress(Exception):
+            with Ignoring(Exception):
                 if reader is not None:
                     # Does not wait for an unresponsive broker.
                     reader.use().close_async(_ignore_result)

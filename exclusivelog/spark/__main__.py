@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 import exclusivelog as xl
+from exclusivelog.foreign import is_raised_by_a_handler
 from exclusivelog.spark.session import local_session
 
 if TYPE_CHECKING:
@@ -155,11 +156,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (xl.ExclusiveLogError, ValueError, OSError) as error:
+        if is_raised_by_a_handler(error):  # of the program that runs the command as a function
+            raise
         print(f"exclusivelog.spark: {error}", file=sys.stderr)
         return 1
     except Exception as error:  # Spark's text, which contains ours and a stack
         found = CODED.search(str(error))
-        if found is None:
+        if found is None or is_raised_by_a_handler(error):
             raise
         print(f"exclusivelog.spark: {found[0]}", file=sys.stderr)
         return 1

@@ -16,7 +16,6 @@ import contextlib
 import io
 import os
 import secrets
-import shutil
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from exclusivelog import _core
-from exclusivelog.foreign import Ignoring, pass_on_foreign
+from exclusivelog.foreign import Ignoring, pass_on_foreign, remove_tree
 from exclusivelog.messages import (
     MAX_MESSAGE_BYTES,
     MAX_TIME,
@@ -95,14 +94,14 @@ class Directory:
     def remove(self, *names: object) -> None:
         """Remove a directory in it. If a late task writes into it meanwhile, the next batch removes
         the rest."""
-        shutil.rmtree(self.of(*names), ignore_errors=True)
+        remove_tree(self.of(*names))
 
     def remove_old(self, *names: object) -> None:
         """Remove files of killed runs from a directory: those that were not modified for long."""
         with Ignoring(OSError):  # the batch is in the log: errors here must not fail it
             for entry in list(os.scandir(self.of(*names))):
                 if time.time() - entry.stat().st_mtime > LEFT_BEHIND_SECONDS:
-                    shutil.rmtree(entry.path, ignore_errors=True)
+                    remove_tree(entry.path)
 
 
 def _safe(name: str) -> str:
@@ -116,7 +115,7 @@ def _mark(path: str) -> str:
         try:
             with open(temporary, "w", encoding="ascii") as file:
                 file.write(secrets.token_hex(16))
-            with contextlib.suppress(FileExistsError):  # another driver has created it
+            with Ignoring(FileExistsError):  # another driver has created it
                 os.link(temporary, path)  # atomically
         finally:
             os.unlink(temporary)

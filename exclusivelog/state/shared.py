@@ -375,18 +375,14 @@ class Ownership(_core.OwnershipBase):
         """Wait for the grant. Evict an owner that does not answer: its process is stopped, or busy
         (rule I8). It takes the topic again with its next write."""
         owner, looks = 0, 0
-        while True:
-            try:
-                return future.result(LOOK_SECONDS)
-            except TimeoutError:
-                if future.done():  # the request's own time is over
-                    return future.result()
+        while not future.await_end(LOOK_SECONDS):
             before, owner = owner, self._store.yielding_owner()
             # Counted, not measured: this process may have been stopped as well (rule C9).
             looks = looks + 1 if owner == before else 0
             if owner and looks >= LOOKS:
                 with contextlib.suppress(WaitTimeoutError):  # a stopped process may be in a commit
                     self._store.evict_late(owner, time_limit(LOOK_SECONDS, _core.now()))
+        return future.result()
 
     def release(self) -> None:
         """Release the topic, if this process owns it."""

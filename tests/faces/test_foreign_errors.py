@@ -4,6 +4,7 @@ programs have. It says nothing of a file or a network, and reaches the caller as
 from __future__ import annotations
 
 import io
+import logging
 import os
 import signal
 import socket
@@ -15,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from exclusivelog import logs, threads
+import exclusivelog as xl
+from exclusivelog import cli, foreign, logs, opening, threads, waits
+from exclusivelog.cli import demo, streams
 from exclusivelog.cluster import pulsar
 from exclusivelog.spark import plan, staging
 
@@ -61,6 +64,71 @@ def test_h2_no_question_about_a_file_swallows_it(
             patched.setattr(module, strike)
             with pytest.raises(Limit):
                 call()
+
+
+def test_h2_no_attempt_to_remove_files_swallows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strike: Callable[..., Any]
+) -> None:
+    (tmp_path / "old" / "file").parent.mkdir()
+    (tmp_path / "old" / "file").touch()
+    with monkeypatch.context() as patched:
+        patched.setattr("os.unlink", strike)
+        with pytest.raises(Limit):
+            foreign.remove_tree(str(tmp_path / "old"))
+    foreign.remove_tree(str(tmp_path / "old"))
+    foreign.remove_tree(str(tmp_path / "old"))  # it is gone
+    assert not list(tmp_path.iterdir())
+
+
+def test_h2_no_file_that_may_be_missing_or_unreadable_swallows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strike: Callable[..., Any]
+) -> None:
+    for module, call in (
+        ("os.listdir", lambda: opening._is_free(str(tmp_path))),
+        ("gzip.decompress", lambda: demo.read_events(Path(demo.__file__).parent)),
+        ("os.read", lambda: streams.read_some(0, 1)),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr("pathlib.Path.read_bytes", lambda _: b"")
+            patched.setattr(module, strike)
+            with pytest.raises(Limit):
+                call()
+
+
+def test_h2_a_command_that_is_run_as_a_function_raises_it(
+    path: str, monkeypatch: pytest.MonkeyPatch, strike: Callable[..., Any]
+) -> None:
+    """Else it would end the program, with "exclusivelog: Connection timed out"."""
+    xl.open(path).close()
+    monkeypatch.setattr(xl.Engine, "topics", strike)
+    with pytest.raises(Limit):
+        cli.load().main(["topics", path], standalone_mode=False)
+
+
+def test_h2_a_log_line_does_not_swallow_it(
+    path: str, monkeypatch: pytest.MonkeyPatch, strike: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(logs, "_handlers", strike)
+    with pytest.raises(Limit):
+        logs.emit(logging.getLogger("exclusivelog.test"), logs.CALLBACK_FAILED, reason="none")
+
+
+def test_h2_a_maps_wait_for_the_topic_is_not_taken_for_the_end_of_a_look(
+    path: str, monkeypatch: pytest.MonkeyPatch, strike: Callable[..., Any]
+) -> None:
+    """A look at the holder ends with a time limit of its own."""
+    with xl.open(path) as engine, xl.open(path) as other:
+        held = other.topic("t").producer("exclusive")
+        shared = xl.SharedMap(engine.topic("t"))
+        waits_once = iter([strike])
+        settled = waits.until_settled
+        monkeypatch.setattr(
+            waits, "until_settled", lambda future: next(waits_once, None) or settled(future)
+        )
+        with pytest.raises(Limit):
+            shared.put("key", 1)
+        held.close()
+        shared.put("key", 2)
 
 
 def test_h2_an_admin_call_that_is_interrupted_is_no_error_of_the_cluster(

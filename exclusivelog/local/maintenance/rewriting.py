@@ -203,6 +203,7 @@ def _copied(ledger: Store, part: list[Reference]) -> Iterator[tuple[int, int, by
         except ValueError:
             continue
         except OSError as error:
+            pass_on_foreign(error)
             if error.errno != errno.EIO:
                 raise
 
