@@ -230,10 +230,11 @@ class ClusterEngine(Identity):
             raise refusal("announcements")
         self.committer.start()
         self.worker.start()
+        followed = self.followed(request.topic)
         for each in list(_engines):  # of this process: a dropped producer must refuse no request
             if each.path == self.path and not each.closed:
-                each.worker.release_dropped()
-        self.pending.open(self.followed(request.topic), future, request)
+                each.worker.release_dropped(followed.name)
+        self.pending.open(followed, future, request)
         self.worker.wake()
 
     def open_session(

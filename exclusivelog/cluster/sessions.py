@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -631,6 +631,8 @@ class Registry:
         self._sessions: weakref.WeakSet[ClusterSession] = weakref.WeakSet()
         self._dropped: deque[Owning] = deque()
         self._drops = _core.DropQueue(self._dropped, words, word)
+        self._unreleased: dict[int, Owning] = {}  # by id(): those out of `_dropped`
+        self._sorting = threading.Lock()  # held while these are moved
 
     def keep(self, number: int, owning: Owning) -> None:
         """Register a session that was granted."""
@@ -674,13 +676,18 @@ class Registry:
         if owning is not None:
             self._drops.put(owning)
 
-    def dropped(self) -> Iterator[Owning]:
-        """Remove and return the dropped sessions."""
-        while self._dropped:
-            yield self._dropped.popleft()
+    def dropped(self, topic: str | None = None) -> list[Owning]:
+        """The dropped sessions of a topic (None: of all), until `forget` gets them."""
+        with self._sorting:
+            while self._dropped:  # a finalizer may add one at any instant: it cannot be iterated
+                self._unreleased[id(self._dropped[0])] = self._dropped[0]
+                self._dropped.popleft()
+            found = list(self._unreleased.values())
+        return [each for each in found if topic is None or each.topic.name == topic]
 
     def forget(self, owning: Owning) -> None:
         """Remove a session that was released."""
+        self._unreleased.pop(id(owning), None)
         for number in [n for n, each in list(self._owning.items()) if each is owning]:
             self._owning.pop(number, None)
 

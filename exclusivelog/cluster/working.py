@@ -34,8 +34,8 @@ class Registered(Protocol):
     def all(self) -> list[Owning]:
         """All granted sessions that were not released."""
 
-    def dropped(self) -> Iterable[Owning]:
-        """Remove and return the dropped sessions."""
+    def dropped(self, topic: str | None = None) -> Iterable[Owning]:
+        """The dropped sessions of a topic (None: of all), until `forget` gets them."""
 
     def forget(self, owning: Owning) -> None:
         """Remove a session that was released."""
@@ -144,7 +144,6 @@ class Worker:
         self._words, self._registry, self._committer = words, registry, committer
         self._pending = pending
         self._stopped = False
-        self._releasing = threading.Lock()  # held while dropped sessions are released
         self._running = Running(path, engine, "exclusivelog-worker")
 
     def start(self) -> None:
@@ -169,11 +168,11 @@ class Worker:
         self._words.wait(WAKE, seen, int((IDLE_SECONDS if left is None else left) * 1e9))
         return True
 
-    def release_dropped(self) -> None:
-        """Release the dropped sessions, or wait until another thread has."""
-        with self._releasing:
-            for owning in self._registry.dropped():
-                self._release(owning)
+    def release_dropped(self, topic: str | None = None) -> None:
+        """Release the dropped sessions of a topic (None: of all). Two threads may release the same
+        one: both wait for it."""
+        for owning in self._registry.dropped(topic):
+            self._release(owning)
 
     def _release(self, owning: Owning) -> None:
         """Release a dropped session: send what its producers have queued, then release the

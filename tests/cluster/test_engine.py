@@ -245,6 +245,32 @@ def test_a_dropped_producer_gives_the_topic_back(topic: xl.Topic) -> None:
     until(lambda: topic.owner is None)
 
 
+@pytest.mark.rule("A6")
+def test_a6_a_request_releases_dropped_producers_of_its_own_topic_alone(
+    topic: xl.Topic, engine: xl.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that is interrupted while it does loses none."""
+    released: list[str] = []
+
+    def interrupted(owning: Owning, timeout: float, reason: str = "closed") -> None:
+        released.append(owning.topic.name)
+        raise KeyboardInterrupt
+
+    worker = engine.backend.worker
+    idle = engine.topic("idle").producer(EXCLUSIVE)
+    worker.stop()  # else it would release them first
+    worker.join()
+    producer = topic.producer(EXCLUSIVE)
+    del idle, producer
+    with monkeypatch.context() as patched:
+        patched.setattr(Owning, "release", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            topic.producer(EXCLUSIVE)
+    assert released == ["orders"]
+    topic.producer(EXCLUSIVE).close()
+    assert engine.topic("idle").owner is not None
+
+
 @pytest.mark.rule("G5")
 def test_g5_a_reader_finds_old_messages_by_offset_and_by_time(
     topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
