@@ -134,7 +134,6 @@ class ProducerSender:
         self._lost: ExclusiveLogError | None = None
         self._moved: ProducerMovedError | None = None  # the last move that it has followed
         self._closed = False
-        session.subscribe(self, owner=True)
 
     # ---- facts ---------------------------------------------------------------------------
 
@@ -436,6 +435,7 @@ class Producer(SendingProducer, Closing):
         this = weakref.ref(self) if calls_back else None  # the sender must not keep it
         self._dumps = options.dumps
         self.sender = ProducerSender(engine, topic, session, options, this)
+        session.subscribe(self.sender, owner=True)  # its callbacks need the whole producer
 
     # ---- facts ---------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -656,3 +657,22 @@ def test_what_waits_behind_a_message_that_is_refused_fails_with_it(
     assert len(sizes) == 1
     assert not caplog.records
     assert values(topic) == []
+
+
+def test_a_callback_gets_a_whole_producer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another producer waits already when the first waiter is granted: its `on_wanted` is called
+    while the producer is made, here at once."""
+    heard: list[str] = []
+    with xl.open(f"memory://{tmp_path}/whole", name="a") as engine:
+        monkeypatch.setattr(engine.backend, "call_soon", lambda function: function())
+        topic = engine.topic("orders")
+        owner = topic.producer("exclusive")
+        first = topic.producer_async(
+            "wait_for_exclusive", name="first", priority=1,
+            on_wanted=lambda producer: heard.append(producer.name),
+        )  # fmt: skip
+        second = topic.producer_async("wait_for_exclusive", name="second")
+        owner.close()
+        first.result(PATIENCE).close()
+        second.result(PATIENCE)
+    assert heard == ["first"]
