@@ -1,19 +1,131 @@
-"""Decisions about waiters that are the same on every backend: pure functions (rules A5, D7).
+"""Who may write, in which order, and after which delay: the decisions of every backend (rule J5).
 
+Pure functions of facts: no rows, I/O, clock or lock (rules A1 to A6, B5, B6, D1, D7, F1 to F4). A
+backend collects the facts, carries the verdict out, and raises the errors of `refusals`.
+
+>>> admit(epoch=3, owner=None, shared=False, waiting=False, request=Request("exclusive"))
+Decision(verdict=<Verdict.GRANT: 'grant'>, epoch=4)
+>>> judge_claim(4, False, None)
+(<ClaimVerdict.GRANT: 'grant'>, 5)
 >>> eligible_at(created=500, priority=1, settle=900, freed=1000, known=(3, 1))
 1900
->>> eligible_at(created=500, priority=3, settle=900, freed=1000, known=(3, 1))
-1000
 """
 
 from __future__ import annotations
 
-import time
+import enum
+from typing import NamedTuple
 
 from exclusivelog import _core
-from exclusivelog.types import AccessMode, OwnerInfo
 
 Known = tuple[int, int]  # the best and the lowest priority of a topic's waiters so far
+
+# The access modes, as requests name them.
+SHARED, WAIT, FENCING = "shared", "wait_for_exclusive", "exclusive_with_fencing"
+
+
+# ---- who may write (rules A, B5, B6) -----------------------------------------------------
+
+
+class Request(NamedTuple):
+    """A producer's request. `claim` is its `topic_epoch=` (rule B5)."""
+
+    mode: str
+    claim: int | None = None
+
+
+class Verdict(enum.Enum):
+    """The decision about a request."""
+
+    ADMIT = "admit"  # as one of several shared producers
+    GRANT = "grant"  # as the owner
+    TAKE_OVER = "take over"  # as the owner; all holders and waiters are fenced
+    QUEUE = "queue"
+    BUSY = "busy"
+    FENCED = "fenced"
+    STALE = "stale"  # its claim is lower than the topic's epoch
+    INVALID = "invalid"  # its claim is higher
+
+
+ADMITTED = (Verdict.ADMIT, Verdict.GRANT, Verdict.TAKE_OVER)
+
+
+class Decision(NamedTuple):
+    """The verdict, and the topic's epoch once it is carried out."""
+
+    verdict: Verdict
+    epoch: int
+
+
+def admit(
+    *, epoch: int, owner: object | None, shared: bool, waiting: bool, request: Request,
+    in_transit: bool = False, recreated: bool = False,
+) -> Decision:  # fmt: skip
+    """The table of rule A, and the claims of B5 and B6: validated before any session is evicted.
+
+    `owner`, `shared` and `waiting` count only sessions of live engines; for a request that waits
+    itself, `waiting` counts those before it. A topic that is `in_transit` gets a new epoch in any
+    case (rule E1). One that is `recreated` had its epoch before it was deleted: no owner gets that
+    again (rule B1).
+    """
+    claim = request.claim
+    if is_stale(epoch, claim) or (recreated and claim == epoch):
+        return Decision(Verdict.STALE, epoch)
+    owned = request.mode != SHARED  # epoch 0 has no owner, but may have had shared producers
+    if claim is not None and (claim > epoch or (claim == 0 and owned)):
+        return Decision(Verdict.INVALID, epoch)
+    free = owner is None and not shared
+    if request.mode == SHARED:
+        refused = owner is not None or waiting
+        return Decision(Verdict.BUSY if refused else Verdict.ADMIT, epoch)
+    if request.mode == FENCING:
+        if not free or waiting:
+            return Decision(Verdict.TAKE_OVER, epoch + 1)
+        return Decision(Verdict.GRANT, granted_epoch(epoch, claim, in_transit))
+    if free and not waiting:
+        return Decision(Verdict.GRANT, granted_epoch(epoch, claim, in_transit))
+    return Decision(Verdict.QUEUE if request.mode == WAIT else Verdict.FENCED, epoch)
+
+
+def is_stale(epoch: int, claim: int | None) -> bool:
+    """Has the topic had another owner since the one that claims to come back (rule B5)?"""
+    return claim is not None and claim < epoch
+
+
+def granted_epoch(epoch: int, claim: int | None, in_transit: bool) -> int:
+    """The epoch of a new owner of a free topic: its own old one (rule B5), or the next, as
+    always after a hand-over (rule E1)."""
+    return epoch if claim == epoch and not in_transit else epoch + 1
+
+
+def held_back(
+    mode: str, *, waiting: bool, settled: bool, reserved_for_it: bool | None = None
+) -> bool:
+    """Must a request wait, although its topic has no holder?
+
+    `waiting`: others are before it in the queue. `settled`: its delay has passed (rule D7), which
+    counts for a waiter alone. `reserved_for_it`: None unless the topic is in transit; then it is
+    for its destination alone, where it goes past the queue (rule E3).
+
+    >>> held_back("exclusive", waiting=True, settled=True, reserved_for_it=True)
+    False
+    """
+    if reserved_for_it is not None:
+        return not reserved_for_it or (waiting and mode == SHARED)
+    return waiting or (mode == WAIT and not settled)
+
+
+# ---- in which order, and after which delay (rules D1, D7) --------------------------------
+
+
+def place(priority: int, arrived: int, tie: int = 0) -> tuple[int, int, int]:
+    """The sort key of a waiter, best first: the highest priority, then the earliest. `tie`: a
+    random number, for those that arrived at the same time.
+
+    >>> sorted([place(0, 1), place(7, 3), place(7, 2)])
+    [(-7, 2, 0), (-7, 3, 0), (0, 1, 0)]
+    """
+    return -priority, arrived, tie
 
 
 def widened(known: Known | None, *priorities: int) -> Known:
@@ -35,33 +147,27 @@ def eligible_at(
     return _core.eligible_at(created, _core.delay(priority, settle, known), freed)
 
 
-# ---- how a refusal reads -----------------------------------------------------------------
-# `what` is a topic, or the role that it stands for: "topic 'orders'".
+# ---- claims (rules F1 to F4) -------------------------------------------------------------
 
 
-def describe(owner: OwnerInfo) -> str:
-    """A producer that holds a topic, or waits for it, for a message."""
-    epoch = "" if owner.access_mode is AccessMode.SHARED else f"epoch {owner.epoch}, "
-    return (
-        f"producer {owner.producer_name!r} of engine {owner.engine_name!r} (id {owner.engine_id}, "
-        f"pid {owner.pid}, {epoch}since {utc(owner.since)})"
-    )
+class ClaimVerdict(enum.Enum):
+    """The decision about a claim on one resource."""
+
+    GRANT = "grant"
+    REVOKE = "revoke"  # granted; the holder loses its whole claim
+    STALE = "stale"  # its generation is below the last one
+    HELD = "held"  # its holder has a higher generation
 
 
-def utc(ms: int) -> str:
-    """A time in ms since 1970, for a message."""
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ms / 1000))
+def judge_claim(last: int, held: bool, wanted: int | None) -> tuple[ClaimVerdict, int]:
+    """The verdict, and the resource's generation if it is granted.
 
+    `last` is the resource's last generation (0: none yet), `held`: its holder lives.
 
-def held_by(owner: OwnerInfo | None) -> str:
-    """Who holds the topic, as a part of an error (rule A5); "" for None."""
-    return "" if owner is None else f"; it is held by {describe(owner)}"
-
-
-def fenced_text(what: str, name: str, epoch: int, owner: OwnerInfo | None, topic_epoch: int) -> str:
-    """The text of a fenced producer's error, which names the owner."""
-    now = f"at epoch {topic_epoch}" if owner is None else f"held by {describe(owner)}"
-    return (
-        f"{what}: producer {name!r} with epoch {epoch} was fenced; the topic is {now}. Close this "
-        "producer and open a new one"
-    )
+    >>> judge_claim(4, False, None), judge_claim(4, True, 3)
+    ((<ClaimVerdict.GRANT: 'grant'>, 5), (<ClaimVerdict.HELD: 'held'>, 3))
+    """
+    generation = last + 1 if wanted is None else wanted
+    if generation < last and generation != 0:  # 0 always wins, and begins anew (rule F4)
+        return (ClaimVerdict.HELD if held else ClaimVerdict.STALE), generation
+    return (ClaimVerdict.REVOKE if held else ClaimVerdict.GRANT), generation

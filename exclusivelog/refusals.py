@@ -1,30 +1,96 @@
-"""The errors of requests that are refused, and of producers that are fenced: the same for every
-backend (rule A5). `what` is a topic, or the role that it stands for: "topic 'orders'".
+"""The errors of refused requests, and of lost sessions: the same for every backend (rules A5, J5).
 
->>> str(never_granted("topic 'orders'", 3, 9)).partition(":")[2][:32]
-' topic_epoch=9 was never granted'
+`what` is a topic, or the role that it stands for: "topic 'orders'".
+
+>>> str(refused("topic 'orders'", Verdict.INVALID, epoch=3, claim=9, by=None))[:47]
+"topic 'orders': topic_epoch=9 was never granted"
 """
 
 from __future__ import annotations
 
-from exclusivelog.admission import fenced_text, held_by
-from exclusivelog.errors import InvalidEpochError, ProducerBusyError, ProducerFencedError
-from exclusivelog.types import OwnerInfo
+import time
+from collections.abc import Callable
+
+from exclusivelog.admission import Verdict
+from exclusivelog.errors import (
+    ExclusiveLogError,
+    InvalidEpochError,
+    OwnershipError,
+    OwnershipLostError,
+    ProducerBusyError,
+    ProducerFencedError,
+    ProducerMovedError,
+    ReaderFencedError,
+    TopicTerminatedError,
+    WaitTimeoutError,
+    describe_engine,
+)
+from exclusivelog.types import AccessMode, EngineInfo, OwnerInfo
+
+# ---- who holds it ------------------------------------------------------------------------
 
 
-def not_free_to_share(what: str, by: OwnerInfo | None, moving: str = "") -> ProducerBusyError:
-    """The error of a shared producer that is not admitted; `moving`: where the topic goes to."""
-    return ProducerBusyError(
-        f"{what} is not free for a shared producer{held_by(by)}{moving}; try again when it is "
-        "free, or use another access mode",
-        holder=by,
+def describe(owner: OwnerInfo) -> str:
+    """A producer that holds a topic, or waits for it, for a message."""
+    shared = owner.access_mode is AccessMode.SHARED
+    epoch = f"epoch {owner.epoch}, " if owner.epoch and not shared else ""
+    return (
+        f"producer {owner.producer_name!r} of engine {owner.engine_name!r} (id {owner.engine_id}, "
+        f"pid {owner.pid}, {epoch}since {utc(owner.since)})"
     )
 
 
-def not_free(
-    what: str, by: OwnerInfo | None, moving: str = "", holds: str = "producer"
-) -> ProducerFencedError:
-    """The error of an exclusive producer that is not admitted."""
+def utc(ms: int) -> str:
+    """A time in ms since 1970, for a message."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ms / 1000))
+
+
+def held_by(owner: OwnerInfo | None) -> str:
+    """Who holds the topic, or waits for it, as a part of an error (rule A5); "" for None.
+
+    The waiter that a refusal names may be the only one that keeps the topic from the request: the
+    topic is kept for it."""
+    if owner is None:
+        return ""
+    waits = owner.access_mode is AccessMode.WAIT_FOR_EXCLUSIVE and not owner.epoch
+    return f"; it is {'awaited' if waits else 'held'} by {describe(owner)}"
+
+
+def moving_to(engine_name: str, engine_id: str) -> str:
+    """Where the topic is being handed over to, as a part of an error."""
+    return f"; it is being handed over to engine {engine_name!r} (id {engine_id})"
+
+
+# Why a topic with shared producers is not moved (rule E1).
+NO_OWNER = "shared producers have it, it has no owner"
+
+
+# ---- requests that are refused -----------------------------------------------------------
+
+
+def refused(
+    what: str, verdict: Verdict, *, epoch: int, claim: int | None, by: OwnerInfo | None,
+    moving: str = "", holds: str = "producer",
+) -> ExclusiveLogError:  # fmt: skip
+    """The error of a request with this verdict. `epoch`: the topic's; `claim`: the request's
+    `topic_epoch`; `by`: who holds the topic; `moving`: of `moving_to`."""
+    if verdict is Verdict.INVALID:
+        return InvalidEpochError(
+            f"{what}: topic_epoch={claim} was never granted: the topic is at epoch {epoch}. Pass "
+            "the epoch that this producer had, or None"
+        )
+    if verdict is Verdict.STALE:
+        return ProducerFencedError(
+            f"{what} is at epoch {epoch}: topic_epoch={claim} is out of date: another owner came "
+            f"since{held_by(by)}{moving}. Open a producer without topic_epoch",
+            holder=by,
+        )
+    if verdict is Verdict.BUSY:
+        return ProducerBusyError(
+            f"{what} is not free for a shared producer{held_by(by)}{moving}; try again when it is "
+            "free, or use another access mode",
+            holder=by,
+        )
     return ProducerFencedError(
         f"{what} is not free for an exclusive {holds}{held_by(by)}{moving}; wait_for_exclusive "
         "waits for it, exclusive_with_fencing takes it",
@@ -32,27 +98,124 @@ def not_free(
     )
 
 
-def out_of_date(
-    what: str, epoch: int, claim: int, by: OwnerInfo | None, moving: str = ""
-) -> ProducerFencedError:
-    """The error of a producer whose `topic_epoch` is lower than the topic's (rule B5)."""
-    return ProducerFencedError(
-        f"{what} is at epoch {epoch}: topic_epoch={claim} is out of date: another owner came "
-        f"since{held_by(by)}{moving}. Open a producer without topic_epoch",
+def name_in_use(what: str, by: OwnerInfo) -> ProducerBusyError:
+    """The error of a producer whose name another one of the topic has (rule A6)."""
+    return ProducerBusyError(
+        f"{what}: the producer name {by.producer_name!r} is in use by {describe(by)}; choose "
+        "another name, or wait until it is closed",
         holder=by,
     )
 
 
-def never_granted(what: str, epoch: int, claim: int) -> InvalidEpochError:
-    """The error of a producer whose `topic_epoch` is higher than the topic's (rule B5)."""
-    return InvalidEpochError(
-        f"{what}: topic_epoch={claim} was never granted: the topic is at epoch {epoch}. Pass the "
-        "epoch that this producer had, or None"
-    )
+def timed_out(waited: str, owner: OwnerInfo | None, blocked: str = "") -> WaitTimeoutError:
+    """The error of a waiter whose `timeout` has passed. `waited`: for what, and how long;
+    `blocked`: what else has held it up."""
+    return WaitTimeoutError(f"{waited}{held_by(owner)}{blocked}", holder=owner)
+
+
+def terminated(what: str, end: int) -> TopicTerminatedError:
+    """The error for producers of a topic that was terminated at this offset (rule G8)."""
+    return TopicTerminatedError(f"{what} was terminated at offset {end}; it can only be read")
+
+
+# ---- sessions that are lost --------------------------------------------------------------
 
 
 def fenced(
     what: str, name: str, epoch: int, owner: OwnerInfo | None, topic_epoch: int
 ) -> ProducerFencedError:
-    """The error of a fenced producer."""
-    return ProducerFencedError(fenced_text(what, name, epoch, owner, topic_epoch), holder=owner)
+    """The error of a fenced producer, which names the owner. `epoch`: the producer's."""
+    now = f"at epoch {topic_epoch}" if owner is None else f"held by {describe(owner)}"
+    return ProducerFencedError(
+        f"{what}: producer {name!r} with epoch {epoch} was fenced; the topic is {now}. Close this "
+        "producer and open a new one",
+        holder=owner,
+    )
+
+
+def overtaken(
+    what: str, name: str, owner: OwnerInfo | None, topic_epoch: int
+) -> ProducerFencedError:
+    """The error of a waiter that was fenced (rule A1)."""
+    now = f"at epoch {topic_epoch}" if owner is None else f"held by {describe(owner)}"
+    return ProducerFencedError(
+        f"{what}: producer {name!r} was fenced while it waited; the topic is {now}. Wait for it "
+        "again, or use exclusive_with_fencing",
+        holder=owner,
+    )
+
+
+def handed_over(topic: str, name: str, to: EngineInfo) -> ProducerMovedError:
+    """The error of the producer `name` of a topic that was handed over to this engine (rule E2)."""
+    error = ProducerMovedError(
+        f"topic {topic!r} was handed over by producer {name!r} to {describe_engine(to)}; send there"
+    )
+    error.successor = to
+    return error
+
+
+def name_fencing_engine(
+    error: ExclusiveLogError, epoch: int, engine_here: Callable[[str], object | None]
+) -> None:
+    """Name the engine if this process has fenced its own producer, by a second one for example.
+    `epoch`: the producer's; `engine_here`: the open engine of that id in this process."""
+    holder = error.holder
+    if type(error) is not ProducerFencedError or holder is None:
+        return
+    # Otherwise there may have been another owner in between.
+    is_next = holder.epoch == epoch + 1
+    if is_next and engine_here(holder.engine_id) is not None:
+        error.args = (f"{error}. It was fenced by this process, engine {holder.engine_name!r}",)
+
+
+# ---- claims ------------------------------------------------------------------------------
+
+
+def claim_refused(
+    group: str, resource: str, wanted: int | None, last: int,
+    holder: tuple[EngineInfo, int] | None,
+) -> OwnershipError:  # fmt: skip
+    """The error of a claim that is refused. `last`: the resource's last generation; `holder`: the
+    live engine that holds it, and since when (ms since 1970)."""
+    what = f"resource {resource!r} of group {group!r}"
+    if holder is None:
+        return OwnershipError(
+            f"{what} has been at generation {last}: {wanted} is out of date. Claim it with None "
+            "for the next one"
+        )
+    engine, since = holder
+    error = OwnershipError(
+        f"{what} is held with generation {last}, above {wanted}, by engine {engine.name!r} (id "
+        f"{engine.id}, pid {engine.pid}, since {utc(since)}). Claim it with {last} or more, or "
+        "None, to take it"
+    )
+    error.retriable = True
+    return error
+
+
+def describe_claim(group: str, generations: object) -> str:
+    """A claim, for a message."""
+    named = f"group {group!r}" if group else "no group"
+    return f"<Claim of {generations} in {named}>"
+
+
+def claim_revoked(claim: str, rival: EngineInfo | None) -> OwnershipLostError:
+    """The error for the holder of a claim that was revoked. `claim`: of `describe_claim`;
+    `rival`: the engine that has claimed it since."""
+    by = "" if rival is None else f" by engine {rival.name!r} (id {rival.id}, pid {rival.pid})"
+    return OwnershipLostError(
+        f"{claim} was revoked: a resource of it was claimed{by} with an equal or higher "
+        "generation, or with 0. Make a new one with engine.own"
+    )
+
+
+def reader_fenced(topics: str, group: str, later: EngineInfo | None) -> ReaderFencedError:
+    """The error for a group's reader of these topics after a later one has come, which is this
+    engine's (rule F6)."""
+    by = "" if later is None else (
+        f": engine {later.name!r} (id {later.id}, pid {later.pid}) is the reader now"
+    )  # fmt: skip
+    return ReaderFencedError(
+        f"topic {topics}: this reader of group {group!r} was fenced by a later one{by}. Close this "
+        "reader and open a new one"
+    )

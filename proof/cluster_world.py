@@ -276,7 +276,7 @@ class Hands:
         writer._first, writer._sequence = player.first, player.sequence
 
     def _ticket(self, number: int, sequence: int) -> Ticket:
-        name = self.writer._holder.producer_name
+        name = self.writer.holder.producer_name
         ticket = Ticket(contents(number, sequence, name), 1, partial(self._settle, number))
         self._tickets[ticket] = number, sequence
         return ticket

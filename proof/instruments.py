@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from exclusivelog.local.ownership import admission
+from exclusivelog import admission
 from proof import (
     cluster_model,
     cluster_rules,

@@ -58,7 +58,8 @@ TESTS_OF = {
     "bit-flips": "tests/log/test_damage.py",
     "compaction": "tests/maintenance/test_compaction.py",
 }
-ADMIT, ROWS, JOURNAL = "ownership/admission.py", "_native/rows.pxi", "_native/journal.pxi"
+POLICY, ADMIT = "exclusivelog/admission.py", "ownership/admission.py"
+ROWS, JOURNAL = "_native/rows.pxi", "_native/journal.pxi"
 APPEND, FLUSH, FRAMES = "_native/append.pxi", "_native/flush.pxi", "_native/frames.pxi"
 QUEUE, LOCK = "_native/queue.pxi", "_native/journal_lock.h"
 GROUP, ROLES = "_native/group.pxi", "role_grants.py"
@@ -103,14 +104,14 @@ MUTANTS = (
            ("torture", "tests/conformance/test_epochs.py", "tests/ownership/test_epochs.py")),
     Mutant("the commit of a dead process does not change the version", LOCK,
            "        xl_store(&w->unsettled, 1);", "        ;", ("proof/tests/test_crashes.py",)),
-    Mutant("a take-over keeps the epoch", ADMIT, "Decision(Verdict.TAKE_OVER, epoch + 1)",
+    Mutant("a take-over keeps the epoch", POLICY, "Decision(Verdict.TAKE_OVER, epoch + 1)",
            "Decision(Verdict.TAKE_OVER, epoch)", ("model",)),
-    Mutant("a grant lowers the epoch", ADMIT, "and not in_transit else epoch + 1",
+    Mutant("a grant lowers the epoch", POLICY, "and not in_transit else epoch + 1",
            "and not in_transit else max(0, epoch - 1)", ("model",)),
-    Mutant("a stale topic_epoch is accepted", ADMIT, "claim is not None and (claim < epoch or",
-           "claim is not None and (claim < 0 or", ("model",)),
-    Mutant("a new request is granted before waiters", ADMIT, "if free and not waiting:", "if free:",
-           ("model",)),
+    Mutant("a stale topic_epoch is accepted", POLICY, "return claim is not None and claim < epoch",
+           "return claim is not None and claim < 0", ("model",)),
+    Mutant("a new request is granted before waiters", POLICY,
+           "if free and not waiting:", "if free:", ("model",)),
     Mutant("a dead waiter is promoted", QUEUE,
            'if not alive(waiter.slot, waiter.engine[:waiter.engine_length].decode("ascii")):',
            "if False:", ("model", "tests/ownership/test_queue.py")),
@@ -124,12 +125,11 @@ MUTANTS = (
            ("model", "tests/ownership/test_settle.py")),
     Mutant("the highest priority settles, too", QUEUE, "        return 0\n    span",
            "        return settle\n    span", ("model", "tests/ownership/test_settle.py")),
-    Mutant("a request for a topic that has just become free does not settle", ADMIT,
-           "waiting or (session.mode == WAIT and now < eligible_at(session, freed, known))",
-           "waiting", ("tests/ownership/test_settle.py",)),
-    Mutant("requests that do not queue settle, too", ADMIT,
-           "(session.mode == WAIT and now < eligible_at(session, freed, known))",
-           "(now < eligible_at(session, freed, known))", ("tests/ownership/test_settle.py",)),
+    Mutant("a request for a topic that has just become free does not settle", POLICY,
+           "waiting or (mode == WAIT and not settled)", "waiting",
+           ("tests/ownership/test_settle.py",)),
+    Mutant("requests that do not queue settle, too", POLICY,
+           "(mode == WAIT and not settled)", "not settled", ("tests/ownership/test_settle.py",)),
     Mutant("the lowest priority does not settle", QUEUE,
            "        return settle\n    if priority", "        return 0\n    if priority",
            ("tests/ownership/test_settle.py",)),
@@ -414,7 +414,9 @@ def tree(mutant: Mutant | None) -> Iterator[Path]:
 
 
 def source_of(copy: Path, mutant: Mutant) -> Path:
-    """The file of that name, in whichever package it lies."""
+    """The file of that name, in whichever package it lies; or at that path."""
+    if (whole := copy / mutant.file).is_file():
+        return whole
     (path,) = (copy / "exclusivelog").rglob(mutant.file)
     return path
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from exclusivelog import _core
+from exclusivelog import admission as policy
+from exclusivelog.admission import Decision, Verdict
 from exclusivelog.local.ownership import admission
-from exclusivelog.local.ownership.admission import Decision, Promotion, Verdict
+from exclusivelog.local.ownership.admission import Promotion
 from exclusivelog.local.ownership.sessions import Succession
 from exclusivelog.local.ownership.steps import RETRY_AT, Transfers
 from exclusivelog.local.ownership.transfers import HandOver
@@ -58,7 +60,7 @@ def without(owner: object, name: str, instead: Any, **rules: Any) -> Rules:
 
 
 # The original functions, while a broken rule replaces them.
-_admit, _promote, _held_back = admission.admit, admission.promote, admission.held_back
+_admit, _promote, _held_back = policy.admit, admission.promote, admission.held_back
 _leave, _evict_dead = Succession.leave, Succession.evict_dead
 _current = Transfers.current
 
@@ -273,23 +275,19 @@ def nothing(*args: Any, **facts: Any) -> None:
 
 _, THREE, FOUR = SMALL_WORLDS  # requests
 CONTROLS = {
-    "a grant does not raise the epoch": without(admission, "admit", does_not_raise(Verdict.GRANT)),
+    "a grant does not raise the epoch": without(policy, "admit", does_not_raise(Verdict.GRANT)),
     "a take-over does not raise the epoch": without(
-        admission, "admit", does_not_raise(Verdict.TAKE_OVER)
+        policy, "admit", does_not_raise(Verdict.TAKE_OVER)
     ),
     "a promotion does not raise the epoch": without(
         admission, "promote", promotes_under_the_same_epoch
     ),
-    "a stale topic_epoch is accepted": without(
-        admission, "admit", believes_stale_claims, world=THREE
-    ),
-    "claims ahead of the epoch are believed": without(admission, "admit", believes_claims_ahead),
-    "the owner is forgotten": without(admission, "admit", forgets("owner", None)),
-    "the shared producers are forgotten": without(admission, "admit", forgets("shared", False)),
-    "the waiters are forgotten": without(
-        admission, "admit", forgets("waiting", False), world=THREE
-    ),
-    "exclusive is granted beside others": without(admission, "admit", fences_without_force),
+    "a stale topic_epoch is accepted": without(policy, "admit", believes_stale_claims, world=THREE),
+    "claims ahead of the epoch are believed": without(policy, "admit", believes_claims_ahead),
+    "the owner is forgotten": without(policy, "admit", forgets("owner", None)),
+    "the shared producers are forgotten": without(policy, "admit", forgets("shared", False)),
+    "the waiters are forgotten": without(policy, "admit", forgets("waiting", False), world=THREE),
+    "exclusive is granted beside others": without(policy, "admit", fences_without_force),
     "a refused fencer has evicted already": without(
         Succession, "evict_dead", fences_before_it_is_refused, keeps_what_was_refused=True
     ),

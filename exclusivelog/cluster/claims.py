@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from exclusivelog import _core
-from exclusivelog.admission import utc
+from exclusivelog.admission import ClaimVerdict, judge_claim
 from exclusivelog.backend import ClaimSession, Held, Owned, Place
 from exclusivelog.cluster.following import (
     ANSWER_SECONDS,
@@ -28,16 +28,15 @@ from exclusivelog.cluster.ordered import Place as ClusterPlace
 from exclusivelog.cluster.refused import refusal, refuses
 from exclusivelog.errors import (
     ExclusiveLogError,
-    OwnershipError,
-    OwnershipLostError,
     ProducerFencedError,
     ProducerMovedError,
     ReaderFencedError,
     WaitTimeoutError,
 )
-from exclusivelog.types import AccessMode, ClaimInfo, EngineInfo, GroupInfo, OwnerInfo
+from exclusivelog.refusals import claim_refused, claim_revoked, describe_claim, reader_fenced
+from exclusivelog.types import AccessMode, ClaimInfo, EngineInfo, GroupInfo
 
-__all__ = ["ClusterClaims", "decide"]
+__all__ = ["ClusterClaims"]
 
 PREFIX = "__claim__/"
 POLL_SECONDS = 0.02  # while waiting for a claim; deaths send no wake-up
@@ -112,17 +111,6 @@ def parts_of(name: str) -> tuple[str, str]:
     return rest[: int(length)], rest[int(length) + 1 :]
 
 
-def decide(last: int, held: bool, wanted: int | None) -> int | None:
-    """The generation that is granted, or None. `last` is the resource's last one (0: none yet);
-    `held`: its holder's engine is alive.
-
-    >>> decide(4, False, None), decide(4, True, 4), decide(4, True, 3), decide(4, True, 0)
-    (5, 4, None, 0)
-    """
-    generation = last + 1 if wanted is None else wanted
-    return None if generation < last and generation else generation  # 0 begins anew (rule F4)
-
-
 # ---- one claim ---------------------------------------------------------------------------
 
 
@@ -168,9 +156,7 @@ class ClusterClaim:
         """End the claim, which was revoked."""
         told, self.told = self.told, None
         if told is not None:
-            told.lose(OwnershipLostError(
-                f"{self!r} was revoked: {error}. Make a new one with engine.own"
-            ))  # fmt: skip
+            told.lose(claim_revoked(repr(self), latest_engine(self.log)))
 
     def notify_wanted(self) -> None:
         """No effect: claims have no queue."""
@@ -185,8 +171,7 @@ class ClusterClaim:
         self._host.registry.forget(self.owning)
 
     def __repr__(self) -> str:
-        group = f"group {self.group!r}" if self.group else "no group"
-        return f"<Claim of {self.generations} in {group}>"
+        return describe_claim(self.group, self.generations)
 
 
 class ClusterGroupCursor(ClusterClaim):
@@ -203,10 +188,8 @@ class ClusterGroupCursor(ClusterClaim):
 
     def _fenced(self) -> ReaderFencedError:
         if self._error is None:
-            self._error = ReaderFencedError(
-                f"the reader of group {self.group!r} of {next(iter(self.generations))!r} was "
-                f"fenced by a later one: {self.owning.writer.error}. Open a new reader"
-            )
+            topic = repr(next(iter(self.generations)))
+            self._error = reader_fenced(topic, self.group, latest_engine(self.log))
         return self._error
 
     def position(self, topic: int) -> int | None:
@@ -310,10 +293,11 @@ class ClusterClaims:
             log.catch_up()
             seen = inspect(log, self._host.lives)
             last = generation_of(log)
-            generation = decide(last, seen.owner is not None, wanted)
-            if generation is None:
-                owner = None if seen.owner is None else seen.owner.owner()
-                raise _refused(group, resource, wanted, last, owner)
+            verdict, generation = judge_claim(last, seen.owner is not None, wanted)
+            if verdict in (ClaimVerdict.STALE, ClaimVerdict.HELD):
+                holder = None if seen.owner is None else seen.owner.holder
+                living = None if holder is None else (engine_of(holder), holder.since)
+                raise claim_refused(group, resource, wanted, last, living)
             owning = log.ask(self._holder(group, generation, reads), None, seen.tenure)
             if owning is not None:
                 self._host.registry.keep(owning.writer.session, owning)
@@ -387,19 +371,12 @@ def generation_of(log: TopicLog) -> int:
     return 0 if grant is None else int(grant.holder.properties["generation"])
 
 
-def _refused(
-    group: str, resource: str, wanted: int | None, last: int, owner: OwnerInfo | None
-) -> OwnershipError:
-    what = f"resource {resource!r} of group {group!r}"
-    if owner is None:
-        return OwnershipError(
-            f"{what} has been at generation {last}: {wanted} is out of date. Claim it with None "
-            "for the next one"
-        )
-    error = OwnershipError(
-        f"{what} is held with generation {last}, above {wanted}, by engine {owner.engine_name!r} "
-        f"(id {owner.engine_id}, pid {owner.pid}, since {utc(owner.since)}). Claim it with {last} "
-        "or more, or None, to take it"
-    )
-    error.retriable = True
-    return error
+def latest_engine(log: TopicLog) -> EngineInfo | None:
+    """The engine that has made the last claim of a log, as far as it was read."""
+    grant = log.state.grant
+    return None if grant is None else engine_of(grant.holder)
+
+
+def engine_of(holder: Holder) -> EngineInfo:
+    """The engine of a claim's holder."""
+    return EngineInfo(holder.engine_id, holder.engine_name, holder.pid, {}, 0.0)

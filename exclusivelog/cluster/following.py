@@ -49,6 +49,7 @@ from exclusivelog.errors import (
 )
 from exclusivelog.foreign import Ignoring
 from exclusivelog.messages import Encoded
+from exclusivelog.refusals import handed_over
 from exclusivelog.types import AccessMode, OwnerInfo
 from exclusivelog.waits import in_slices
 
@@ -408,7 +409,9 @@ class Owning:
         if assigned is None or assigned.session != self.writer.session or session is None:
             return
         if self.writer.status == "owner":
-            session.hand_over(moved_error(self.topic.name, assigned), assigned.engine_id)
+            name = self.writer.holder.producer_name
+            error = handed_over(self.topic.name, name, assigned.target)
+            session.hand_over(error, assigned.engine_id)
 
     def drain(self, commit: Callable[[Owning], None], seconds: float) -> None:
         """Wait until what was queued has its outcome, success or failure."""
@@ -440,16 +443,6 @@ def _fail(
 
 def _no_session() -> None:
     """Used in place of a weak reference if there is no session."""
-
-
-def moved_error(topic: str, assigned: Assign) -> ProducerMovedError:
-    """The error for the producers of the former owner."""
-    error = ProducerMovedError(
-        f"topic {topic!r} was handed over to engine {assigned.engine_name!r} (id "
-        f"{assigned.engine_id}, pid {assigned.pid}); send there"
-    )
-    error.successor = assigned.target
-    return error
 
 
 class Writers:
@@ -776,6 +769,7 @@ class TopicLog:
         if isinstance(parsed, Grant):
             self.waiters.granted(parsed)
         elif isinstance(parsed, Join):
+            self.waiters.joined()
             self._writers.joined(parsed.session, tuple(self.waiters))
         elif isinstance(parsed, Terminate):
             self.frames.wake()  # wakes readers at the end
@@ -839,7 +833,8 @@ class TopicLog:
 class Seen(NamedTuple):
     """A topic's holders and its waiters, best first, whose engines are alive; the session to be
     released because its engine is dead; `State.tenure`; and the engine to which the topic is
-    assigned (rule E3). `elsewhere`: that is not the engine that asks."""
+    assigned (rule E3). `elsewhere`: that is not the engine that asks; `everyone`: the waiters of
+    all engines, also of those that the assignment leaves out."""
 
     owner: Grant | None
     shared: tuple[Join, ...]
@@ -848,6 +843,7 @@ class Seen(NamedTuple):
     tenure: tuple[int, bool, int]
     assigned: Assign | None = None
     elsewhere: Assign | None = None
+    everyone: tuple[Wait, ...] = ()
 
     @property
     def free(self) -> bool:
@@ -861,7 +857,7 @@ class Seen(NamedTuple):
 
     def first(self, leave_out: int = 0) -> OwnerInfo | None:
         """The holder or waiter that a refusal names (rule A5)."""
-        waiters = [waiter_info(each) for each in self.queue if each.number != leave_out]
+        waiters = [waiter_info(each) for each in self.everyone if each.number != leave_out]
         return next(iter([*self.holders, *waiters]), None)
 
 
@@ -879,6 +875,7 @@ def inspect(topic: TopicLog, lives: Callable[[str], bool], engine: str = "") -> 
     if assigned is not None and not lives(assigned.engine_id):
         assigned = None
     elsewhere = assigned if assigned is not None and assigned.engine_id != engine else None
+    everyone = tuple([each for each in queue if each.engine_id in alive])
     if assigned is not None and elsewhere is None and not (owner_lives or shared):
         queue = [each for each in queue if each.engine_id == engine]
     return Seen(
@@ -886,7 +883,7 @@ def inspect(topic: TopicLog, lives: Callable[[str], bool], engine: str = "") -> 
         tuple([each for each in shared if each.holder.engine_id in alive]),
         tuple([each for each in queue if each.engine_id in alive]),
         tuple([each for each in having if each.holder.engine_id not in alive]), tenure, assigned,
-        elsewhere,
+        elsewhere, everyone,
     )  # fmt: skip
 
 

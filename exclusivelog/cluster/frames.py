@@ -257,6 +257,15 @@ class Holder:
     since: int = 0
     properties: dict[str, str] = field(default_factory=dict)
 
+    def owner(self, epoch: int, session: int) -> OwnerInfo:
+        """The holder of a session, as errors and inspections show it."""
+        return OwnerInfo(
+            engine_id=self.engine_id, engine_name=self.engine_name, pid=self.pid,
+            producer_name=self.producer_name, access_mode=self.access_mode,
+            priority=self.priority, epoch=epoch, since=self.since, session=session,
+            properties=self.properties,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
@@ -274,7 +283,7 @@ class Grant:
 
     def owner(self) -> OwnerInfo:
         """The owner as errors and inspections show it."""
-        return _shown(self)
+        return self.holder.owner(self.epoch, self.session)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,17 +300,7 @@ class Join:
 
     def owner(self) -> OwnerInfo:
         """The producer as errors and inspections show it."""
-        return _shown(self)
-
-
-def _shown(record: Grant | Join) -> OwnerInfo:
-    holder = record.holder
-    return OwnerInfo(
-        engine_id=holder.engine_id, engine_name=holder.engine_name, pid=holder.pid,
-        producer_name=holder.producer_name, access_mode=holder.access_mode,
-        priority=holder.priority, epoch=record.epoch, since=holder.since, session=record.session,
-        properties=holder.properties,
-    )  # fmt: skip
+        return self.holder.owner(self.epoch, self.session)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,10 +65,9 @@ from exclusivelog.errors import (
     InvalidEpochError,
     ProducerBusyError,
     ProducerFencedError,
-    TopicTerminatedError,
 )
 from exclusivelog.messages import Encoded
-from exclusivelog.refusals import fenced
+from exclusivelog.refusals import fenced, terminated
 from exclusivelog.types import AccessMode
 
 __all__ = [
@@ -79,7 +78,6 @@ __all__ = [
     "Writer",
     "draw_session",
     "messages",
-    "terminated_error",
 ]
 
 Status = Literal["asking", "refused", "cancelled", "owner", "closing", "fenced", "closed"]
@@ -235,7 +233,7 @@ class Asking:
         self.epoch = self.session = 0
         self.is_shared = holder.access_mode is AccessMode.SHARED
         self._append = append
-        self._holder = holder
+        self.holder = holder
         self._draw = draw
         self._request: Grant | Join | None = None
 
@@ -254,7 +252,7 @@ class Asking:
         if self.status != "refused":
             raise ProducerBusyError(f"this writer has asked already, and is {self.status!r}")
         if self.state.terminated:
-            raise terminated_error(self.topic, self.state)
+            raise terminated(self.topic, self.state.next)
         continued = topic_epoch is not None and self._check_epoch(topic_epoch)
         self._request = self._join() if self.is_shared else self._grant(continued)
         self.epoch, self.session = self._request.epoch, self._request.session
@@ -266,15 +264,15 @@ class Asking:
         continues = state.session if continued else 0
         return Grant(
             state.epoch if continued else state.epoch + 1, state.next, self._draw(continues),
-            self._holder, continues, state.joins,
+            self.holder, continues, state.joins,
         )  # fmt: skip
 
     def _join(self) -> Join:
         state = self.state
-        request = Join(state.epoch, state.session, state.joins, self._draw(0), self._holder)
+        request = Join(state.epoch, state.session, state.joins, self._draw(0), self.holder)
         if judge(state, request) is not Verdict.COUNTS:
             raise ProducerBusyError(
-                f"the topic has an owner, or a shared producer named {self._holder.producer_name!r}"
+                f"the topic has an owner, or a shared producer named {self.holder.producer_name!r}"
             )
         return request
 
@@ -403,7 +401,7 @@ class Writer(Asking):
             properties = {} if packed is None else msgpack.unpackb(packed)
             contents.append(
                 Content(value, key, properties, event_time, published,
-                        self._holder.producer_name, sequence)
+                        self.holder.producer_name, sequence)
             )  # fmt: skip
         self._published, self._sequence = published, sequence
         return contents
@@ -413,7 +411,7 @@ class Writer(Asking):
         if wanted <= last:
             raise DuplicateSequenceError(
                 f"sequence_id={wanted} is not above the last one of "
-                f"{self._holder.producer_name!r}, {last}",
+                f"{self.holder.producer_name!r}, {last}",
                 sequence_id=wanted, last_sequence_id=last,
             )  # fmt: skip
 
@@ -496,7 +494,7 @@ class Writer(Asking):
     def _begin(self, request: Grant | Join) -> None:
         """Become the owner, or a shared session, because the request counts."""
         self._first = request.first if isinstance(request, Grant) else 1
-        self._sequence = self.state.sequences.get(self._holder.producer_name, -1)
+        self._sequence = self.state.sequences.get(self.holder.producer_name, -1)
         self._published = self.state.published
         self.status = "owner" if self.status == "asking" else "closing"
         self.pump()
@@ -504,12 +502,12 @@ class Writer(Asking):
     def _saw_as_owner(self, judged: Judged) -> None:
         parsed = judged.parsed
         if isinstance(parsed, Grant):
-            holder = self._holder
+            holder = self.holder
             self._fence(
                 fenced(self.topic, holder.producer_name, self.epoch, parsed.owner(), parsed.epoch)
             )
         elif isinstance(parsed, Terminate):
-            self._fence(terminated_error(self.topic, self.state))
+            self._fence(terminated(self.topic, self.state.next))
         elif parsed is None or parsed.session != self.session:
             return  # a frame of another shared session
         elif isinstance(parsed, Frame):
@@ -597,13 +595,6 @@ def _fenced_by(grant: Grant | None, what: str) -> ProducerFencedError:
         f"{what}: epoch {owner.epoch} was granted to {owner.producer_name!r} of engine "
         f"{owner.engine_name!r} (id {owner.engine_id}, pid {owner.pid})",
         holder=owner,
-    )
-
-
-def terminated_error(topic: str, state: State) -> TopicTerminatedError:
-    """The error for writers of a terminated topic."""
-    return TopicTerminatedError(
-        f"{topic} was terminated at offset {state.next}; it can only be read"
     )
 
 

@@ -20,12 +20,13 @@ from typing import Protocol
 
 from exclusivelog import _core
 from exclusivelog.backend import MoveCancelled, check_engine_id, check_selection, is_internal
-from exclusivelog.cluster.following import TopicLog, Topics, inspect, now_ms
+from exclusivelog.cluster.following import Seen, TopicLog, Topics, inspect, now_ms
 from exclusivelog.cluster.frames import Grant
 from exclusivelog.cluster.ordered import Place
 from exclusivelog.cluster.refused import refusal
 from exclusivelog.cluster.waiting import Assign, Unassign
 from exclusivelog.errors import LedgerError, TopicNotFoundError
+from exclusivelog.refusals import NO_OWNER, moving_to
 from exclusivelog.types import EngineInfo, Move
 from exclusivelog.waits import check_seconds
 
@@ -79,12 +80,14 @@ def choose(host: Host, topics: str | Iterable[str]) -> list[str]:
 
 @dataclass
 class One:
-    """The hand-over of one topic. `number`: of its record; 0: it needed none."""
+    """The hand-over of one topic. `number`: of its record; 0: it needed none. `promotes`: it is
+    assigned, and the destination has a waiter for it."""
 
     log: TopicLog
     source: Grant | None
     number: int
     move: Move
+    promotes: bool = False
 
 
 class Moving:
@@ -120,14 +123,14 @@ class Moving:
     def _begin(self, log: TopicLog) -> One:
         log.catch_up()
         seen = inspect(log, self._host.lives)
-        reason = self._refusal(seen.owner, bool(seen.shared))
+        going = log.waiters.assigned_at(now_ms())
+        reason = self._refusal(seen, going)
         one = One(log, seen.owner, 0, self._state(log, seen.owner, "failed", reason))
         if reason:
             return one
-        if seen.owner is not None and seen.owner.holder.engine_id == self._target.id:
-            one.move = self._state(log, None, "owned", owner=seen.owner)
+        if self._is_there(seen):
+            one.move = self._state(log, seen.owner, "owned")
             return one
-        going = log.waiters.assigned_at(now_ms())
         if going is not None and going.engine_id == self._target.id:  # the same hand-over (rule E4)
             one.number = going.number
             self._inspect(one)
@@ -143,11 +146,18 @@ class Moving:
         self._inspect(one)
         return one
 
-    def _refusal(self, owner: Grant | None, shared: bool) -> str:
-        if shared:
-            return "it has shared producers, which do not move on a cluster"
+    def _is_there(self, seen: Seen) -> bool:
+        return seen.owner is not None and seen.owner.holder.engine_id == self._target.id
+
+    def _refusal(self, seen: Seen, going: Assign | None) -> str:
+        other = None if going is None or going.engine_id == self._target.id else going
+        if other is not None and self._host.lives(other.engine_id) and not self._is_there(seen):
+            return moving_to(other.engine_name, other.engine_id).removeprefix("; ")
+        if seen.shared:
+            return NO_OWNER
         if self._producer is None:
             return ""
+        owner = seen.owner
         there = owner is not None and owner.holder.producer_name == self._producer
         return "" if there else f"producer {self._producer!r} does not own it"
 
@@ -164,15 +174,18 @@ class Moving:
     def _inspect(self, one: One) -> bool:
         """The present state of the hand-over, and whether it has ended."""
         log = one.log
-        if not one.number or one.move.ok:
+        if not one.number or (one.move.ok and not one.promotes):
             return True
-        assigned, owner = log.waiters.assigned, inspect(log, self._host.lives).owner
+        seen, assigned = inspect(log, self._host.lives, self._target.id), log.waiters.assigned
+        owner = seen.owner
         mine = assigned is not None and assigned.engine_id == self._target.id
         changed = owner is not None and (one.source is None or owner.session != one.source.session)
         if owner is not None and changed and owner.holder.engine_id == self._target.id:
-            one.move = self._state(log, one.source, "owned", owner=owner)
+            one.move, one.promotes = self._state(log, one.source, "owned", owner=owner), False
         elif mine and owner is None:
             one.move = self._state(log, one.source, "assigned")
+            one.promotes = bool(seen.queue)  # then its best waiter is about to own it (rule E3)
+            return not one.promotes
         elif mine and not changed:
             one.move = self._state(log, one.source, "releasing")
             return False
@@ -198,6 +211,8 @@ class Moving:
                 raise MoveCancelled("the call was cancelled")
             self._host.check_open()
             left = self._end - _core.monotonic()
+            if one.move.ok and left <= 0:
+                return
             if left <= 0 or not self._host.lives(self._target.id):
                 self._withdraw(one, "deadline" if left <= 0 else "the destination is gone")
                 return

@@ -21,7 +21,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from exclusivelog import _core, logs
-from exclusivelog.admission import eligible_at, held_by
+from exclusivelog.admission import (
+    ADMITTED,
+    Decision,
+    Request,
+    Verdict,
+    admit,
+    eligible_at,
+    held_back,
+)
 from exclusivelog.backend import ProducerRequest
 from exclusivelog.cluster.following import (
     ANSWER_SECONDS,
@@ -31,23 +39,20 @@ from exclusivelog.cluster.following import (
     TopicLog,
     inspect,
     now_ms,
-    waiter_info,
 )
 from exclusivelog.cluster.frames import Grant, Holder
-from exclusivelog.cluster.log import terminated_error
 from exclusivelog.cluster.ordered import OrderedLog
-from exclusivelog.cluster.waiting import Assign, Wait
+from exclusivelog.cluster.waiting import Wait
 from exclusivelog.errors import (
     ClusterError,
     EngineClosedError,
     ExclusiveLogError,
     InvalidEpochError,
-    ProducerBusyError,
     ProducerFencedError,
     WaitTimeoutError,
 )
-from exclusivelog.refusals import never_granted, not_free, not_free_to_share, out_of_date
-from exclusivelog.types import AccessMode, EngineInfo, OwnerInfo
+from exclusivelog.refusals import moving_to, name_in_use, overtaken, refused, terminated, timed_out
+from exclusivelog.types import AccessMode, EngineInfo
 from exclusivelog.waits import AnyFuture, give_granted
 
 __all__ = ["Asking", "Requests"]
@@ -205,7 +210,8 @@ class Requests:
         with self._lock:
             first = self._names.setdefault((asking.topic.id, asking.name), asking)
         if first is not asking:
-            raise name_error(asking.topic.name, self._wait_of(first))
+            by = self._holder_of(first).owner(0, first.number)
+            raise name_in_use(f"topic {asking.topic.name!r}", by)
 
     def _try_first(self, asking: Asking) -> None:
         end = _core.monotonic() + ANSWER_SECONDS
@@ -230,24 +236,23 @@ class Requests:
             if not patient:
                 topic.catch_up()
             seen = inspect(topic, self._host.lives, self._host.id)
-            check_claim(topic, seen, asking.request.topic_epoch, asking.mode)
-            if asking.mode is AccessMode.SHARED:
+            decision = judge(asking, seen)
+            if decision.verdict is Verdict.ADMIT:
                 return self._share(asking, seen)
-            first = not seen.queue or seen.queue[0].number == asking.number
-            if not fencing and not (seen.free and first and may_own(asking)):
-                return self._queue(asking, seen)
-            others = [each for each in seen.queue if each.number != asking.number]
-            # Else it takes a new epoch (E1).
-            same = seen.free and not others and seen.assigned is None
-            claim = asking.request.topic_epoch if same else None
-            return self._ask(asking, claim, seen)
+            if decision.verdict in ADMITTED:
+                claim = asking.request.topic_epoch
+                return self._ask(asking, claim if decision.epoch == claim else None, seen)
+            if decision.verdict is not Verdict.QUEUE:
+                raise refusal(asking, seen, decision.verdict)
+            self._queue(asking)
+            return False
 
     def _share(self, asking: Asking, seen: Seen) -> bool:
-        """Join the shared producers, unless the topic has an owner or waiters."""
+        """Join the shared producers."""
         topic = asking.topic
-        if seen.owner is not None or seen.queue or seen.elsewhere:
-            raise not_free_to_share(f"topic {topic.name!r}", seen.first(), _moving(seen.elsewhere))
-        check_name(topic.name, asking.name, seen, asking.number)
+        for holder in seen.holders:
+            if holder.producer_name == asking.name:
+                raise name_in_use(f"topic {topic.name!r}", holder)
         in_the_way = [
             each for each in seen.dead
             if isinstance(each, Grant) or each.holder.producer_name == asking.name
@@ -256,6 +261,13 @@ class Requests:
             topic.evict(each)
         return not in_the_way and self._ask(asking, None, seen)
 
+    def _holder_of(self, asking: Asking) -> Holder:
+        info, request = self._host.info, asking.request
+        return Holder(
+            info.id, info.name, info.pid, asking.name, asking.mode, request.priority, now_ms(),
+            request.properties,
+        )  # fmt: skip
+
     def _wait_of(self, asking: Asking) -> Wait:
         info, request = self._host.info, asking.request
         return Wait(
@@ -263,32 +275,23 @@ class Requests:
             asking.since, request.properties,
         )  # fmt: skip
 
-    def _queue(self, asking: Asking, seen: Seen) -> bool:
-        if asking.mode is not AccessMode.WAIT_FOR_EXCLUSIVE:
-            raise not_free(f"topic {asking.topic.name!r}", seen.first(), _moving(seen.elsewhere))
+    def _queue(self, asking: Asking) -> None:
         if asking.number not in self._waiting:
             with self._lock:
                 self._waiting[asking.number] = asking
             asking.topic.publish(self._wait_of(asking))
-        return False
 
     def _ask(self, asking: Asking, claim: int | None, seen: Seen) -> bool:
-        info, request = self._host.info, asking.request
-        holder = Holder(
-            info.id, info.name, info.pid, asking.name, asking.mode, request.priority, now_ms(),
-            request.properties,
-        )  # fmt: skip
         try:
-            owning = asking.topic.ask(holder, claim, seen.tenure)
+            owning = asking.topic.ask(self._holder_of(asking), claim, seen.tenure)
         except (ProducerFencedError, InvalidEpochError):
             return False  # the epoch has changed: decide again
         if owning is None:
             return False
         if any(self._host.lives(each.engine_id) for each in owning.behind):  # rule A3
             owning.release(ANSWER_SECONDS)
-            raise not_free_to_share(
-                f"topic {asking.topic.name!r}", inspect(asking.topic, self._host.lives).first()
-            )
+            found = inspect(asking.topic, self._host.lives, self._host.id)
+            raise refusal(asking, found, Verdict.BUSY)
         self._grant(asking, owning)
         return True
 
@@ -361,12 +364,11 @@ class Requests:
             check_not_terminated(topic)
             queued = any(each.number == asking.number for each in seen.queue)
             if not queued and asking.number not in topic.waiters:
-                raise fenced_error(
-                    topic.name, "was taken by a producer that fences",
-                    None if seen.owner is None else seen.owner.owner(),
-                )  # fmt: skip
+                owner = None if seen.owner is None else seen.owner.owner()
+                raise overtaken(f"topic {topic.name!r}", asking.name, owner, topic.state.epoch)
             if asking.deadline is not None and _core.monotonic() >= asking.deadline:
-                self._fail(asking, timed_out(asking, seen))
+                owner = next(iter(seen.holders), None)
+                self._fail(asking, timed_out(asking.future.waited, owner))
             elif asking.number == turn:
                 self._attempt(asking)
         except (ClusterError, WaitTimeoutError):
@@ -395,10 +397,8 @@ class Requests:
 
 
 def may_own(asking: Asking) -> bool:
-    """May this request have its topic, now that it is free (rule D7)?"""
+    """Has this request's delay passed since its topic is free (rule D7)?"""
     topic, request = asking.topic, asking.request
-    if asking.mode is not AccessMode.WAIT_FOR_EXCLUSIVE:
-        return True
     return _core.now() >= eligible_at(
         created=asking.begun, priority=request.priority, settle=request.settle,
         freed=topic.freed, known=topic.waiters.known,
@@ -412,60 +412,36 @@ def _alone(log: OrderedLog) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if alone is None else alone()
 
 
-# ---- what is refused ---------------------------------------------------------------------
+# ---- decisions ---------------------------------------------------------------------------
 
 
-def timed_out(asking: Asking, seen: Seen) -> WaitTimeoutError:
-    """The error of a waiter, which names the holder (rule A5)."""
-    owner = next(iter(seen.holders), None)
-    return WaitTimeoutError(f"{asking.future.waited}{held_by(owner)}", holder=owner)
+def judge(asking: Asking, seen: Seen) -> Decision:
+    """The decision about a request, from what the log shows (rule J5)."""
+    request, reserved = asking.request, seen.assigned is not None
+    queue = seen.everyone if asking.mode is AccessMode.SHARED else seen.queue
+    waiting = bool(queue) and queue[0].number != asking.number
+    if seen.owner is None and not seen.shared:
+        waiting = held_back(
+            request.mode, waiting=waiting, settled=may_own(asking),
+            reserved_for_it=seen.elsewhere is None if reserved else None,
+        )  # fmt: skip
+    return admit(
+        epoch=asking.topic.state.epoch, owner=seen.owner, shared=bool(seen.shared), waiting=waiting,
+        request=Request(request.mode, request.topic_epoch), in_transit=reserved,
+    )  # fmt: skip
+
+
+def refusal(asking: Asking, seen: Seen, verdict: Verdict) -> ExclusiveLogError:
+    """The error of a request with this verdict."""
+    moving = seen.assigned
+    return refused(
+        f"topic {asking.topic.name!r}", verdict, epoch=asking.topic.state.epoch,
+        claim=asking.request.topic_epoch, by=seen.first(asking.number),
+        moving="" if moving is None else moving_to(moving.engine_name, moving.engine_id),
+    )  # fmt: skip
 
 
 def check_not_terminated(topic: TopicLog) -> None:
     """TopicTerminatedError if nothing may be written any more (rule G8)."""
     if topic.state.terminated:
-        raise terminated_error(f"topic {topic.name!r}", topic.state)
-
-
-def check_claim(topic: TopicLog, seen: Seen, claim: int | None, mode: AccessMode) -> None:
-    """Check topic_epoch, before any producer is affected (rules B5, B6). Epoch 0 has only shared
-    producers."""
-    epoch, what = topic.state.epoch, f"topic {topic.name!r}"
-    if claim is None:
-        return
-    if claim < epoch:
-        raise out_of_date(what, epoch, claim, seen.first(), _moving(seen.elsewhere))
-    if claim > epoch or (claim == 0 and mode is not AccessMode.SHARED):
-        raise never_granted(what, epoch, claim)
-
-
-def check_name(topic: str, name: str, seen: Seen, number: int) -> None:
-    """Refuse a producer name that is in use, unless the producer fences (rule A6)."""
-    waiters = [waiter_info(each) for each in seen.queue if each.number != number]
-    for each in (*seen.holders, *waiters):
-        if each.producer_name == name:
-            raise name_error(topic, each)
-
-
-def name_error(topic: str, by: OwnerInfo | Wait) -> ProducerBusyError:
-    """The error for a producer name that is in use."""
-    held = waiter_info(by) if isinstance(by, Wait) else by
-    return ProducerBusyError(
-        f"topic {topic!r} has a live producer named {held.producer_name!r}, of engine "
-        f"{held.engine_name!r} (id {held.engine_id}, pid {held.pid}); use another name, or "
-        "close that one first",
-        holder=held,
-    )
-
-
-def fenced_error(
-    topic: str, what: str, by: OwnerInfo | None, assigned: Assign | None = None
-) -> ProducerFencedError:
-    """The error for a request that is refused, which names the owner (rule A5)."""
-    return ProducerFencedError(f"topic {topic!r} {what}{held_by(by)}{_moving(assigned)}", holder=by)
-
-
-def _moving(assigned: Assign | None) -> str:
-    if assigned is None:
-        return ""
-    return f"; it is being handed over to engine {assigned.engine_name!r} (id {assigned.engine_id})"
+        raise terminated(f"topic {topic.name!r}", topic.state.next)

@@ -46,6 +46,7 @@ from exclusivelog.errors import (
     duplicate_sequence,
 )
 from exclusivelog.messages import Columns, Encoded, Raw
+from exclusivelog.refusals import name_fencing_engine
 from exclusivelog.waits import GrantFuture, in_slices, until_settled
 
 __all__ = ["ClusterSending", "ClusterSession", "Registry"]
@@ -369,6 +370,7 @@ class ClusterSession:
         with self._lock:
             if self._lost is not None or self._is_closed:
                 return
+            name_fencing_engine(error, self.session.epoch, self._host.engine_here)
             # The same error in every call, whichever thread notices it first (rule B4).
             self._lost = error = self.sending.appender.close_with(error)
             listeners = self._listeners.all()

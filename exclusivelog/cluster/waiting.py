@@ -7,7 +7,7 @@ waiter: the highest priority, then the earliest record (rule D1). Only the first
 for a topic that has become free, and the owner is notified that a producer waits.
 
 A topic may be **assigned** to an engine (`exclusivelog.cluster.moving`): then only that engine asks
-for it once it is free, until a grant, an `Unassign`, or the deadline of the `Assign`.
+for it once it is free, until a grant, a join, an `Unassign`, or the deadline of the `Assign`.
 
 - A waiter ends with its `Leave`, or with a grant to its engine and producer name.
 - A grant to a producer that fences ends all waiters (rule A1).
@@ -31,7 +31,7 @@ from typing import Any, Protocol
 
 import msgpack
 
-from exclusivelog.admission import Known, widened
+from exclusivelog.admission import Known, place, widened
 from exclusivelog.cluster.frames import Grant, sealed, unsealed
 from exclusivelog.types import AccessMode, EngineInfo, WaiterInfo
 
@@ -201,6 +201,10 @@ class Waiters:
             )
         )
 
+    def joined(self) -> None:
+        """Apply a join that counts: a shared producer has the topic that was assigned (rule E3)."""
+        self.assigned = None
+
     def forget(self, engines: Iterable[str]) -> None:
         """Remove the waiters of dead engines."""
         gone = set(engines)
@@ -222,7 +226,8 @@ class Waiters:
 
     def in_order(self) -> list[Wait]:
         """The waiters in the order of their promotion (rule D1)."""
-        return sorted(self._waiting.values(), key=lambda each: -each.priority)
+        arrived = enumerate(self._waiting.values())
+        return [each for _, each in sorted(arrived, key=lambda e: place(e[1].priority, e[0]))]
 
 
 # ---- one engine's part --------------------------------------------------------------------

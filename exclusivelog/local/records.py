@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import msgpack
 
-from exclusivelog import _core, admission
+from exclusivelog import _core, admission, refusals
 from exclusivelog.errors import (
     ExclusiveLogError,
     LedgerCorruptedError,
@@ -218,7 +218,7 @@ class Session(NamedTuple):
     @property
     def place(self) -> tuple[int, int, int]:
         """The sort key of the queue, best first (rule D1)."""
-        return (-self.priority, self.created, self.tie)
+        return admission.place(self.priority, self.created, self.tie)
 
 
 def pack_session(session: Session) -> bytes:
@@ -325,16 +325,16 @@ def topic_label(topic: str) -> str:
 
 def describe(session: Session) -> str:
     """A session's producer and engine, for a message."""
-    return admission.describe(owner_info(session))
+    return refusals.describe(owner_info(session))
 
 
 def fenced_by(row: _core.TopicRow, session: Session, owner: Session | None) -> ProducerFencedError:
     """The error for a fenced session, which names the owner."""
     holder = None if owner is None else owner_info(owner)
-    text = admission.fenced_text(
-        topic_label(row.name), session.name, session.epoch, holder, row.epoch
-    )
-    return ProducerFencedError(text, holder=holder)
+    what = topic_label(row.name)
+    if session.exclusive and not session.epoch:
+        return refusals.overtaken(what, session.name, holder, row.epoch)
+    return refusals.fenced(what, session.name, session.epoch, holder, row.epoch)
 
 
 def revoked(row: _core.TopicRow, session: Session) -> ProducerRevokedError:

@@ -52,6 +52,7 @@ from exclusivelog.local.ownership.steps import put_announcement, topic_moved_err
 from exclusivelog.local.records import EXCLUSIVE, SHARED, Session, Transfer
 from exclusivelog.local.storage.ledger import Ledger, Transaction
 from exclusivelog.local.storage.tables import Tables, check_may_write, owner_of
+from exclusivelog.refusals import name_fencing_engine
 from exclusivelog.waits import AnyFuture, GrantFuture, Requests, in_slices, until_settled
 
 log = logging.getLogger(__name__)
@@ -308,7 +309,7 @@ class LocalSession(LocalSending):
         with self.engine.registry.lock:
             if self.over:
                 return
-            _name_fencing_engine(error, self.session, self.engine)
+            name_fencing_engine(error, self.session.epoch, self.engine.engine_here)
             # The same error in every call, whichever thread notices it first (rule B4).
             self._lost = error = self.appender.close_with(error)
             self.pauses.stop()
@@ -760,15 +761,3 @@ class Attempt(Generic[Who]):
             first, ends[session] = ends[session], ends[session] + self._counts[producer]
             offsets[producer] = range(first, ends[session])
         return offsets
-
-
-def _name_fencing_engine(error: ExclusiveLogError, session: Session, engine: Host) -> None:
-    """Name the engine if this process has fenced its own producer, by a second one for example."""
-    holder = error.holder
-    if type(error) is not ProducerFencedError or holder is None:
-        return
-    is_next = (
-        holder.epoch == session.epoch + 1
-    )  # otherwise there may have been another owner in between
-    if is_next and engine.engine_here(holder.engine_id) is not None:
-        error.args = (f"{error}. It was fenced by this process, engine {holder.engine_name!r}",)

@@ -1,273 +1,261 @@
 """One policy for every backend: who may write, in which order, after which delay, and how a refusal
-reads. The same calls are made on one machine's log and on a cluster's, and all that a caller sees
-is compared: results, epochs, types and texts of errors, the holders that they name, and the queue.
+reads (rule J5). The same calls are made on one machine's log and on a cluster's, and after each of
+them all that a caller sees is compared: results, epochs, types and texts of errors, the holders
+that they name, the queue, states and notifications (`tests.cluster.sides`).
 
-Ids of engines and processes differ, and are left out. `DIFFERENT` lists what else does, and why.
+The calls are listed, by rule, and random. A sample runs on a Pulsar broker.
 """
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import exclusivelog as xl
-from testing.processes import EXCLUSIVE, FENCING, SHARED, WAIT, until, within
+from testing.broker import Namespace
+from testing.processes import EXCLUSIVE, FENCING, MODES, SHARED, WAIT
+from tests.cluster.sides import SETTLED, SHORT, Call, Different, Pair, pair, random_calls
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.rule("J5")
 
-MODES = (SHARED, EXCLUSIVE, WAIT, FENCING)
-SHORT = 0.05
-
-# The first words of a call, and why the backends may differ there.
-DIFFERENT: dict[str, str] = {}
+Calls = Iterator[Call]
 
 
-class Side:
-    """One backend with two engines, and what its calls have had as outcomes."""
-
-    def __init__(self, url: str) -> None:
-        self.a, self.b = xl.open(url, name="a"), xl.open(url, name="b")
-        self.made: dict[str, Any] = {}
-        self.outcomes: dict[str, object] = {}
-
-    def close(self) -> None:
-        self.b.close()
-        self.a.close()
-
-    def call(self, label: str, function: Callable[[], object]) -> None:
-        """Make a call, and note its outcome."""
-        assert label not in self.outcomes
-        try:
-            found = within(function)
-        except (xl.ExclusiveLogError, ValueError, TypeError, AttributeError) as error:
-            holder = getattr(error, "holder", None)
-            named = holder and (
-                holder.producer_name, holder.engine_name, holder.epoch, holder.priority,
-                str(holder.access_mode),
-            )  # fmt: skip
-            self.outcomes[label] = type(error).__name__, normal(str(error)), named
-        else:
-            self.outcomes[label] = seen(found)
-
-    def open(self, label: str, engine: xl.Engine, topic: str, mode: str, **options: Any) -> None:
-        """Open a producer, which stays open under this label."""
-
-        def function() -> object:
-            self.made[label] = engine.topic(topic).producer(mode, **options)
-            return self.made[label]
-
-        self.call(label, function)
-
-    def wait(self, label: str, engine: xl.Engine, topic: str, **options: Any) -> None:
-        """Begin to wait for a topic."""
-        self.made[label] = engine.topic(topic).producer_async(WAIT, **options)
-        until(lambda: any(w.producer_name == options["name"] for w in engine.topic(topic).waiters))
-
-    def end(self, label: str) -> None:
-        """Close what was opened under this label."""
-        self.made.pop(label).close()
+def opened(label: str, mode: str = EXCLUSIVE, engine: str = "a", **options: Any) -> Call:
+    given = {"topic": "one", "name": label, **options}
+    return Call("open", label, {"engine": engine, "mode": mode, **given})
 
 
-def normal(text: str) -> str:
-    """A text without what differs from run to run."""
-    text = re.sub(r"\b[0-9a-f]{16}\b", "ID", text)
-    text = re.sub(r"pid \d+", "pid N", text)
-    text = re.sub(r"since \S+ \S+ UTC", "since T", text)
-    # One machine's log also names the engine of this process that fenced it.
-    text = re.sub(r". It was fenced by this process, engine '\w+'$", "", text)
-    return re.sub(r"(memory://)?/[\w./-]+", "PATH", text)
+def waiting(label: str, engine: str = "a", **options: object) -> Call:
+    return Call("wait", label, {"engine": engine, "topic": "one", "name": label, **options})
 
 
-def seen(found: object) -> object:
-    """What a caller sees of a result."""
-    if isinstance(found, xl.Producer):
-        return found.name, found.topic_epoch, str(found.access_mode), found.last_sequence_id
-    if isinstance(found, xl.Claim):
-        return dict(found.generations), found.is_valid
-    return found
+def owned(label: str, engine: str = "a", wanted: int | None = None, **options: object) -> Call:
+    given = {"group": "g", "resource": "x", **options}
+    return Call("own", label, {"engine": engine, "wanted": wanted, **given})
 
 
-def holders(topic: xl.Topic) -> object:
-    """The owner and the queue."""
-    owner = topic.owner
-    return (
-        owner and (owner.producer_name, owner.epoch, owner.priority, owner.engine_name),
-        [(each.producer_name, each.priority, each.engine_name) for each in topic.waiters],
-    )
+def moved(engine: str, to: str) -> Call:
+    return Call("unload", "", {"engine": engine, "topics": "one", "to": to, "timeout": 60})
 
 
-# ---- the calls ---------------------------------------------------------------------------
+# ---- the listed calls --------------------------------------------------------------------
 
 
-def access(side: Side) -> None:
-    """Table A: each mode, against each state of a topic (also rules A5, B5, D5)."""
-
-    def shared(topic: str) -> list[str]:
-        side.open(f"{topic} shared", side.a, topic, SHARED, name="s1")
-        return [f"{topic} shared"]
-
-    def owned(topic: str) -> list[str]:
-        side.open(f"{topic} owner", side.a, topic, EXCLUSIVE, name="o1", priority=3)
-        return [f"{topic} owner"]
-
-    def awaited(state: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
-        def with_waiter(topic: str) -> list[str]:
-            made = state(topic)
-            side.wait(f"{topic} waiter", side.a, topic, name="w1", priority=2)
-            return made
-
-        return with_waiter
-
-    states: dict[str, Callable[[str], list[str]]] = {
-        "free": lambda topic: [], "shared": shared, "owned": owned,
-        "shared awaited": awaited(shared), "owned awaited": awaited(owned),
-    }  # fmt: skip
-    for state, begin in states.items():
-        for mode in MODES:
-            topic = f"{state} {mode}".replace(" ", "-")
-            made = begin(topic)
-            timeout = {"timeout": SHORT} if mode == WAIT else {}
-            label = f"{topic}: open"
-            side.open(label, side.b, topic, mode, name="n1", **timeout)
-            side.call(f"{topic}: holders", lambda topic=topic: holders(side.a.topic(topic)))
-            for each in made:
-                side.call(f"{topic}: send", lambda each=each: side.made[each].send(b"x"))
-                side.call(f"{topic}: state", lambda each=each: str(side.made[each].state))
+STATES = {
+    "free": [],
+    "shared": [opened("s", SHARED)],
+    "owned": [opened("o", priority=3)],
+    "shared and awaited": [opened("s", SHARED), waiting("w", priority=2)],
+    "owned and awaited": [opened("o", priority=3), waiting("w", priority=2)],
+}
 
 
-def epochs(side: Side) -> None:
+def access(state: str, mode: str) -> Calls:
+    """Table A: this mode against this state of a topic, and the first session's life after it."""
+    yield from STATES[state]
+    timeout = {"timeout": SHORT} if mode == WAIT else {}
+    yield opened("n", mode, "b", **timeout)
+    for label in ("s", "o", "n"):
+        yield Call("send", label)
+    for label in ("s", "o", "w", "n"):
+        yield Call("close", label)
+
+
+def epochs(mode: str) -> Calls:
     """Rules B5 and B6: an instance comes back with its old epoch, or a wrong one."""
-    for mode in (EXCLUSIVE, WAIT, FENCING):
-        topic = f"epochs-{mode}"
-        for turn in range(3):
-            side.open(f"{topic} {turn}", side.a, topic, EXCLUSIVE, name="first")
-            side.end(f"{topic} {turn}")
-        timeout = {"timeout": SHORT} if mode == WAIT else {}
-        for claim in (0, 2, 9, 3):
-            label = f"{topic} again with {claim}"
-            side.open(label, side.b, topic, mode, name="first", topic_epoch=claim, **timeout)
-        side.open(f"{topic} late", side.a, topic, mode, name="other", topic_epoch=2, **timeout)
-        side.open(f"{topic} next", side.a, topic, FENCING, name="next")
-        side.call(
-            f"{topic} fenced", lambda topic=topic: side.made[f"{topic} again with 3"].send(b"")
-        )
+    for number in range(3):
+        yield opened(f"first{number}", name="first")
+        yield Call("close", f"first{number}")
+    timeout = {"timeout": SHORT} if mode == WAIT else {}
+    for claim in (0, 2, 9, 3):
+        yield opened(f"again{claim}", mode, "b", name="first", topic_epoch=claim, **timeout)
+    yield opened("late", mode, topic_epoch=2, **timeout)
+    yield opened("next", FENCING)
+    yield Call("send", "again3")
 
 
-def queues(side: Side) -> None:
-    """Rules A6, D1, D3, D5, D7, D9: names, order, timeouts and delays."""
-    side.open("queue owner", side.a, "queue", EXCLUSIVE, name="leader")
-    side.open("queue same name", side.b, "queue", EXCLUSIVE, name="leader")
-    side.open("queue same name shared", side.b, "queue", SHARED, name="leader")
-    for name, priority in (("low", -1), ("high", 7), ("middle", 2)):
-        side.wait(f"queue {name}", side.b, "queue", name=name, priority=priority)
-    side.call("queue order", lambda: holders(side.a.topic("queue")))
-    side.open("queue timeout", side.b, "queue", WAIT, name="late", timeout=SHORT)
-    side.open("queue no timeout", side.b, "queue", WAIT, name="late", timeout=0)
-    side.call("queue cancel", lambda: side.made["queue middle"].cancel())
-    side.call("queue without", lambda: holders(side.a.topic("queue")))
-    side.end("queue owner")
-    side.call("queue winner", lambda: side.made["queue high"].result())
-    side.call("queue then", lambda: holders(side.a.topic("queue")))
-    side.open("queue shared", side.a, "queue", SHARED, name="shared")
-    side.call("queue priority", lambda: setattr(side.made["queue high"].result(), "priority", 1))
-    side.made.pop("queue high").result().close()
-    side.call("queue last", lambda: side.made["queue low"].result())
-    side.made.pop("queue low").result().close()
-    side.call("queue free", lambda: holders(side.a.topic("queue")))
+def names() -> Calls:
+    """Rules A6 and D9: a name that another producer has."""
+    yield opened("first", SHARED, name="p")
+    yield opened("second", SHARED, "b", name="p")
+    yield opened("other", SHARED, "b", name="q")
+    yield waiting("waiter", "b", name="p")
+    yield Call("close", "first")
+    yield Call("close", "other")
+    yield opened("third", EXCLUSIVE, name="p")
+    yield Call("send", "waiter")
 
 
-def settling(side: Side) -> None:
-    """Rule D7: the best priority that a topic has known gets it at once, and the lowest waits."""
+def queue() -> Calls:
+    """Rules D1, D3, D5: order, timeouts and cancelling."""
+    yield opened("leader")
+    for label, priority in (("low", -1), ("high", 7), ("middle", 2), ("second", 2)):
+        yield waiting(label, "b", priority=priority)
+    yield opened("late", WAIT, "b", timeout=SHORT)
+    yield opened("never", WAIT, "b", timeout=0)
+    yield Call("cancel", "middle")
+    for label in ("leader", "high", "second", "low"):
+        yield Call("set_priority", label)
+        yield Call("close", label)
 
-    def took(**options: Any) -> Callable[[], object]:
-        def function() -> object:
-            with side.b.topic("settle").producer(WAIT, name="x", **options) as producer:
-                return producer.topic_epoch
 
-        return function
+def stale_waiters() -> Calls:
+    """Rules B5 and D4: a waiter whose epoch goes out of date while it waits."""
+    yield opened("first")
+    yield waiting("old", "b", topic_epoch=1)
+    yield waiting("new", "b", priority=5)
+    yield Call("close", "first")
+    yield Call("close", "new")
 
+
+def fencing() -> Calls:
+    """Rules A1, B4 and B10: waiters and an owner are fenced."""
+    yield opened("owner")
+    yield waiting("waiter", "b", topic_epoch=1)
+    yield opened("rival", FENCING, "b")
+    yield Call("send", "owner")
+    yield Call("flush", "owner")
+    yield Call("close", "owner")
+    yield Call("close", "rival")
+
+
+def settling() -> Calls:
+    """Rule D7: the best priority that is known gets the topic at once, and the lowest waits."""
     for priority in (1, 5):
-        side.open(f"settle {priority}", side.a, "settle", WAIT, name="x", priority=priority)
-        side.end(f"settle {priority}")
+        yield opened(f"known{priority}", WAIT, priority=priority)
+        yield Call("close", f"known{priority}")
     # "At once" is before the end of a much longer delay; "delayed": not within a short one.
-    side.call("settle best", took(priority=5, settle=3600, timeout=30))
-    side.call("settle lowest", took(priority=1, settle=3600, timeout=SHORT))
-    side.call("settle new best", took(priority=9, settle=3600, timeout=30))
-    side.call("settle middle", took(priority=5, settle=3600, timeout=SHORT))
-    side.call("settle none", took(priority=1, timeout=30))
+    for number, (priority, patience) in enumerate(((5, 60), (1, SHORT), (9, 60), (5, SHORT))):
+        options = {"priority": priority, "settle": SETTLED, "timeout": patience}
+        yield opened(f"settles{number}", WAIT, "b", **options)
+        yield Call("close", f"settles{number}")
+    yield opened("none", WAIT, "b", priority=1, timeout=60)
 
 
-def wanted(side: Side) -> None:
-    """`on_wanted` is for the owner that others wait for."""
-    heard: list[str] = []
-
-    def note(producer: xl.Producer) -> None:
-        heard.append(producer.name)
-
-    shared = side.a.topic("wanted").producer(SHARED, name="shared", on_wanted=note)
-    side.wait("wanted first", side.b, "wanted", name="first", on_wanted=note)
-    time.sleep(SHORT)
-    shared.close()
-    first = side.made["wanted first"].result(30)
-    side.wait("wanted second", side.b, "wanted", name="second")
-    until(lambda: "first" in heard)
-    side.call("wanted by", lambda: sorted(set(heard)))
-    first.close()
-    side.made["wanted second"].result(30).close()
-
-
-def claims(side: Side) -> None:
-    """Rules F1 to F5, on one resource each."""
+def claims() -> Calls:
+    """Rules F1 to F5."""
     for label, engine, wanted in (
-        ("first", side.a, None), ("same", side.b, 1), ("higher", side.b, 4), ("lower", side.a, 3),
-        ("next", side.a, None), ("zero", side.b, 0), ("after zero", side.a, None),
+        ("first", "a", None), ("same", "b", 1), ("higher", "b", 4), ("lower", "a", 3),
+        ("next", "a", None), ("zero", "b", 0), ("afterwards", "a", None), ("negative", "a", -1),
     ):  # fmt: skip
-
-        def function(
-            label: str = label, engine: xl.Engine = engine, wanted: int | None = wanted
-        ) -> object:
-            side.made[f"claim {label}"] = engine.own("group", {"r": wanted})
-            return side.made[f"claim {label}"]
-
-        side.call(f"claim {label}", function)
-    for label in ("first", "same", "zero", "after zero"):
-        side.call(f"claim {label} valid", lambda label=label: side.made[f"claim {label}"].is_valid)
-    side.call("claim release", lambda: side.made["claim after zero"].release())
-    side.call("claim stale", lambda: side.b.own("group", {"r": -1}))
-    side.call("claim of another group", lambda: side.b.own("other", {"r": 7}))
-    side.call("claim of nothing", lambda: side.b.own("other", {}))
+        yield owned(label, engine, wanted)
+    yield Call("close", "afterwards")
+    yield owned("stale", "b", 0, resource="y")
+    yield owned("raised", "b", 5, resource="y")
+    yield Call("close", "raised")
+    yield owned("out of date", "b", 2, resource="y")
+    yield owned("of another group", "b", 7, group="h")
+    yield Call("claims", "", {"engine": "a", "group": "g"})
 
 
-PROGRAMS = (access, epochs, queues, settling, wanted, claims)
+def groups() -> Calls:
+    """Rule F6: a group's reader is fenced by the next one."""
+    yield opened("writer")
+    yield Call("send_many", "writer", {"count": 3})
+    for label, engine in (("one", "a"), ("two", "b")):
+        yield Call("read", label, {"engine": engine, "topic": "one", "group": "g"})
+        yield Call("take", label)
+        yield Call("commit", label)
+    yield Call("commit", "one")
 
 
-@pytest.fixture(scope="module")
-def sides(tmp_path_factory: pytest.TempPathFactory) -> list[Side]:
-    """Both backends, after all calls."""
-    where: Path = tmp_path_factory.mktemp("same")
-    found = [Side(str(where / "log")), Side(f"memory://{where}/cluster")]
-    for side in found:
-        try:
-            for program in PROGRAMS:
-                program(side)
-        finally:
-            side.close()
-    return found
+def moves() -> Calls:
+    """Rules E1 to E3: a topic is moved to a waiter, to nobody, twice, and back."""
+    yield opened("owner")
+    yield moved("a", "a")
+    yield waiting("standby", "b")
+    yield moved("b", "b")
+    yield Call("send", "owner")
+    yield moved("b", "a")
+    yield moved("b", "b")
+    yield opened("elsewhere", EXCLUSIVE, "b")
+    yield opened("stale", WAIT, "b", topic_epoch=1, timeout=SHORT)
+    yield opened("shared", SHARED, "b")
+    yield opened("there", SHARED, "a")
+    yield moved("a", "b")
 
 
-@pytest.mark.rule("A5")
-@pytest.mark.rule("D7")
-def test_both_backends_decide_and_say_the_same(sides: list[Side]) -> None:
-    local, cluster = (side.outcomes for side in sides)
-    assert len(local) >= 60
-    assert list(local) == list(cluster)
-    unlike = [label for label in local if local[label] != cluster[label]]
-    for label in unlike:
-        print(f"{label}\n   local    {local[label]}\n   cluster  {cluster[label]}")
-    assert [label for label in unlike if label not in DIFFERENT] == []
-    assert [label for label in DIFFERENT if label not in unlike] == []  # the list is no guess
+def ends() -> Calls:
+    """Rule G8: a topic that is terminated."""
+    yield opened("owner")
+    yield Call("send", "owner")
+    yield Call("close", "owner")
+    yield Call("terminate", "", {"engine": "b", "topic": "one"})
+    for mode in MODES:
+        yield opened(f"late {mode}", mode, "b")
+
+
+LISTED: dict[str, Callable[[], Calls]] = {
+    **{f"{mode}, {state}": lambda state=state, mode=mode: access(state, mode)  # type: ignore[misc]
+       for state in STATES for mode in MODES},
+    **{f"epochs, {mode}": lambda mode=mode: epochs(mode)  # type: ignore[misc]
+       for mode in (EXCLUSIVE, WAIT, FENCING)},
+    "names": names, "queue": queue, "stale waiters": stale_waiters, "fencing": fencing,
+    "settling": settling, "claims": claims, "groups": groups, "moves": moves, "ends": ends,
+}  # fmt: skip
+
+
+# ---- the tests ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Iterator[Pair]:
+    """A local log, and a cluster in memory."""
+    with pair(str(tmp_path / "log"), f"memory://{tmp_path}/cluster") as both:
+        yield both
+
+
+@pytest.mark.rule("A1", "A5", "A6", "B5", "B6", "D1", "D7", "F2", "F3", "F4", "G8")
+@pytest.mark.parametrize("program", LISTED)
+def test_both_backends_decide_and_say_the_same(both: Pair, program: str) -> None:
+    both.make(*LISTED[program]())
+
+
+def test_the_listed_calls_are_many() -> None:
+    assert sum(len(list(calls())) for calls in LISTED.values()) >= 200
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_calls_have_the_same_outcomes(both: Pair, seed: int) -> None:
+    both.make(*random_calls(seed, 40))
+
+
+@pytest.mark.xfail(raises=AssertionError, strict=True, reason="a local owner stays until it closes")
+def test_a_termination_ends_the_owner_on_both(both: Pair) -> None:
+    """On a cluster the termination ends its session; on one machine it is an owner until it is
+    closed, although it cannot send."""
+    both.first.make(opened("owner"))
+    both.second.make(opened("owner"))
+    owners = []
+    for side in (both.first, both.second):
+        side.make(Call("terminate", "", {"engine": "b", "topic": "one"}))
+        owners.append(side.engines["a"].topic("one").owner)
+    assert owners == [None, None]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_many_random_calls_have_the_same_outcomes(both: Pair, seed: int) -> None:
+    both.make(*random_calls(seed, 60))
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("program", ["shared, shared", "names", "queue", "fencing", "moves"])
+def test_a_broker_decides_and_says_the_same(
+    tmp_path: Path, namespace: Namespace, program: str
+) -> None:
+    given = {"admin": namespace.admin, "token": namespace.token}
+    with pair(str(tmp_path / "log"), namespace.url, **given) as both:
+        both.make(*LISTED[program]())
+
+
+def test_a_difference_is_found(both: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one word, in the text of one backend's error."""
+    calls = list(access("owned", EXCLUSIVE))
+    normal = both.second.normal
+    monkeypatch.setattr(both.second, "normal", lambda text: normal(text).replace("takes", "has"))
+    with pytest.raises(Different, match="not free for an exclusive producer"):
+        both.make(*calls)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.local.ownership.claims import Verdict, decide
+from exclusivelog.admission import ClaimVerdict as Verdict
+from exclusivelog.admission import judge_claim
 from testing.processes import PATIENCE, State, hang, until
 
 pytestmark = pytest.mark.once
@@ -51,7 +52,7 @@ def use(state: State) -> dict[str, int]:
     ],
 )
 def test_f2_f3_f4_who_wins(last, held, wanted, verdict, generation) -> None:
-    assert decide(last, held, wanted) == (verdict, generation)
+    assert judge_claim(last, held, wanted) == (verdict, generation)
 
 
 def test_f1_all_or_nothing(engine) -> None:

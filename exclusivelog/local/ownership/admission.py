@@ -1,91 +1,17 @@
-"""Decisions about write access: pure functions of rows. No I/O, clock or lock (rules A, B, D).
+"""The facts of `exclusivelog.admission` in the rows of one machine's log: delays, and the
+waiter that is promoted. Pure functions: no I/O, clock or lock (rules D1, D4, D7, E3).
 
-All decisions about admission, epochs, the queue and fencing are here; `sessions.py` carries them
-out, inside one ledger transaction.
-
->>> first = admit(epoch=3, owner=None, shared=False, waiting=False, request=Request("exclusive"))
->>> first.verdict.name, first.epoch
-('GRANT', 4)
+`sessions.py` carries the decisions out, inside one ledger transaction.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from exclusivelog import _core, admission
-from exclusivelog.admission import Known
-from exclusivelog.local.records import (
-    FENCING,
-    SHARED,
-    WAIT,
-    Session,
-    Transfer,
-    unpack_session,
-)
-
-
-class Request(NamedTuple):
-    """A producer's request. `claim` is its `topic_epoch=` (rule B5)."""
-
-    mode: str
-    claim: int | None = None
-
-
-class Verdict(enum.Enum):
-    """The decision about a request."""
-
-    ADMIT = "admit"  # as one of several shared producers
-    GRANT = "grant"  # as the owner
-    TAKE_OVER = "take over"  # as the owner; all holders and waiters are fenced
-    QUEUE = "queue"
-    BUSY = "busy"
-    FENCED = "fenced"
-    STALE = "stale"  # its claim is lower than the topic's epoch
-    INVALID = "invalid"  # its claim is higher
-
-
-class Decision(NamedTuple):
-    """The verdict, and the topic's epoch once it is carried out."""
-
-    verdict: Verdict
-    epoch: int
-
-
-def admit(
-    *, epoch: int, owner: Session | None, shared: bool, waiting: bool, request: Request,
-    in_transit: bool = False, recreated: bool = False,
-) -> Decision:  # fmt: skip
-    """The table of rule A, and the claims of B5 and B6: validated before any session is evicted.
-
-    `owner`, `shared` and `waiting` count only sessions of live engines. A topic that is
-    `in_transit` gets a new epoch in any case (rule E1). One that is `recreated` had its epoch
-    before it was deleted: no owner gets that again (rule B1).
-    """
-    claim = request.claim
-    if claim is not None and (claim < epoch or (recreated and claim == epoch)):
-        return Decision(Verdict.STALE, epoch)
-    owned = request.mode != SHARED  # epoch 0 has no owner, but may have had shared producers
-    if claim is not None and (claim > epoch or (claim == 0 and owned)):
-        return Decision(Verdict.INVALID, epoch)
-    free = owner is None and not shared
-    if request.mode == SHARED:
-        refused = owner is not None or waiting
-        return Decision(Verdict.BUSY if refused else Verdict.ADMIT, epoch)
-    if request.mode == FENCING:
-        if not free or waiting:
-            return Decision(Verdict.TAKE_OVER, epoch + 1)
-        return Decision(Verdict.GRANT, granted_epoch(epoch, claim, in_transit))
-    if free and not waiting:
-        return Decision(Verdict.GRANT, granted_epoch(epoch, claim, in_transit))
-    return Decision(Verdict.QUEUE if request.mode == WAIT else Verdict.FENCED, epoch)
-
-
-def granted_epoch(epoch: int, claim: int | None, in_transit: bool) -> int:
-    """The epoch of a new owner of a free topic: its own old one (rule B5), or the next, as
-    always after a hand-over (rule E1)."""
-    return epoch if claim == epoch and not in_transit else epoch + 1
+from exclusivelog.admission import SHARED, Known, Verdict, granted_epoch
+from exclusivelog.local.records import Session, Transfer, unpack_session
 
 
 def eligible_at(session: Session, freed: int, known: Known | None) -> int:
@@ -106,9 +32,11 @@ def held_back(
     A topic in transit is for its destination alone, where it goes past the queue (rule E3). A new
     waiter does not take a free topic during its `settle` delay (rule D7).
     """
-    if transfer is not None:
-        return transfer.target != session.engine or (waiting and not session.exclusive)
-    return waiting or (session.mode == WAIT and now < eligible_at(session, freed, known))
+    reserved = None if transfer is None else transfer.target == session.engine
+    settled = now >= eligible_at(session, freed, known)
+    return admission.held_back(
+        session.mode, waiting=waiting, settled=settled, reserved_for_it=reserved
+    )
 
 
 def awaits_release(

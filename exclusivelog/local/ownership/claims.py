@@ -17,13 +17,12 @@ It is the `own` call of Kafka's proposal for single readers and writers, on one 
 
 from __future__ import annotations
 
-import enum
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from exclusivelog import _core
-from exclusivelog.admission import utc
+from exclusivelog import _core, refusals
+from exclusivelog.admission import ClaimVerdict, judge_claim
 from exclusivelog.backend import ClaimSession, Held, check_generation, check_group
 from exclusivelog.errors import (
     OwnershipError,
@@ -37,6 +36,7 @@ from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.ownership.steps import CLAIM_LOST, RESOURCES, record_claim
 from exclusivelog.local.records import Claimant
 from exclusivelog.local.storage.tables import Store, Tables
+from exclusivelog.refusals import claim_refused, claim_revoked
 from exclusivelog.types import ClaimInfo, EngineInfo, GroupInfo
 
 if TYPE_CHECKING:
@@ -47,29 +47,6 @@ if TYPE_CHECKING:
 
 
 POLL_SECONDS = 0.25  # a death sends no wake-up
-
-
-class Verdict(enum.Enum):
-    """The decision about a claim on one resource."""
-
-    GRANT = "grant"
-    REVOKE = "revoke"  # granted; the holder loses its whole claim
-    STALE = "stale"  # its generation is below the last one
-    HELD = "held"  # its holder has a higher generation
-
-
-def decide(last: int, held: bool, wanted: int | None) -> tuple[Verdict, int]:
-    """Return the verdict, and the resource's generation if it is granted. Pure.
-
-    `last` is the resource's last generation (0: none yet), `held`: its holder lives.
-
-    >>> decide(4, False, None), decide(4, True, 3)
-    ((<Verdict.GRANT: 'grant'>, 5), (<Verdict.HELD: 'held'>, 3))
-    """
-    generation = last + 1 if wanted is None else wanted
-    if generation < last and generation != 0:  # 0 always wins, and begins anew (rule F4)
-        return (Verdict.HELD if held else Verdict.STALE), generation
-    return (Verdict.REVOKE if held else Verdict.GRANT), generation
 
 
 class Bound(Protocol):
@@ -139,9 +116,10 @@ class Claims:
             last, holder_id = tables.claims.claim(group, resource)
             holder = tables.claims.claimant(holder_id) if holder_id else None
             held = holder is not None and self._alive(holder)
-            verdict, generation = decide(last, held, number)
-            if verdict in (Verdict.STALE, Verdict.HELD):
-                raise _refusal(group, resource, number, last, holder if held else None)
+            verdict, generation = judge_claim(last, held, number)
+            if verdict in (ClaimVerdict.STALE, ClaimVerdict.HELD):
+                living = (engine_of(holder), holder.since) if holder is not None and held else None
+                raise claim_refused(group, resource, number, last, living)
             generations[resource] = generation
             if holder is not None:
                 revoked[holder.id] = holder
@@ -156,7 +134,8 @@ class Claims:
             self._sessions.end_claims(tables, revoked, "evict")
         for claimant in revoked:
             if self._ledger.lockfile.slots.exists(claimant.slot, claimant.engine):
-                tables.notifications.post(claimant, CLAIM_LOST, revoked_text(claimant, rival))
+                error = claim_revoked(describe_claim(claimant), engine_of(rival))
+                tables.notifications.post(claimant, CLAIM_LOST, str(error))
 
     def release(self, claimant: Claimant) -> bool:
         """Release the claim; False, without a change, if it was revoked before."""
@@ -240,18 +219,13 @@ class Claims:
 
 def describe_claim(claimant: Claimant) -> str:
     """A claim, for an error's text."""
-    group = f"group {claimant.group!r}" if claimant.group else "no group"
-    return f"<Claim of {claimant.generations} in {group}>"
+    return refusals.describe_claim(claimant.group, claimant.generations)
 
 
-def revoked_text(claimant: Claimant, rival: Claimant | None) -> str:
-    """The error's text for the holder of a claim that was revoked."""
-    by = "" if rival is None else (
-        f" by engine {rival.engine_name!r} (id {rival.engine}, pid {rival.pid})"
-    )  # fmt: skip
-    return (
-        f"{describe_claim(claimant)} was revoked: a resource of it was claimed{by} with an "
-        "equal or higher generation, or with 0. Make a new one with engine.own"
+def engine_of(claimant: Claimant) -> EngineInfo:
+    """The engine that has made a claim."""
+    return EngineInfo(
+        claimant.engine, claimant.engine_name, claimant.pid, claimant.engine_properties, 0.0
     )
 
 
@@ -261,24 +235,6 @@ def claim_info(claimant: Claimant) -> ClaimInfo:
         claimant.id, claimant.group, dict(claimant.generations), claimant.engine,
         claimant.engine_name, claimant.pid, claimant.since, claimant.reads,
     )  # fmt: skip
-
-
-def _refusal(
-    group: str, resource: str, wanted: int | None, last: int, holder: Claimant | None
-) -> OwnershipError:
-    if holder is None:
-        error = OwnershipError(
-            f"resource {resource!r} of group {group!r} has been at generation {last}: {wanted} is "
-            "out of date. Claim it with None for the next one"
-        )
-    else:
-        error = OwnershipError(
-            f"resource {resource!r} of group {group!r} is held with generation {last}, above "
-            f"{wanted}, by engine {holder.engine_name!r} (id {holder.engine}, pid {holder.pid}, "
-            f"since {utc(holder.since)}). Claim it with {last} or more, or None, to take it"
-        )
-        error.retriable = True
-    return error
 
 
 # ---- claims that an engine holds -------------------------------------------------------
@@ -409,14 +365,8 @@ class LocalGroupCursor(HeldClaim):
                 successor=moved,
             )
         holder = self._holder(tables)
-        by = "" if holder is None else (
-            f": engine {holder.engine_name!r} (id {holder.engine}, pid {holder.pid}) is the reader "
-            "now"
-        )  # fmt: skip
-        raise ReaderFencedError(
-            f"topic {names}: this reader of group {self.group!r} was fenced by a later "
-            f"one{by}. Close this reader and open a new one"
-        )
+        later = None if holder is None else engine_of(holder)
+        raise refusals.reader_fenced(names, self.group, later)
 
     def _holder(self, tables: Tables) -> Claimant | None:
         for name in self._topics:

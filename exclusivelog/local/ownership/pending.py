@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from exclusivelog import _core, logs
-from exclusivelog.admission import held_by
 from exclusivelog.errors import (
     ExclusiveLogError,
     WaitTimeoutError,
@@ -37,6 +36,7 @@ from exclusivelog.local.records import (
     StillReleasing,
     Transfer,
 )
+from exclusivelog.refusals import timed_out
 from exclusivelog.types import OwnerInfo
 from exclusivelog.waits import AnyFuture, give_granted, time_limit
 
@@ -753,7 +753,7 @@ class Pending:
         self.outcomes.fail(
             future,
             session_id,
-            WaitTimeoutError(f"{future.waited}{held_by(owner)}{blocked}", holder=owner),
+            timed_out(future.waited, owner, blocked),
         )
 
     def fail_all(self, error: ExclusiveLogError, settling: bool = True) -> None:

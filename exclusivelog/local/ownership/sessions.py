@@ -18,20 +18,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import TypeVar
 
-from exclusivelog import _core
+from exclusivelog import _core, refusals
+from exclusivelog import admission as policy
+from exclusivelog.admission import ADMITTED, Verdict
 from exclusivelog.backend import ProducerRequest, RoleDefinition
 from exclusivelog.errors import (
     ExclusiveLogError,
     LedgerFullError,
     OwnershipLostError,
-    ProducerBusyError,
     ProducerFencedError,
     TopicNotFoundError,
     TopicTerminatedError,
 )
 from exclusivelog.local import records
 from exclusivelog.local.ownership import admission, role_rows, steps
-from exclusivelog.local.ownership.admission import Verdict
 from exclusivelog.local.ownership.steps import (
     FENCED,
     GRANTED,
@@ -57,7 +57,6 @@ from exclusivelog.local.records import (
     Session,
     StillReleasing,
     Transfer,
-    describe,
     fenced_by,
     is_role,
     owner_info,
@@ -66,7 +65,7 @@ from exclusivelog.local.records import (
     waiter_info,
 )
 from exclusivelog.local.storage.tables import Tables, owner_of
-from exclusivelog.refusals import never_granted, not_free, not_free_to_share, out_of_date
+from exclusivelog.refusals import moving_to
 from exclusivelog.types import EngineInfo, OwnerInfo, WaiterInfo
 
 # ---- succession ------------------------------------------------------------------------
@@ -222,6 +221,16 @@ class Succession:
         else:
             tables.notifications.post(session, FENCED, str(fenced_by(row, session, rival)))
 
+    def notify_stale(
+        self, tables: Tables, row: _core.TopicRow, session: Session, transfer: Transfer | None
+    ) -> None:
+        """Notify a waiter whose `topic_epoch` is out of date at its promotion (rule B5)."""
+        if role_rows.binds(tables, session):
+            self.notify_fenced(tables, row, session, None)
+        else:
+            error = _refusal(tables, row, session, Verdict.STALE, None, transfer)
+            tables.notifications.post(session, FENCED, str(error))
+
     def evict_all(self, tables: Tables, row: _core.TopicRow, rival: Session) -> None:
         """Fence all sessions that hold or await the topic."""
         steps.cancel_seats(self, tables, row, "another owner came first")
@@ -307,9 +316,12 @@ class Succession:
         if not row.waiting:
             return
         promotion = self._select(tables, row, transfer, choose)
-        for session in (*promotion.dead, *promotion.stale):
+        for session in promotion.dead:
             self.drop_waiter(tables, row, session)
             self.notify_fenced(tables, row, session, promotion.winner)
+        for session in promotion.stale:
+            self.drop_waiter(tables, row, session)
+            self.notify_stale(tables, row, session, transfer)
         if promotion.winner is not None:
             reason = "promotion" if transfer is None else HANDED_OVER
             self.transfers.end(tables, row, transfer, promotion.winner, reason)
@@ -435,9 +447,6 @@ EVICTED_AT_FIRST = 50
 EVICTED_AT_ONCE = 1000  # sessions in one transaction; other writers wait meanwhile
 
 
-_ADMITTED = (Verdict.ADMIT, Verdict.GRANT, Verdict.TAKE_OVER, Verdict.QUEUE)
-
-
 class Requests:
     """Decides about requests for topics, within a transaction (rules A1-A6, B5, B6)."""
 
@@ -466,14 +475,14 @@ class Requests:
     def decide(
         self, tables: Tables, row: _core.TopicRow, session: Session, follows: int | None
     ) -> Registration:
-        """Carry out the decision of `admission.admit` about a session."""
+        """Carry out the decision of `exclusivelog.admission.admit` about a session."""
         owner = owner_of(tables, row)
         transfer = self._transfers.current(tables, row)
         seat = None
         if not session.exclusive and row.shared:
             seat = steps.find_seat(tables, row, session.engine, session.name, follows)
         verdict, epoch = self._judge(tables, row, session, owner, transfer, seat)
-        if verdict not in _ADMITTED:
+        if verdict not in (*ADMITTED, Verdict.QUEUE):
             refusal = _refusal(tables, row, session, verdict, owner, transfer)
             coming = None if follows is not None else self._coming(tables, row, session, verdict)
             if coming is not None:
@@ -517,9 +526,9 @@ class Requests:
                 session, now=self._succession.now(), freed=self._succession.freed(row),
                 waiting=waiting, transfer=transfer, known=tables.sessions.known(row.id),
             )  # fmt: skip
-        decision = admission.admit(
+        decision = policy.admit(
             epoch=row.epoch, owner=owner, shared=row.shared > 0, waiting=waiting,
-            request=admission.Request(session.mode, session.claim),
+            request=policy.Request(session.mode, session.claim),
             in_transit=transfer is not None, recreated=bool(row.flags & _core.RECREATED),
         )  # fmt: skip
         granted = decision.verdict is Verdict.GRANT and session.mode != records.FENCING
@@ -560,14 +569,14 @@ class Requests:
         self._succession.evict_dead(tables, row, session.mode)
         owner = owner_of(tables, row)
         transfer = self._transfers.current(tables, row)
-        decision = admission.admit(
+        decision = policy.admit(
             epoch=row.epoch, owner=owner, shared=row.shared > 0,
             waiting=row.waiting > 0 or transfer is not None,
-            request=admission.Request(session.mode, session.claim),
+            request=policy.Request(session.mode, session.claim),
             recreated=bool(row.flags & _core.RECREATED),
         )  # fmt: skip
         verdict = decision.verdict
-        if verdict not in _ADMITTED or verdict is Verdict.QUEUE:
+        if verdict not in ADMITTED:
             raise _refusal(tables, row, session, verdict, owner, transfer)
         session = session._replace(epoch=decision.epoch)
         _, namesake = tables.producers.get(row.id, session.name)
@@ -621,11 +630,7 @@ class Requests:
         if not self._succession.alive(holder):
             self._succession.remove_dead(tables, row, holder)
             return
-        raise ProducerBusyError(
-            f"topic {row.name!r}: the producer name {session.name!r} is in use by "
-            f"{describe(holder)}; choose another name, or wait until it is closed",
-            holder=owner_info(holder),
-        )
+        raise refusals.name_in_use(f"topic {row.name!r}", owner_info(holder))
 
 
 class Sessions:
@@ -949,9 +954,7 @@ def check_usable(row: _core.TopicRow) -> _core.TopicRow:
 
 
 def _terminated(row: _core.TopicRow) -> TopicTerminatedError:
-    return TopicTerminatedError(
-        f"topic {row.name!r} was terminated at offset {row.next_offset}; it can only be read"
-    )
+    return refusals.terminated(f"topic {row.name!r}", row.next_offset)
 
 
 def _why(session: Session, verdict: Verdict, transfer: Transfer | None) -> str:
@@ -966,23 +969,17 @@ def _refusal(
     tables: Tables, row: _core.TopicRow, session: Session, verdict: Verdict, owner: Session | None,
     transfer: Transfer | None,
 ) -> ExclusiveLogError:  # fmt: skip
-    what = topic_label(row.name)
-    if verdict is Verdict.INVALID:
-        return never_granted(what, row.epoch, session.claim or 0)
     holder = (
         owner
         or next(iter(tables.sessions.holders(row.id)), None)
         or next(tables.sessions.waiters(row.id), None)
     )
-    by = None if holder is None else owner_info(holder)
-    moving = ""
-    if transfer is not None:
-        moving = f"; it is being handed over to engine {transfer.name!r} (id {transfer.target})"
-    if verdict is Verdict.STALE:
-        return out_of_date(what, row.epoch, session.claim or 0, by, moving)
-    if verdict is Verdict.BUSY:
-        return not_free_to_share(what, by, moving)
-    return not_free(what, by, moving, "holder" if is_role(row.name) else "producer")
+    return refusals.refused(
+        topic_label(row.name), verdict, epoch=row.epoch, claim=session.claim,
+        by=None if holder is None else owner_info(holder),
+        moving="" if transfer is None else moving_to(transfer.name, transfer.target),
+        holds="holder" if is_role(row.name) else "producer",
+    )  # fmt: skip
 
 
 def _by_urgency(tables: Tables, sessions: list[Session]) -> list[Session]:

@@ -45,6 +45,7 @@ from exclusivelog.events import EVENTS, Event
 from exclusivelog.local.records import ANNOUNCED, SHARED, U64, Claimant, Session, Transfer, is_role
 from exclusivelog.local.storage.tables import Tables, owner_of
 from exclusivelog.local.time_marks import wall_ms
+from exclusivelog.refusals import handed_over
 from exclusivelog.types import Announcement, EngineInfo
 
 # ---- events and notifications ----------------------------------------------------------
@@ -511,9 +512,4 @@ def seats_under_way(tables: Tables, topic: int) -> Iterator[tuple[Session, Trans
 
 def topic_moved_error(topic: str, name: str, to: Transfer) -> ProducerMovedError:
     """The error for the producer `name` of a topic that was handed over."""
-    error = ProducerMovedError(
-        f"topic {topic!r} was handed over by producer {name!r} to engine {to.name!r} (id "
-        f"{to.target}, pid {to.pid}); send there"
-    )
-    error.successor = EngineInfo(to.target, to.name, to.pid, to.properties, 0.0)
-    return error
+    return handed_over(topic, name, EngineInfo(to.target, to.name, to.pid, to.properties, 0.0))

@@ -31,6 +31,7 @@ from exclusivelog.local.ownership import role_rows, steps
 from exclusivelog.local.ownership.steps import MOVES, RELEASE, record
 from exclusivelog.local.records import Session, Transfer, describe, is_role, owner_info
 from exclusivelog.local.storage.tables import Store, Tables, fenced, owner_of
+from exclusivelog.refusals import NO_OWNER
 from exclusivelog.types import EngineInfo, Move, TransferInfo
 
 POLL_SECONDS = 0.25  # a death sends no wake-up
@@ -225,7 +226,7 @@ class HandOver:
                 owner,
                 to,
                 "failed",
-                "shared producers have it, it has no owner; producer= moves one of them",
+                f"{NO_OWNER}; producer= moves one of them",
             )
         if under_way is not None:  # it was requested before: only extend its deadline
             prolonged = _prolonged(under_way, wish)

@@ -1,0 +1,363 @@
+"""Two backends side by side: the same calls, and all that a caller sees of them.
+
+A `Call` is a verb with arguments; a `Side` is one backend with two engines, which makes calls and
+shows its outcomes and its `view`: holders, queues, states, results and notifications. A `Pair`
+makes each call on both sides, and waits until both show the same.
+
+Ids of engines are replaced by their names, times by a T, and the places by PLACE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import exclusivelog as xl
+from exclusivelog.types import AccessMode
+from testing.processes import MODES, PATIENCE, WAIT, within
+
+SHORT = 0.05  # seconds that a waiter waits for a topic that it does not get
+SETTLED = 3600.0  # a settle delay that no test waits for
+TOPICS = ("one", "two")
+NAMES = ("p", "q", "r")
+ENGINES = ("a", "b")
+GROUPS = ("g", "h")
+
+
+class Call(NamedTuple):
+    """A call. `label` names what it makes, or the object that it is made on."""
+
+    verb: str
+    label: str = ""
+    options: Mapping[str, Any] = {}
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"{self.verb}({', '.join(filter(None, (self.label, options)))})"
+
+
+@dataclass
+class Side:
+    """One backend with two engines, and what was made there. `options` go to `xl.open`."""
+
+    url: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.engines = {name: xl.open(self.url, name=name, **self.options) for name in ENGINES}
+        self.made: dict[str, Any] = {}
+        self._heard: set[str] = set()
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Close both engines, and with them all that they have made."""
+        for engine in self.engines.values():
+            engine.close()
+
+    # ---- calls ---------------------------------------------------------------------------
+
+    def make(self, call: Call) -> object:
+        """Make the call; what its caller sees of the result, or of the error."""
+        function = getattr(self, f"_{call.verb}")
+        if call.verb not in MAKES and call.label and call.label not in self.made:
+            return "nothing was made"
+        return self.outcome(lambda: function(call.label, **call.options))
+
+    def outcome(self, function: Callable[[], object]) -> object:
+        """What a caller sees of a result, or of an error."""
+        try:
+            return self.seen(within(function))
+        except (xl.ExclusiveLogError, ValueError, TypeError, AttributeError) as error:
+            return self.error(error)
+
+    def _open(self, label: str, engine: str, topic: str, mode: str, **options: Any) -> object:
+        made = self._topic(engine, topic).producer(mode, **options, **self._callbacks(label))
+        self.made[label] = made
+        return made
+
+    def _wait(self, label: str, engine: str, topic: str, **options: Any) -> None:
+        """Begin to wait for a topic."""
+        options = {"mode": WAIT, **options}
+        mode = options.pop("mode")
+        self.made[label] = self._topic(engine, topic).producer_async(
+            mode, **options, **self._callbacks(label)
+        )
+
+    def _own(
+        self, label: str, engine: str, group: str, resource: str, wanted: Any = None
+    ) -> object:
+        def lost(claim: xl.Claim, error: xl.ExclusiveLogError) -> None:
+            self._hear(label, "lost", self.error(error))
+
+        made = self.engines[engine].own(group, {resource: wanted}, on_lost=lost)
+        self.made[label] = made
+        return made
+
+    def _read(self, label: str, engine: str, topic: str, group: str) -> None:
+        """Open a reader of a group."""
+        self.made[label] = self._topic(engine, topic).reader(group=group)
+
+    def _take(self, label: str) -> object:
+        return self.made[label].read_next(0).value
+
+    def _commit(self, label: str) -> None:
+        self.made[label].commit()
+
+    def _cancel(self, label: str) -> object:
+        return self._if_future(label, lambda future: future.cancel())
+
+    def _if_future(self, label: str, function: Callable[[Any], object]) -> object:
+        made = self.made[label]
+        return function(made) if hasattr(made, "cancel") else None
+
+    def _send(self, label: str, **options: Any) -> object:
+        return self.producer(label).send(b"x", **options)
+
+    def _send_many(self, label: str, count: int) -> object:
+        return self.producer(label).send_many([b"x"] * count)
+
+    def _flush(self, label: str) -> object:
+        return self.producer(label).flush()
+
+    def _set_priority(self, label: str) -> None:
+        self.producer(label).priority = 1
+
+    def _close(self, label: str) -> None:
+        """Close a producer or reader, or cancel a request that has no outcome; release a claim."""
+        made = self.made.pop(label)
+        if isinstance(made, xl.Claim):
+            made.release()
+            return
+        if hasattr(made, "cancel"):
+            if made.cancel() or made.exception() is not None:
+                return
+            made = made.result()
+        made.close()
+
+    def producer(self, label: str) -> Any:
+        """What a label stands for, once it is granted."""
+        made = self.made[label]
+        return made.result(0) if hasattr(made, "cancel") and made.done() else made
+
+    def _unload(self, _: str, engine: str, topics: Any, to: str, **options: Any) -> object:
+        return self.engines[engine].unload(topics, to=self.engines[to].id, **options)
+
+    def _cancel_unload(self, _: str, engine: str, topics: Any) -> object:
+        return self.engines[engine].cancel_unload(topics)
+
+    def _terminate(self, _: str, engine: str, topic: str) -> object:
+        return self._topic(engine, topic).terminate()
+
+    def _claims(self, _: str, engine: str, group: str | None = None) -> object:
+        return self.engines[engine].claims(group)
+
+    def _topic(self, engine: str, topic: str) -> xl.Topic:
+        return self.engines[engine].topic(topic)
+
+    # ---- notifications -------------------------------------------------------------------
+
+    def _callbacks(self, label: str) -> dict[str, Any]:
+        def fenced(producer: xl.Producer, error: xl.ExclusiveLogError) -> None:
+            self._hear(label, "fenced", producer.name, self.error(error))
+
+        def wanted(producer: xl.Producer) -> None:
+            self._hear(label, "wanted", producer.name)
+
+        return {"on_fenced": fenced, "on_wanted": wanted, "follow": False}
+
+    def _hear(self, *what: object) -> None:
+        with self._lock:
+            self._heard.add(repr(what))
+
+    # ---- what is seen --------------------------------------------------------------------
+
+    def normal(self, text: str) -> str:
+        """A text without what differs from place to place and from run to run."""
+        for name, engine in self.engines.items():
+            text = text.replace(engine.id, f"ID-{name}")
+        text = text.replace("; producer= moves one of them", "")  # a cluster cannot do that (J3)
+        text = re.sub(r"since \S+ \S+ UTC", "since T", text)
+        return text.replace(self.url.rstrip("/"), "PLACE")
+
+    def error(self, error: BaseException) -> object:
+        """An error's type, text, holder and successor, and whether to try again helps."""
+        return (
+            type(error).__name__, self.normal(str(error)),
+            self.seen(getattr(error, "holder", None)), self.seen(getattr(error, "successor", None)),
+            getattr(error, "retriable", None), getattr(error, "maybe_written", None),
+        )  # fmt: skip
+
+    def seen(self, found: object) -> object:
+        """What a caller sees of a result."""
+        if isinstance(found, xl.Producer):
+            return (found.name, found.topic_epoch, str(found.access_mode), found.last_sequence_id,
+                    found.priority)  # fmt: skip
+        if isinstance(found, xl.Claim):
+            return dict(found.generations), found.is_valid
+        if isinstance(found, xl.OwnerInfo | xl.WaiterInfo):
+            mode, epoch = getattr(found, "access_mode", None), getattr(found, "epoch", None)
+            return (found.producer_name, self.normal(found.engine_id), found.engine_name, found.pid,
+                    found.priority, mode and str(AccessMode(mode)), epoch,
+                    dict(found.properties))  # fmt: skip
+        if isinstance(found, xl.ClaimInfo):
+            return (found.group, dict(found.generations), found.engine_name, found.pid,
+                    self.normal(found.engine_id), found.reader)  # fmt: skip
+        if isinstance(found, xl.EngineInfo):
+            return found.name
+        if isinstance(found, xl.Move):
+            return (found.topic, found.epoch, found.state, self.normal(found.reason),
+                    self.seen(found.source), self.seen(found.target), found.producer)  # fmt: skip
+        if isinstance(found, list | tuple):
+            return [self.seen(each) for each in found]
+        return found
+
+    def view(self) -> dict[str, object]:
+        """All that can be seen by now."""
+        found: dict[str, object] = {}
+        for name in TOPICS:
+            topic = self._topic("a", name)
+            found[f"topic {name}"] = (
+                topic.epoch, topic.next_offset, self.seen(topic.holders), self.seen(topic.owner),
+                self.seen(topic.waiters), topic.transfer and topic.transfer.state,
+            )  # fmt: skip
+        for label, made in sorted(self.made.items()):
+            found[label] = self.outcome(lambda made=made: self._state(made))
+        found["claims"] = self.seen(sorted(
+            self.engines["b"].claims(), key=lambda claim: (claim.group, sorted(claim.generations))
+        ))  # fmt: skip
+        with self._lock:
+            found["heard"] = sorted(self._heard)
+        return found
+
+    def _state(self, made: Any) -> object:
+        if isinstance(made, xl.Claim):
+            return made.is_valid
+        if isinstance(made, xl.Reader):
+            return made.position
+        if hasattr(made, "cancel"):
+            if not made.done() or made.cancelled():
+                return made.done()
+            made = made.result(0)
+        return str(made.state), self.seen(made)
+
+
+MAKES = ("open", "wait", "own", "read")
+
+
+class Different(AssertionError):
+    """The two sides do not show the same."""
+
+
+class Pair:
+    """Two backends, `first` and `second`, that are given the same calls."""
+
+    def __init__(self, first: Side, second: Side) -> None:
+        self.first, self.second = first, second
+        self.calls: list[Call] = []
+
+    def make(self, *calls: Call) -> None:
+        """Make these calls on both; Different if the outcomes, or what is seen after each, do not
+        become the same."""
+        for call in calls:
+            self.calls.append(call)
+            outcomes = self.first.make(call), self.second.make(call)
+            if outcomes[0] != outcomes[1]:
+                raise self._different(str(call), *outcomes)
+            self._compare_views()
+
+    def _compare_views(self) -> None:
+        deadline, pause = time.monotonic() + PATIENCE, 0.0005
+        while (first := self.first.view()) != (second := self.second.view()):
+            if time.monotonic() > deadline:
+                unlike = [
+                    what for what in {**first, **second} if first.get(what) != second.get(what)
+                ]
+                what = unlike[0]
+                a, b = first.get(what), second.get(what)
+                if isinstance(a, list) and isinstance(b, list):
+                    a, b = [x for x in a if x not in b], [x for x in b if x not in a]
+                raise self._different(what, a, b)
+            time.sleep(pause := min(0.01, 2 * pause))
+
+    def _different(self, what: str, first: object, second: object) -> Different:
+        calls = "\n  ".join(map(str, self.calls))
+        return Different(f"after\n  {calls}\n{what}:\n  {first}\n  {second}")
+
+
+@contextlib.contextmanager
+def pair(first: str, second: str, **options: Any) -> Iterator[Pair]:
+    """A pair of backends at these places; `options` are for the second."""
+    with contextlib.ExitStack() as closing:
+        sides = []
+        for url, given in ((first, {}), (second, options)):
+            side = Side(url, given)
+            closing.callback(side.close)
+            sides.append(side)
+        yield Pair(*sides)
+
+
+# ---- random calls ------------------------------------------------------------------------
+
+
+def random_calls(seed: int, count: int) -> Iterator[Call]:
+    """Calls that any backend must answer alike, chosen by this number."""
+    choose = random.Random(seed)
+    labels: list[str] = []
+    for number in range(count):
+        verb = choose.choices([each for each, _ in WEIGHTS], [weight for _, weight in WEIGHTS])[0]
+        options = OPTIONS[verb](choose)
+        if verb in MAKES:
+            labels.append(f"{verb}{number}")
+            yield Call(verb, labels[-1], options)
+        elif verb in ("unload", "cancel_unload", "claims"):
+            yield Call(verb, "", options)
+        elif labels:
+            label = choose.choice(labels[-6:])  # most of the others are gone
+            yield Call(verb, label, options)
+
+
+def _some(choose: random.Random, **choices: Sequence[object]) -> dict[str, object]:
+    """One of each; an argument whose choice is None is left out."""
+    chosen = {name: choose.choice(each) for name, each in choices.items()}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def _request(choose: random.Random) -> dict[str, object]:
+    return _some(
+        choose, engine=ENGINES, topic=TOPICS, name=NAMES, priority=(None, 0, 3, -2),
+        topic_epoch=(None, None, None, None, 0, 1, 2, 3), properties=(None, None, {"at": "x"}),
+    )  # fmt: skip
+
+
+def _opening(choose: random.Random) -> dict[str, object]:
+    mode = choose.choice(MODES)
+    timeout = {"timeout": choose.choice((0, SHORT))} if mode == WAIT else {}
+    return {**_request(choose), "mode": mode, **timeout}
+
+
+OPTIONS: dict[str, Callable[[random.Random], Mapping[str, Any]]] = {
+    "open": _opening,
+    "wait": _request,
+    "own": lambda choose: _some(
+        choose, engine=ENGINES, group=GROUPS, resource=("x", "y"), wanted=(None, None, 0, 1, 2, 5)
+    ),
+    "send": lambda choose: _some(choose, sequence_id=(None, None, None, 3, 9)),
+    "send_many": lambda choose: _some(choose, count=(0, 1, 3)),
+    "unload": lambda choose: _some(
+        choose, engine=ENGINES, topics=TOPICS, to=ENGINES, timeout=(30,)
+    ),
+    "cancel_unload": lambda choose: _some(choose, engine=ENGINES, topics=TOPICS),
+    "claims": lambda choose: _some(choose, engine=ENGINES, group=(None, *GROUPS)),
+    **dict.fromkeys(("close", "cancel", "flush", "set_priority"), lambda choose: {}),
+}
+WEIGHTS = (
+    ("open", 30), ("wait", 12), ("close", 24), ("send", 14), ("send_many", 3), ("own", 8),
+    ("cancel", 3), ("unload", 4), ("cancel_unload", 2), ("flush", 2), ("set_priority", 1),
+    ("claims", 1),
+)  # fmt: skip
