@@ -1090,6 +1090,13 @@ class EngineBackend(Backend, CursorStore, Protocol):
     ) -> Sequence[ProducerSession]:
         """Register a producer on each of these topics, all or none; return their sessions."""
 
+    def queue_producers(
+        self, names: Sequence[str], futures: Sequence[AnyFuture], request: ProducerRequest
+    ) -> None:
+        """Register a producer for each future on the topic of that name, or queue it until it is
+        promoted or its timeout has passed; create missing topics. Each future gets an outcome of
+        its own. `request` waits in a queue; its topic is not used."""
+
     def backup(self, path: str) -> None:
         """Copy the ledger into a directory."""
 

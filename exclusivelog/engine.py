@@ -10,11 +10,11 @@ from typing import Any, Literal, Unpack, overload
 from exclusivelog.backend import CAPABILITIES, Closing, EngineBackend, check_flag, check_name
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.events import EVENTS, Event, select
-from exclusivelog.producer import Producer
+from exclusivelog.producer import Producer, ProducerFuture
 from exclusivelog.reader import GroupReader, Start
 from exclusivelog.roles import ClaimsOfGroups, Groups, Role, RoleFuture, request_role, role_topic
 from exclusivelog.roles import OnLost as OnRoleLost
-from exclusivelog.topic import ManyOptions, Topic, open_many
+from exclusivelog.topic import ManyOptions, Topic, all_granted, open_many
 from exclusivelog.transaction import Claim, OnLost, Transaction, own
 from exclusivelog.types import (
     AccessMode,
@@ -71,34 +71,57 @@ class Engine(Closing):
         check_flag("create", create)
         return Topic(self, *backend.catalog.topic(name, create and not backend.readonly))
 
+    @overload
     def producers(
-        self, names: Iterable[str], access_mode: AccessMode | ModeName = AccessMode.SHARED,
-        **options: Unpack[ManyOptions],
-    ) -> list[Producer]:  # fmt: skip
+        self, names: Iterable[str], access_mode: AccessMode | ModeName = AccessMode.SHARED, *,
+        wait: Literal[True] = True, **options: Unpack[ManyOptions],
+    ) -> list[Producer]: ...  # fmt: skip
+
+    @overload
+    def producers(
+        self, names: Iterable[str], access_mode: AccessMode | ModeName = AccessMode.SHARED, *,
+        wait: Literal[False], **options: Unpack[ManyOptions],
+    ) -> list[ProducerFuture]: ...  # fmt: skip
+
+    def producers(
+        self, names: Iterable[str], access_mode: AccessMode | ModeName = AccessMode.SHARED, *,
+        wait: bool = True, **options: Unpack[ManyOptions],
+    ) -> list[Producer] | list[ProducerFuture]:  # fmt: skip
         """Open a producer on each of many topics, in one transaction: all of them, or none (rule
-        A2).
+        A2); or wait for each of them in its queue (rule D9).
 
         - `names`: of the topics, each once; topics that do not exist are created.
-        - `access_mode`: shared, exclusive or exclusive_with_fencing. The call never waits in a
-          queue.
-        - `options`: those of `topic.producer` except `priority`, `topic_epoch`, `timeout` and
-          `settle`; they apply to each producer. With `name`, all have that name; each counts the
-          sequence ids of its own topic.
+        - `access_mode`: in shared, exclusive and exclusive_with_fencing, the call never waits in a
+          queue. In wait_for_exclusive, each topic is granted by itself.
+        - `wait`: True, the default: return the producers, in wait_for_exclusive once all are
+          granted. The first request that fails then raises; all others leave their queues, and
+          what was granted is released. False: return at once, a `ProducerFuture` for each topic,
+          as `Topic.producer_async` does.
+        - `options`: those of `topic.producer` except `topic_epoch`; `priority`, `timeout` and
+          `settle` only in wait_for_exclusive. They apply to each producer. With `name`, all have
+          that name; each counts the sequence ids of its own topic.
 
-        Returns the producers in the order of `names`. The call takes some tens of microseconds for
-        each producer, and no process can append meanwhile: to keep that short, open a few thousand
-        at a time.
+        Returns the producers, or futures, in the order of `names`. The call takes some tens of
+        microseconds for each. No process can append during its transaction: to keep that short,
+        open a few thousand at a time. Requests that wait are queued in transactions of about 5 ms.
 
         Raises what `topic.producer` raises if any of the topics is refused, also while one is being
         handed over to this engine; then no producer is opened, no topic created, and no other owner
-        fenced. ValueError if a name occurs twice.
+        fenced. In wait_for_exclusive, each future raises its own error. ValueError if a name occurs
+        twice.
 
         >>> orders, bills = engine.producers(["orders", "bills"], "exclusive")
         >>> orders.send(b"a"), bills.send(b"b"), engine.topics()
         (0, 0, ['bills', 'orders'])
+        >>> standby = engine.producers(["orders", "bills"], "wait_for_exclusive", wait=False)
+        >>> orders.close()
+        >>> standby[0].result(timeout=10).topic_epoch, standby[1].done()
+        (2, False)
         """
         self.backend.check_open()
-        return open_many(self, names, access_mode, options)
+        check_flag("wait", wait)
+        futures = open_many(self, names, access_mode, options)
+        return all_granted(futures) if wait else futures
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""

@@ -37,7 +37,7 @@ from exclusivelog.types import (
     Unchanged,
     WaiterInfo,
 )
-from exclusivelog.waits import as_int, check_seconds
+from exclusivelog.waits import as_int, check_seconds, give_up_all
 
 COMPRESSIONS = ("lz4", "zstd", None)
 SENDING = (
@@ -60,7 +60,15 @@ class AnyOptions(TypedDict, total=False):
     follow: bool
 
 
-class ManyOptions(AnyOptions, total=False):
+class QueueOptions(TypedDict, total=False):
+    """The options of a producer that may wait in the queue; `Topic.producer` describes each."""
+
+    priority: int
+    timeout: float | None
+    settle: float
+
+
+class ManyOptions(AnyOptions, QueueOptions, total=False):
     """The options of `Engine.producers`."""
 
     on_fenced: Callable[[Producer, Any], object] | None
@@ -69,12 +77,9 @@ class ManyOptions(AnyOptions, total=False):
 
 
 class ProducerOptions(ManyOptions, total=False):
-    """The options of `Topic.producer`: also those of one that may wait in the queue."""
+    """The options of `Topic.producer`."""
 
-    priority: int
     topic_epoch: int | None
-    timeout: float | None
-    settle: float
 
 
 class Topic(OfThisProcess):
@@ -577,27 +582,61 @@ def sending_options(options: ProducerOptions) -> Options:
 
 def open_many(
     engine: Opened, names: Iterable[str], access_mode: AccessMode | ModeName, options: ManyOptions
-) -> list[Producer]:
-    """Open producers on many topics; see `Engine.producers`."""
-    for option in options.keys() - ManyOptions.__annotations__.keys():
-        raise TypeError(f"producers takes no option {option!r} (rule A4)")
-    if AccessMode.parse(access_mode) is AccessMode.WAIT_FOR_EXCLUSIVE:
-        raise ValueError(
-            f"access_mode={access_mode!r}: producers are opened together or not at all, and none "
-            "can wait; use topic.producer_async for each"
-        )
+) -> list[ProducerFuture]:
+    """Open producers on many topics; see `Engine.producers`. Only those that wait have no result
+    yet."""
+    mode = AccessMode.parse(access_mode)
+    check_options_of_many(mode, options, ManyOptions)
     chosen = _distinct(names)
     if not chosen:
         return []
     given = cast(ProducerOptions, options)
     sending = sending_options(given)
     first = Topic(engine, 0, chosen[0])
-    request = _request_for(first, access_mode, given, sending.on_wanted is not None)
-    sessions = engine.backend.open_producers(chosen, request, sending)
-    return [
-        Producer(engine.backend, name, session, sending)
-        for name, session in zip(chosen, sessions, strict=True)
-    ]
+    request = _request_for(first, mode, given, sending.on_wanted is not None)
+    backend = engine.backend
+    futures = [ProducerFuture(backend, 0, name, sending) for name in chosen]
+    if mode is AccessMode.WAIT_FOR_EXCLUSIVE:
+        _queue_many(backend, chosen, futures, request)
+        return futures
+    sessions = backend.open_producers(chosen, request, sending)
+    for future, name, session in zip(futures, chosen, sessions, strict=True):
+        future.topic_id = session.session.topic
+        future.set_result(Producer(backend, name, session, sending))
+    return futures
+
+
+def _queue_many(
+    backend: EngineBackend, names: list[str], futures: list[ProducerFuture],
+    request: ProducerRequest,
+) -> None:  # fmt: skip
+    try:
+        backend.queue_producers(names, futures, request)
+    except BaseException:
+        give_up_all(futures)  # interrupted, perhaps
+        raise
+
+
+def check_options_of_many(mode: AccessMode, options: Iterable[str], takes: Any) -> None:
+    """TypeError if `Engine.producers` does not take one of these options in this mode."""
+    for option in options:
+        if option not in takes.__annotations__:
+            raise TypeError(f"producers takes no option {option!r} (rule A4)")
+        if option in QueueOptions.__annotations__ and mode is not AccessMode.WAIT_FOR_EXCLUSIVE:
+            raise TypeError(
+                f"producers takes the option {option!r} only with wait_for_exclusive: in the mode "
+                f"{mode.value} it does not wait (rule A4)"
+            )
+
+
+def all_granted(futures: list[ProducerFuture]) -> list[Producer]:
+    """The producers of these futures, once all of them are granted. If one fails, all others are
+    closed, and leave their queues."""
+    try:
+        return [future.result() for future in futures]
+    except BaseException:
+        give_up_all(futures)
+        raise
 
 
 def _distinct(names: Iterable[str]) -> list[str]:

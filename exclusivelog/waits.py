@@ -7,8 +7,9 @@ for a thread that only its parent has. So every wait periodically checks for a f
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import operator
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from concurrent.futures import Future
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -245,6 +246,13 @@ class GrantFuture(EngineFuture[Granted]):
         """Call `function(future)` once it is settled, in a thread of its own."""
         self.has_callbacks = True
         super().add_done_callback(function)
+
+
+def give_up_all(futures: Iterable[GrantFuture[Any]]) -> None:
+    """`give_up` for each of these; the others also if one fails."""
+    with contextlib.ExitStack() as stack:
+        for future in futures:
+            stack.callback(future.give_up)
 
 
 def _close_granted(future: concurrent.futures.Future[Any]) -> None:

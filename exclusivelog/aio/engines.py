@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -17,14 +18,21 @@ from exclusivelog.aio.roles import OnLost as OnRoleLost
 from exclusivelog.aio.roles import Role
 from exclusivelog.aio.topics import NamedTopic, OnFenced, OnWanted, Topic, with_callbacks
 from exclusivelog.aio.transactions import Claim, Transaction
+from exclusivelog.backend import check_flag
 from exclusivelog.engine import Engine as SyncEngine
-from exclusivelog.errors import OwnershipError, OwnershipLostError, WaitTimeoutError
+from exclusivelog.errors import (
+    ExclusiveLogError,
+    OwnershipError,
+    OwnershipLostError,
+    WaitTimeoutError,
+)
 from exclusivelog.events import Event
 from exclusivelog.producer import Producer as SyncProducer
+from exclusivelog.producer import ProducerFuture
 from exclusivelog.reader import Start
 from exclusivelog.roles import ClaimsOfGroups, Groups
 from exclusivelog.roles import RoleFuture as SyncRoleFuture
-from exclusivelog.topic import AnyOptions
+from exclusivelog.topic import AnyOptions, QueueOptions, check_options_of_many
 from exclusivelog.transaction import Claim as SyncClaim
 from exclusivelog.types import (
     AccessMode,
@@ -37,13 +45,14 @@ from exclusivelog.types import (
     Report,
     RoleInfo,
 )
+from exclusivelog.waits import give_up_all
 
 OWN_SECONDS = 0.25  # the longest wait of `own` in a thread, which cannot be interrupted
 
 OnLost = Callable[[Claim, OwnershipLostError], object]
 
 
-class ManyOptions(AnyOptions, total=False):
+class ManyOptions(AnyOptions, QueueOptions, total=False):
     """The options of `Engine.producers`; `exclusivelog.Topic.producer` describes each."""
 
     on_fenced: OnFenced | None
@@ -132,13 +141,28 @@ class Engine(Handle[SyncEngine]):
     async def delete_topic(self, name: str) -> None:
         await in_thread(self.sync.delete_topic, name)
 
+    @overload
     def producers(
-        self, names: Iterable[str], access_mode: AccessMode | ModeName = AccessMode.SHARED,
-        **options: Unpack[ManyOptions],
-    ) -> Opening[list[Producer]]:  # fmt: skip
-        """Open a producer on each of many topics, in one transaction, as
-        `exclusivelog.Engine.producers`: `await` the call, or enter it by `async with`. If
-        cancelled, producers that were opened are closed.
+        self, names: Iterable[str], access_mode: AccessMode | ModeName = AccessMode.SHARED, *,
+        wait: Literal[True] = True, **options: Unpack[ManyOptions],
+    ) -> Opening[list[Producer]]: ...  # fmt: skip
+
+    @overload
+    def producers(
+        self, names: Iterable[str], access_mode: AccessMode | ModeName = AccessMode.SHARED, *,
+        wait: Literal[False], **options: Unpack[ManyOptions],
+    ) -> Opening[list[asyncio.Task[Producer]]]: ...  # fmt: skip
+
+    def producers(
+        self, names: Iterable[str], access_mode: AccessMode | ModeName = AccessMode.SHARED, *,
+        wait: bool = True, **options: Unpack[ManyOptions],
+    ) -> Opening[list[Producer]] | Opening[list[asyncio.Task[Producer]]]:  # fmt: skip
+        """Open a producer on each of many topics, as `exclusivelog.Engine.producers`: `await` the
+        call, or enter it by `async with`. Waiting in the queues needs no thread. If cancelled,
+        producers that were opened are closed, and the others leave their queues.
+
+        - `wait`: True, the default: the producers, once all are granted. False: a task for each
+          topic, with its producer; cancelling it removes that request.
 
         >>> async def example():
         ...     async with aio.open(path) as engine:
@@ -147,20 +171,13 @@ class Engine(Handle[SyncEngine]):
         >>> asyncio.run(example())
         (0, 0)
         """
-        for option in options.keys() - ManyOptions.__annotations__.keys():
-            raise TypeError(f"producers takes no option {option!r} (rule A4)")
-        begin = functools.partial(self._open_many, names, access_mode, options)
-        return Opening("engine.producers(...)", list, begin, _close_all)
-
-    async def _open_many(
-        self, names: Iterable[str], access_mode: AccessMode | ModeName, options: ManyOptions
-    ) -> list[Producer]:
-        callbacks: Callbacks[SyncProducer, Producer] = Callbacks(Producer)
-        given = with_callbacks(options, callbacks)
-        made = await opened(
-            lambda: self.sync.producers(names, access_mode, **given), _close_all_now
-        )
-        return [callbacks.twin(one) for one in made]
+        mode = AccessMode.parse(access_mode)
+        check_options_of_many(mode, options, ManyOptions)
+        check_flag("wait", wait)
+        many = _Many(self.sync, names, mode, options)
+        if not wait:
+            return Opening("engine.producers(...)", list, many.begin, _end_all)
+        return Opening("engine.producers(...)", list, many.open, _close_all)
 
     # ---- readers -------------------------------------------------------------------------
 
@@ -369,11 +386,55 @@ class Engine(Handle[SyncEngine]):
         return in_steps(functools.partial(self.sync.history, topic, group=group, role=role))
 
 
+class _Many:
+    """The producers of one call of `Engine.producers`."""
+
+    def __init__(
+        self, engine: SyncEngine, names: Iterable[str], mode: AccessMode, options: ManyOptions
+    ) -> None:
+        self._engine, self._names, self._mode, self._options = engine, names, mode, options
+        self._callbacks: Callbacks[SyncProducer, Producer]
+
+    async def _request(self) -> list[ProducerFuture]:
+        self._callbacks = Callbacks(Producer)
+        given = with_callbacks(self._options, self._callbacks)
+
+        def call() -> list[ProducerFuture]:
+            return self._engine.producers(self._names, self._mode, wait=False, **given)
+
+        return await opened(call, give_up_all)
+
+    async def open(self) -> list[Producer]:
+        """All producers, once they are granted; none is left if one fails, or if cancelled."""
+        futures = await self._request()
+        end = functools.partial(give_up_all, futures)
+        made = []
+        for future in futures:
+            try:
+                made.append(self._callbacks.twin(await outcome_of(future, end)))
+            except ExclusiveLogError:
+                await in_thread(end)
+                raise
+        return made
+
+    async def begin(self) -> list[asyncio.Task[Producer]]:
+        """A task for each producer."""
+        return [asyncio.create_task(self._outcome(each)) for each in await self._request()]
+
+    async def _outcome(self, future: ProducerFuture) -> Producer:
+        return self._callbacks.twin(await outcome_of(future, future.give_up))
+
+
 async def _close_all(producers: Iterable[Producer]) -> None:
     for producer in producers:
         await producer.close()
 
 
-def _close_all_now(producers: Iterable[SyncProducer]) -> None:
-    for producer in producers:
-        producer.close()
+async def _end_all(tasks: Iterable[asyncio.Task[Producer]]) -> None:
+    """Cancel the requests that wait, and close what was granted."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcome, Producer):
+            await outcome.close()

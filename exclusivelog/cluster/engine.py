@@ -13,7 +13,8 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from exclusivelog import _core, logs, threads
@@ -221,13 +222,16 @@ class ClusterEngine(Identity):
 
     # ---- producers -----------------------------------------------------------------------
 
-    def open_producer(self, future: AnyFuture, request: ProducerRequest) -> None:
-        """Register a producer, or queue it until it is promoted or its timeout has passed."""
+    def _check_request(self, request: ProducerRequest) -> None:
         self.check_writable()
         if request.bound_to:
             raise refusal("bound_producers")
         if request.announce is not None:
             raise refusal("announcements")
+
+    def open_producer(self, future: AnyFuture, request: ProducerRequest) -> None:
+        """Register a producer, or queue it until it is promoted or its timeout has passed."""
+        self._check_request(request)
         self.committer.start()
         self.worker.start()
         followed = self.followed(request.topic)
@@ -236,6 +240,19 @@ class ClusterEngine(Identity):
                 each.worker.release_dropped(followed.name)
         self.pending.open(followed, future, request)
         self.worker.wake()
+
+    def queue_producers(
+        self, names: Sequence[str], futures: Sequence[AnyFuture], request: ProducerRequest
+    ) -> None:
+        """Register a producer for each future on the topic of that name, or queue it until it is
+        promoted or its timeout has passed; create missing topics."""
+        self._check_request(request)
+        for name, future in zip(names, futures, strict=True):
+            try:
+                future.topic_id, _ = self.catalog.topic(name, True)
+                self.open_producer(future, replace(request, topic=future.topic_id))
+            except ExclusiveLogError as error:  # `pending` has not settled it then
+                future.set_exception(error)
 
     def open_session(
         self, topic: str, session: Registration, last_sequence: int, options: SessionOptions,

@@ -43,7 +43,10 @@ REASONS = {
     "large_messages": Reason(
         "a record has 5 MB at most", "store the value elsewhere, and send a reference"
     ),
-    "many_producers": Reason("several grants at once need a transaction", "open each by itself"),
+    "many_producers": Reason(
+        "several grants at once need a transaction",
+        "open each by itself, or wait for all: wait_for_exclusive grants each by itself",
+    ),
     "once": Reason("numbered batches need transactions", "send with sequence ids"),
     "retention": Reason(
         "grants are read from a log's first record on",

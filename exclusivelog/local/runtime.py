@@ -391,6 +391,22 @@ class Runtime(OpenEngine):
         )
         return self.pending.request_all(register, make)
 
+    def queue_producers(
+        self, names: Sequence[str], futures: Sequence[AnyFuture], request: ProducerRequest
+    ) -> None:
+        """Register a producer for each future on the topic of that name, or queue it until it is
+        promoted or its timeout has passed; create missing topics."""
+        slot = self.slot
+        self.ledger.checkpointer.start()  # before the registration: starting a thread may fail
+        self.committer.start()
+        request = replace(request, created=_core.now())
+        ended = self._ended(None, request.timeout)
+
+        def register(start: int) -> list[Registration | ExclusiveLogError]:
+            return self.sessions.queue_some(names[start:], request, self.info, slot, ended)
+
+        self.pending.queue_all(futures, register, request.timeout)
+
     def _ended(
         self, topic: int | None, timeout: float | None = None
     ) -> Callable[[], list[Session]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import time
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from testing.processes import (
     WAIT,
     State,
     Worker,
+    until,
 )
 
 FENCED = xl.ProducerFencedError
@@ -106,3 +108,59 @@ def test_d3_a_better_waiter_never_retires_the_owner(
         assert topic.owner.session == owner.session.id
         owner.close()
         process.call(write_and_leave, mode)
+
+
+# ---- D9: many topics at once -------------------------------------------------------------
+
+
+@pytest.mark.rule("D9")
+def test_d9_many_topics_are_waited_for_at_once(engine: xl.Engine, path: str) -> None:
+    """Each topic is granted by itself: free ones at once, owned ones when their owner leaves; a
+    refusal is that of a single request, and concerns its topic alone (rule J5)."""
+    with xl.open(path, name="leader") as leader:
+        owners = [leader.topic(name).producer(EXCLUSIVE, name="p") for name in "ab"]
+        owners[0].send(b"led")
+        leader.topic("ended").terminate()
+        options = {"name": "p", "priority": 7, "properties": {"rack": "1"}}
+        standby = engine.producers(["a", "free", "ended", "b"], WAIT, wait=False, **options)
+        with pytest.raises(xl.TopicTerminatedError) as alone:
+            engine.topic("ended").producer(WAIT)
+        with pytest.raises(xl.TopicTerminatedError) as among:
+            standby[2].result(PATIENCE)
+        assert str(among.value) == str(alone.value)
+        assert standby[1].result(PATIENCE).send(b"x") == 0
+        for name in "ab":
+            [waiter] = engine.topic(name).waiters
+            assert (waiter.producer_name, waiter.priority) == ("p", 7)
+            assert waiter.engine_id == engine.id
+        assert [future.done() for future in standby] == [False, True, True, False]
+        owners[0].close()
+        successor = standby[0].result(PATIENCE)
+        assert (successor.topic_epoch, successor.last_sequence_id) == (2, 0)
+        assert successor.send(b"y") == 1
+        assert standby[3].cancel()
+        assert not engine.topic("b").waiters
+        assert owners[1].send(b"z") == 0
+
+
+@pytest.mark.rule("D9")
+def test_d9_a_wait_for_many_returns_when_all_are_granted_or_fails_as_one(
+    engine: xl.Engine, path: str
+) -> None:
+    names = ["a", "b", "c"]
+    with xl.open(path, name="leader") as leader:
+        owner = leader.topic("b").producer(EXCLUSIVE)
+        with pytest.raises(xl.WaitTimeoutError, match="'b'") as error:
+            engine.producers(names, WAIT, timeout=0.2)
+        assert error.value.holder.engine_id == leader.id
+        until(lambda: not any(engine.topic(n).owner for n in ("a", "c")))
+        assert not any(engine.topic(name).waiters for name in names)
+        epochs = [engine.topic(name).epoch for name in names]
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            waiting = threads.submit(engine.producers, names, WAIT, timeout=PATIENCE)
+            until(lambda: engine.topic("b").waiters)
+            owner.close()
+            granted = waiting.result(PATIENCE)
+    assert [producer.topic for producer in granted] == names
+    assert [producer.topic_epoch for producer in granted] == [epoch + 1 for epoch in epochs]
+    assert [producer.send(b"x") for producer in granted] == [0, 0, 0]

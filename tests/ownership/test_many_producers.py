@@ -1,4 +1,5 @@
-"""`engine.producers` opens many producers in one transaction: all or none (rules A2, A6, B6)."""
+"""`engine.producers` opens many producers in one transaction: all or none (rules A2, A6, B6); or it
+queues them, in as few transactions as their time allows (rule D9)."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ import pytest
 
 import exclusivelog as xl
 import exclusivelog.aio
+from exclusivelog.local.ownership import sessions
 from exclusivelog.local.ownership.sessions import Sessions
-from testing.processes import PATIENCE, until, values
+from testing.processes import PATIENCE, WAIT, until, values
 
 NAMES = [f"t{i}" for i in range(30)]
 
@@ -86,11 +88,15 @@ def test_a4_wrong_arguments(engine: xl.Engine) -> None:
     for names in (["a", "b", "a"], ["__events__"], [""], ["a\n"]):
         with pytest.raises(ValueError):
             engine.producers(names)
-    with pytest.raises(ValueError, match="producer_async"):
-        engine.producers(["a"], "wait_for_exclusive")
-    for option in ("timeout", "topic_epoch", "priority", "nonsense"):
+    for option in ("timeout", "topic_epoch", "priority", "settle", "nonsense"):
         with pytest.raises(TypeError, match=option):
             engine.producers(["a"], **{option: 1})
+    for option in ("topic_epoch", "nonsense"):
+        with pytest.raises(TypeError, match=option):
+            engine.producers(["a"], WAIT, **{option: 1})
+    for wrong in ({"wait": 1}, {"wait": None}, {"timeout": "1"}, {"settle": -1}):
+        with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
+            engine.producers(["a"], WAIT, **wrong)
     assert engine.producers([]) == []
     assert engine.topics() == []
 
@@ -147,3 +153,188 @@ def test_they_are_awaitable(path: str) -> None:
             return [await p.send(b"x") for p in producers]
 
     assert asyncio.run(main()) == [0, 0]
+
+
+# ---- D9: waiting for many topics ---------------------------------------------------------
+
+
+@pytest.mark.rule("D9")
+def test_d9_many_topics_are_waited_for_in_few_transactions(
+    engine: xl.Engine, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their number follows from the time that a transaction may take, not from that of the
+    topics."""
+    monkeypatch.setattr(sessions, "CHUNK_SECONDS", PATIENCE)
+    with xl.open(path, name="leader") as leader:
+        leading = leader.producers(NAMES, "exclusive", name="p")
+        before = engine.stats()["transactions"]
+        standby = engine.producers(NAMES, WAIT, wait=False, name="p", priority=3)
+        assert engine.stats()["transactions"] <= before + 2  # a checkpoint may come between
+        waiting = [waiter for name in NAMES for waiter in engine.topic(name).waiters]
+        assert {(w.engine_id, w.producer_name, w.priority) for w in waiting} == {
+            (engine.id, "p", 3)
+        }
+        assert len(waiting) == len(NAMES)
+        for producer in leading:
+            producer.send(b"led")
+            producer.close()
+        granted = [future.result(PATIENCE) for future in standby]
+    assert [producer.topic for producer in granted] == NAMES
+    assert {(p.topic_epoch, p.last_sequence_id, p.send(b"x")) for p in granted} == {(2, 0, 1)}
+
+
+@pytest.mark.rule("D9")
+def test_d9_a_transaction_takes_as_many_topics_as_its_time_allows(
+    engine: xl.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "CHUNK_SECONDS", 0.0)
+    before = engine.stats()["transactions"]
+    futures = engine.producers(NAMES, WAIT, wait=False)
+    assert engine.stats()["transactions"] >= before + len(NAMES)
+    assert [future.result(0).topic for future in futures] == NAMES  # all were free
+
+
+def test_d9_a_topic_that_is_refused_fails_alone(engine: xl.Engine, path: str) -> None:
+    engine.topic("t3").terminate()
+    with xl.open(path, name="leader") as leader:
+        owner = leader.topic("t5").producer("exclusive")
+        futures = engine.producers(NAMES, WAIT, wait=False)
+        assert isinstance(futures[3].exception(0), xl.TopicTerminatedError)
+        assert [i for i, future in enumerate(futures) if not future.done()] == [5]
+        owner.close()
+        assert futures[5].result(PATIENCE).topic == "t5"
+
+
+@pytest.mark.rule("D5")
+def test_d5_many_that_wait_end_at_their_timeout_and_leave_nothing(
+    engine: xl.Engine, path: str
+) -> None:
+    with xl.open(path, name="leader") as leader:
+        owner = leader.topic("t5").producer("exclusive", name="leading")
+        with pytest.raises(xl.WaitTimeoutError, match="t5"):
+            engine.producers(NAMES, WAIT, timeout=0.05)
+        until(lambda: [name for _, _, name in snapshot(engine) if name] == ["leading"])
+        assert owner.send(b"x") == 0
+        assert not any(engine.topic(name).waiters for name in NAMES)
+
+
+@pytest.mark.rule("A2")
+@pytest.mark.parametrize("at", ["registered", "waiting"])
+def test_a2_an_interrupt_of_a_wait_for_many_leaves_no_trace(
+    engine: xl.Engine, path: str, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    def interrupted(*args):
+        if at == "registered":
+            queue_some(*args)
+        raise KeyboardInterrupt
+
+    queue_some = Sessions.queue_some
+    with xl.open(path, name="leader") as leader:
+        owner = leader.topic("t5").producer("exclusive", name="leading")
+        with monkeypatch.context() as patch:
+            if at == "registered":
+                patch.setattr(Sessions, "queue_some", interrupted)
+            else:
+                patch.setattr(xl.producer.ProducerFuture, "result", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                engine.producers(NAMES, WAIT)
+        until(lambda: [name for _, _, name in snapshot(engine) if name] == ["leading"])
+        until(lambda: not engine.topic("t5").waiters)
+        owner.send(b"x")
+
+
+@pytest.mark.rule("H2")
+def test_h2_a_full_disk_fails_those_that_are_not_queued_yet(
+    engine: xl.Engine, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "CHUNK_SECONDS", 0.0)
+    queue_some, calls = Sessions.queue_some, []
+
+    def full(*args):
+        calls.append(args)
+        if len(calls) == 10:
+            raise xl.LedgerFullError("no space left")
+        return queue_some(*args)
+
+    monkeypatch.setattr(Sessions, "queue_some", full)
+    futures = engine.producers(NAMES, WAIT, wait=False)
+    errors = [future.exception(0) for future in futures]
+    assert errors[:9] == [None] * 9
+    assert {type(error) for error in errors[9:]} == {xl.LedgerFullError}
+    assert [name for _, _, name in snapshot(engine) if name] == [
+        future.result(0).name for future in futures[:9]
+    ]
+
+
+def test_d9_a_closed_or_read_only_engine_refuses(engine: xl.Engine, path: str) -> None:
+    with xl.open(path, readonly=True) as reading, pytest.raises(xl.LedgerError):
+        reading.producers(["a"], WAIT)
+    engine.close()
+    with pytest.raises(xl.EngineClosedError):
+        engine.producers(["a"], WAIT)
+
+
+@pytest.mark.rule("F5")
+def test_f5_those_that_wait_end_with_their_claim(engine: xl.Engine, path: str) -> None:
+    claim = engine.own("group", {"r": None})
+    with xl.open(path, name="leader") as leader:
+        leading = leader.producers(["a", "b"], "exclusive")
+        futures = engine.producers(["a", "b"], WAIT, wait=False, claim=claim)
+        claim.release()
+        for future in futures:
+            with pytest.raises(xl.ProducerRevokedError):
+                future.result(PATIENCE)
+        for future in engine.producers(["c"], WAIT, wait=False, claim=claim):
+            with pytest.raises(xl.OwnershipLostError):
+                future.result(PATIENCE)
+        assert (len(leading), engine.topics()) == (2, ["a", "b"])
+
+
+def test_d9_asyncio_waits_for_many(path: str) -> None:
+    async def main() -> None:
+        async with exclusivelog.aio.open(path) as leader, exclusivelog.aio.open(path) as engine:
+            leading = await leader.producers(["a", "b"], "exclusive")
+            waiting = asyncio.ensure_future(engine.producers(["a", "b"], WAIT))
+            tasks = await engine.producers(["a", "b"], WAIT, wait=False, priority=-1)
+            until_all = engine.topic("a")
+            while len(until_all.waiters) < 2:
+                await asyncio.sleep(0.001)
+            tasks[0].cancel()
+            for producer in leading:
+                await producer.close()
+            granted = await asyncio.wait_for(waiting, PATIENCE)
+            assert [await producer.send(b"x") for producer in granted] == [0, 0]
+            while until_all.waiters:
+                await asyncio.sleep(0.001)
+            for producer in granted:
+                await producer.close()
+            assert (await tasks[1]).topic_epoch == 3
+            assert tasks[0].cancelled()
+
+    asyncio.run(main())
+
+
+@pytest.mark.rule("A2")
+def test_a2_asyncio_a_cancelled_wait_for_many_leaves_no_trace(path: str) -> None:
+    async def main() -> None:
+        async with exclusivelog.aio.open(path) as leader, exclusivelog.aio.open(path) as engine:
+            owner = await leader.topic("b").producer("exclusive")
+            for wait in (True, False):
+                opening = engine.producers(["a", "b", "c"], WAIT, wait=wait)  # type: ignore[call-overload]
+
+                async def enter(opening=opening) -> None:
+                    async with opening:
+                        await asyncio.sleep(PATIENCE)
+
+                task = asyncio.create_task(enter())
+                while not engine.topic("b").waiters:
+                    await asyncio.sleep(0.001)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                topics = [engine.topic(name) for name in "abc"]
+                while any(t.waiters for t in topics) or topics[0].owner or topics[2].owner:
+                    await asyncio.sleep(0.001)
+            assert await owner.send(b"x") == 0
+
+    asyncio.run(main())

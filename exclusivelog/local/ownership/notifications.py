@@ -26,7 +26,8 @@ from exclusivelog.errors import (
     TopicTerminatedError,
 )
 from exclusivelog.local.ownership import pending
-from exclusivelog.local.ownership.pending import Deliveries, Pending
+from exclusivelog.local.ownership.pending import BETWEEN_CHUNKS_SECONDS, Deliveries, Pending
+from exclusivelog.local.ownership.sessions import CHUNK_SECONDS
 from exclusivelog.local.ownership.steps import (
     CLAIM_LOST,
     CLAIM_MOVED,
@@ -49,11 +50,7 @@ LONGEST_SLEEP_SECONDS = 5.0
 RETRY_SECONDS = 0.25  # after a round that failed
 PROMOTED_AT_ONCE = 1000
 # Sends to the topics of a chunk wait while it is released, and each chunk costs a transaction. Its
-# size follows from what the chunk before took, so that it takes about this time.
-CHUNK_SECONDS = 0.005
-# Between two chunks, so that threads that send get the interpreter and the journal: else each of
-# their sends would take as long as a chunk.
-BETWEEN_CHUNKS_SECONDS = 0.003
+# size follows from what the chunk before took, so that it takes about `CHUNK_SECONDS`.
 RELEASED_AT_FIRST, RELEASED_AT_LEAST, RELEASED_AT_MOST = 64, 48, 250
 
 

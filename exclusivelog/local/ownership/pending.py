@@ -19,7 +19,7 @@ import logging
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -295,6 +295,9 @@ log = logging.getLogger(__name__)
 HANDED_ON_SECONDS = 20e-6
 # A request whose wait the background thread has not ended after this long ends without it.
 LATE_SECONDS = 1.0
+# Between two chunks of work, so that threads that send get the interpreter and the journal: else
+# each of their sends would take as long as a chunk.
+BETWEEN_CHUNKS_SECONDS = 0.003
 CANCELLED_WITHIN = 5.0  # seconds that a cancel waits for the writer lock
 FEW_ENTRIES = 1000  # so many deadlines of ended requests may stay in memory
 
@@ -584,6 +587,44 @@ class Pending:
             # An interrupt may come after the commit: the background thread releases orphans.
             self._engine().worker.release_orphans()
             raise
+
+    def queue_all(
+        self, futures: Sequence[AnyFuture],
+        register: Callable[[int], Sequence[Registration | ExclusiveLogError]],
+        timeout: float | None,
+    ) -> None:  # fmt: skip
+        """Register producers that may wait, chunk by chunk. `register(n)` is one transaction: it
+        registers some of those from the n-th on, at least one, and returns the outcome of each."""
+        deadline = None if timeout is None else _core.monotonic() + timeout
+        done = 0
+        try:
+            while done < len(futures):
+                if done:
+                    time.sleep(BETWEEN_CHUNKS_SECONDS)
+                with self._registering(timeout):
+                    self._engine().check_open()
+                    for outcome in register(done):
+                        self._take(futures[done], outcome, deadline)
+                        done += 1
+        except ExclusiveLogError as error:
+            for future in futures[done:]:
+                future.set_exception(error)
+        except BaseException:
+            # An interrupt may come after the commit: the background thread releases orphans.
+            self._engine().worker.release_orphans()
+            raise
+
+    def _take(
+        self, future: AnyFuture, outcome: Registration | ExclusiveLogError, deadline: float | None
+    ) -> None:
+        if not isinstance(outcome, Registration):
+            future.set_exception(outcome)
+            return
+        future.session, future.topic_id = outcome.session, outcome.session.topic
+        if outcome.queued:
+            self.queue(future, deadline)
+        else:
+            self.outcomes.hand_out(future, outcome.session, outcome.last_sequence)
 
     def _register(self, arrival: Arrival) -> Registration | None:
         """Register the request; None if it has to wait until the topic is released to this

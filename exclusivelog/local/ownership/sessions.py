@@ -447,6 +447,12 @@ EVICTED_AT_FIRST = 50
 EVICTED_AT_ONCE = 1000  # sessions in one transaction; other writers wait meanwhile
 
 
+# Of requests that are registered together, in one transaction that excludes appends.
+CHUNK_SECONDS = 0.005
+# Raised before a request changes anything.
+REFUSALS = (ProducerFencedError, ProducerBusyError, TopicTerminatedError, OwnershipLostError)
+
+
 class Requests:
     """Decides about requests for topics, within a transaction (rules A1-A6, B5, B6)."""
 
@@ -662,7 +668,7 @@ class Sessions:
             self.succession.evict_dead(tables, row, request.mode, request.name)
             # Check after the evictions: a claim may have moved with an evicted session's topic.
             if bound_to and tables.claims.claimant(bound_to) is None:
-                return _claim_gone(row)
+                return _claim_gone(row.name)
             session = _unregistered(request, engine, slot)
             return self.requests.register(tables, row, session, role=role, follows=request.lineage)
 
@@ -697,12 +703,40 @@ class Sessions:
 
         return self._write_with_journal(register)
 
+    def queue_some(
+        self, names: Sequence[str], request: ProducerRequest, engine: EngineInfo, slot: int,
+        abandoned: Callable[[], Sequence[Session]] = tuple,
+    ) -> list[Registration | ExclusiveLogError]:  # fmt: skip
+        """Register a producer that may wait on each of the first topics with these names, as many
+        as `CHUNK_SECONDS` allow, in one transaction; creates missing topics. Returns the
+        registration, or the refusal, of each. `abandoned` as in `request`."""
+        session = _unregistered(request, engine, slot)
+
+        def register(tables: Tables) -> list[Registration | ExclusiveLogError]:
+            found: list[Registration | ExclusiveLogError] = []
+            self._leave_all(tables, abandoned())
+            end = self.succession.now() + int(CHUNK_SECONDS * 1e9)
+            for name in names:
+                try:
+                    found.append(self._register_one(tables, name, session))
+                except REFUSALS as refusal:  # it has changed nothing
+                    found.append(refusal)
+                if self.succession.now() >= end:
+                    break
+            return found
+
+        return self._write_with_journal(register, request.until)
+
     def _register_one(self, tables: Tables, name: str, session: Session) -> Registration:
-        row = check_usable(tables.topics.find(name) or tables.topics.create(name))
-        if row.owner or row.shared or row.waiting:
-            self.succession.evict_dead(tables, row, session.mode, session.name or None)
+        row = tables.topics.find(name)
+        if row is not None:
+            check_usable(row)
+            if row.owner or row.shared or row.waiting:
+                self.succession.evict_dead(tables, row, session.mode, session.name or None)
         if session.bound_to and tables.claims.claimant(session.bound_to) is None:
-            raise _claim_gone(row)
+            raise _claim_gone(name)
+        if row is None:
+            row = tables.topics.create(name)
         number = tables.rows.next_id(b"session")
         chosen = session.name or tables.producers.unused_name(
             row.id, f"{session.engine_name}-{number}"
@@ -932,9 +966,9 @@ def _unregistered(request: ProducerRequest, engine: EngineInfo, slot: int) -> Se
     )  # fmt: skip
 
 
-def _claim_gone(row: _core.TopicRow) -> OwnershipLostError:
+def _claim_gone(topic: str) -> OwnershipLostError:
     return OwnershipLostError(
-        f"topic {row.name!r}: claim= was revoked, released or handed over, and no producer can "
+        f"topic {topic!r}: claim= was revoked, released or handed over, and no producer can "
         "be bound to it. Make a new one with engine.own"
     )
 
