@@ -226,7 +226,8 @@ def select(rows, uint64_t topic, uint64_t epoch, alive, *, uint64_t now, uint64_
 
     - `rows`: (key, data) of the queue's table from the topic's first row on, in the order of the
       keys; read up to the winner, or past the topic's last row.
-    - `alive`: called with (slot, engine id) of each waiter that is considered.
+    - `alive`: called with (slot, id) of the engine of each waiter that is considered, once for each
+      engine.
     - `epoch`: a waiter that claims another epoch is stale.
     - `now`, `freed`, `known`: as for `eligible_at` and `delay`. The best waiter decides for all.
     - `target`: if the topic is in transit (until `until`), only waiters of this engine count.
@@ -242,6 +243,8 @@ def select(rows, uint64_t topic, uint64_t epoch, alive, *, uint64_t now, uint64_
     cdef int64_t lowest = 0
     cdef bytes key, data
     cdef bytes before = None
+    cdef tuple party
+    cdef dict lives = {}  # by engine: a dead one may have thousands of waiters
     if is_known:
         best, lowest = known
     _selections += 1
@@ -258,7 +261,10 @@ def select(rows, uint64_t topic, uint64_t epoch, alive, *, uint64_t now, uint64_
                                          WAITER_KEY) >= 0:
             raise ValueError("it is not in its place")
         before = key
-        if not alive(waiter.slot, waiter.engine[:waiter.engine_length].decode("ascii")):
+        party = waiter.slot, waiter.engine[:waiter.engine_length]
+        if party not in lives:
+            lives[party] = alive(waiter.slot, party[1].decode("ascii"))
+        if not lives[party]:
             found.dead.append(data)
         elif waiter.claims and waiter.claim != epoch:
             found.stale.append(data)

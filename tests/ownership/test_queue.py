@@ -19,8 +19,10 @@ import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local import records
 from exclusivelog.local.ownership import admission
+from exclusivelog.local.ownership.sessions import Succession
 from exclusivelog.local.records import Session
 from exclusivelog.local.storage.tables import queue_key
+from exclusivelog.local.worker import BackgroundWorker
 from testing.processes import (
     EXCLUSIVE,
     FENCING,
@@ -28,6 +30,7 @@ from testing.processes import (
     SHARED,
     WAIT,
     Failed,
+    State,
     Worker,
     open_producer,
     rows,
@@ -636,3 +639,44 @@ def test_d5_no_timeout_is_lost_while_another_one_is_over(
     assert len(calls) == 2
     until(lambda: topic.waiters == [])
     assert owner.state == "open"
+
+
+# ---- D4: many dead waiters ---------------------------------------------------------------
+
+
+@pytest.mark.rule("D4")
+def test_d4_a_grant_waits_for_the_removal_of_few_dead_waiters(
+    topic: xl.Topic, worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A living waiter behind dead ones is granted in a transaction that removes a bounded number
+    of them; it is not told that a producer waits, and none of them keeps the topic later."""
+    monkeypatch.setattr(admission, "DROPPED_AT_ONCE", 3)
+    monkeypatch.setattr(BackgroundWorker, "_evict_awaited", lambda worker: None)
+    dropped, drop_waiter = [], Succession.drop_waiter
+
+    def noted(succession: Any, tables: Any, row: Any, session: Any) -> None:
+        dropped.append(session.name)
+        drop_waiter(succession, tables, row, session)
+
+    owner, told = topic.producer(EXCLUSIVE), []
+    victim = worker("victim")
+    victim.call(queue_many, 20)
+    until(lambda: len(topic.waiters) == 20)
+    living = topic.producer_async(WAIT, priority=-1, on_wanted=told.append)
+    victim.kill()
+    until(lambda: len(topic.waiters) == 1)  # the dead do not count
+    monkeypatch.setattr(Succession, "drop_waiter", noted)
+    owner.close()
+    successor = living.result(PATIENCE)
+    assert (len(dropped), successor.topic_epoch, told) == (3, 2, [])
+    with pytest.raises(xl.ProducerBusyError):
+        topic.producer()
+    assert len(dropped) == 6  # the refused request took its removals back
+    successor.close()
+    assert topic.producer().send(b"x") == 0  # no dead waiter refuses it
+    assert len(dropped) == 6 + 17
+
+
+def queue_many(state: State, count: int) -> None:
+    """Queue up so often, in a worker."""
+    state.kept["many"] = [state.topic.producer_async(WAIT) for _ in range(count)]

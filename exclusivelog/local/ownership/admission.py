@@ -52,15 +52,20 @@ def awaits_release(
     return not (waiting if session.mode == SHARED else expected)
 
 
+DROPPED_AT_ONCE = 100  # dead waiters, where a living one waits for the end of the transaction
+
+
 class Promotion(NamedTuple):
     """The waiter that becomes owner now, if any, and those that were passed over (rule D4).
-    `retry_waiter` may become owner at the time `retry_at`."""
+    `retry_waiter` may become owner at the time `retry_at`. If a waiter lives, `dead` has only the
+    first `DROPPED_AT_ONCE`, and `left` further ones stay in the queue in front of it."""
 
     winner: Session | None
     dead: tuple[Session, ...]
     stale: tuple[Session, ...]
     retry_waiter: Session | None = None
     retry_at: int = 0
+    left: int = 0
 
 
 def promote(
@@ -86,5 +91,8 @@ def promote(
         winner = winner._replace(epoch=granted)
     elif found.retry_waiter is not None:
         retry_waiter = unpack_session(found.retry_waiter)
-    dead, stale = map(unpack_session, found.dead), map(unpack_session, found.stale)
-    return Promotion(winner, tuple(dead), tuple(stale), retry_waiter, found.retry_at)
+    lives = winner is not None or retry_waiter is not None
+    some = found.dead[:DROPPED_AT_ONCE] if lives else found.dead
+    dead, stale = map(unpack_session, some), map(unpack_session, found.stale)
+    left = len(found.dead) - len(some)
+    return Promotion(winner, tuple(dead), tuple(stale), retry_waiter, found.retry_at, left)

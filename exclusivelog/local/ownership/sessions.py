@@ -13,6 +13,7 @@ tables in memory.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -129,8 +130,9 @@ class Succession:
 
     def _grant(
         self, tables: Tables, row: _core.TopicRow, waiter: Session, reason: str,
-        transfer: Transfer | None,
+        transfer: Transfer | None, dead: int,
     ) -> None:  # fmt: skip
+        """Grant the topic to a waiter; `dead`: how many dead ones stay in the queue."""
         winner = waiter._replace(since=time.time_ns() // 1_000_000)
         tables.sessions.drop_waiter(winner)
         row.waiting -= 1
@@ -143,7 +145,7 @@ class Succession:
         tables.notifications.post(
             winner, GRANTED, winner.epoch, winner.since, sequence, reason, self.now()
         )
-        if row.waiting and winner.notify_on_contention:
+        if row.waiting > dead and winner.notify_on_contention:
             tables.notifications.post(winner, WANTED)  # after the grant
 
     # ---- leave ---------------------------------------------------------------------------
@@ -253,15 +255,18 @@ class Succession:
                 self.notify_fenced(tables, row, session, None)
         self.promote(tables, row)
         if row.waiting:
-            dead = []
-            for waiter in tables.sessions.waiters(row.id):
-                if self.alive(waiter):
-                    break
-                dead.append(waiter)
-            for waiter in dead:
-                self.drop_waiter(tables, row, waiter)
-                self.notify_fenced(tables, row, waiter, owner_of(tables, row))
+            self._drop_dead_waiters(tables, row)
         tables.topics.put(row)
+
+    def _drop_dead_waiters(self, tables: Tables, row: _core.TopicRow) -> None:
+        """Remove dead waiters in front of the first living one: all, if no owner refuses a request
+        anyway; else a few, since others wait for the end of the transaction."""
+        first = itertools.islice(
+            tables.sessions.waiters(row.id), admission.DROPPED_AT_ONCE if row.owner else None
+        )
+        for waiter in list(itertools.takewhile(lambda each: not self.alive(each), first)):
+            self.drop_waiter(tables, row, waiter)
+            self.notify_fenced(tables, row, waiter, owner_of(tables, row))
 
     def end_claims(
         self, tables: Tables, claimants: Sequence[Claimant], kind: str,
@@ -325,7 +330,7 @@ class Succession:
         if promotion.winner is not None:
             reason = "promotion" if transfer is None else HANDED_OVER
             self.transfers.end(tables, row, transfer, promotion.winner, reason)
-            self._grant(tables, row, promotion.winner, reason, transfer)
+            self._grant(tables, row, promotion.winner, reason, transfer, promotion.left)
             row.retry_waiter = row.retry_at = 0
         elif promotion.retry_waiter is not None:
             self._retry_at(tables, row, promotion.retry_waiter, promotion.retry_at)
@@ -849,13 +854,16 @@ class Sessions:
         first waiters are promoted early. Yields the sessions of each transaction. WaitTimeoutError
         if one cannot begin before `until`.
         """
-        with self._ledger.read() as tables:
-            order = _by_urgency(tables, tables.sessions.of_engine(engine))
         size = EVICTED_AT_FIRST
-        while order and self._evict_some(engine, order[:size], until):
-            evicted, order = order[:size], order[size:]
-            size = EVICTED_AT_ONCE
-            yield evicted
+        for waiters in (False, True):  # of these there may be ten thousand, and no topic needs them
+            with self._ledger.read() as tables:
+                order = _by_urgency(tables, tables.sessions.of_engine(engine, waiters))
+            while order:
+                if not self._evict_some(engine, order[:size], until):
+                    return
+                evicted, order = order[:size], order[size:]
+                size = EVICTED_AT_ONCE
+                yield evicted
 
     def _evict_some(self, engine: str, sessions: Sequence[Session], until: int) -> bool:
         with self._ledger.write_exclusive(until) as tables:

@@ -57,6 +57,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import math
 import os
@@ -1006,9 +1007,12 @@ class SessionTable:
         for _, value in self.rows.under("engines", int(engine, 16)):
             yield u64(value[2:10])
 
-    def of_engine(self, engine: str) -> list[Session]:
-        """An engine's sessions, those that hold a topic first."""
+    def of_engine(self, engine: str, waiters: bool = True) -> list[Session]:
+        """An engine's sessions, those that hold a topic first; without those that wait, unless
+        `waiters`."""
         rows = self.rows.under("engines", int(engine, 16))
+        if not waiters:
+            rows = itertools.takewhile(lambda row: row[0][0] == HOLDER, rows)
         return self._found((key[0], value[SLOT.size :]) for key, value in rows)
 
 
