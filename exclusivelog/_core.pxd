@@ -105,9 +105,10 @@ cdef class Cursor:
     cdef Entry entry
     cdef list queue
     cdef Py_ssize_t queued
-    cdef object watched         # the journal whose header `removals` points into
-    cdef uint64_t* removals     # its version; see `Journal.watch`
-    cdef uint64_t seen          # the version when `queue` was read
+    cdef object watched         # the journal into whose words the next two point
+    cdef uint64_t* removals     # the version of the topic is the larger one of both; see
+    cdef uint64_t* everything   # `Journal.watch`
+    cdef uint64_t seen          # that version when `queue` was read
     cdef bint advance(self) except -1
     cdef bint look_again(self) except -1
     cdef Message take(self)

@@ -16,6 +16,7 @@ The parts are in `_native/`, each with one subject:
 | `shared`, `guard`, `fork` | shared memory: atomics, futexes, liveness; SIGBUS; forked children |
 | `figures` | counters shared by the processes of a ledger |
 | `lock`, `section` | a lock of threads; transactions that are safe against interrupts |
+| `changes` | what a transaction changes that others remember: versions of topics and claims |
 | `frames`, `tails` | reading frames of the journal; the last offset and time of each topic |
 | `journal`, `append`, `flush` | the shared header; the critical section; the shared flush |
 | `deaths` | locks that outlive their thread |
@@ -86,6 +87,7 @@ include "_native/figures.pxi"
 include "_native/pack.pxi"
 include "_native/frames.pxi"
 include "_native/tails.pxi"
+include "_native/changes.pxi"
 include "_native/journal.pxi"
 include "_native/deaths.pxi"
 include "_native/append.pxi"

@@ -1069,9 +1069,8 @@ class EngineBackend(Backend, CursorStore, Protocol):
     def once(self) -> Once:
         """Batches that are appended once."""
 
-    @property
-    def ownership_version(self) -> int:
-        """A number that changes whenever the owner of any topic may have changed."""
+    def ownership_version(self, topic: int) -> int:
+        """A number that changes whenever the owner of this topic may have changed."""
 
     def make_visible(self) -> None:
         """Make all that any engine has acknowledged by now visible to this engine's readers (rule

@@ -34,7 +34,7 @@ from pathlib import Path
 import google_crc32c
 
 from exclusivelog import _core
-from exclusivelog.local.shm.lockfile import JOURNAL_OFFSET, SIZE
+from exclusivelog.local.shm.lockfile import JOURNAL_OFFSET, SIZE, TOPICS
 from exclusivelog.local.storage import compression
 from testing.entries import (
     BLOCKED,
@@ -106,7 +106,9 @@ class Ring:
         self.file = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the ring
         self.file.truncate(_core.JOURNAL_HEADER_BYTES + CAPACITY)
         self.words = _core.SharedWords(mmap.mmap(-1, SIZE))
-        self.journal = _core.Journal(self.words, JOURNAL_OFFSET, self.file.fileno(), CAPACITY)
+        self.journal = _core.Journal(
+            self.words, JOURNAL_OFFSET, TOPICS, self.file.fileno(), CAPACITY
+        )
         self.journal.start(1)
 
     def __call__(self, data: bytes) -> bool:

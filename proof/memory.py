@@ -70,6 +70,8 @@ class Cursor:
             yield key, self._rows[key]
 
     def set_range(self, key: bytes) -> bool:
+        if len(self._keys) != len(self._rows):  # rows were deleted
+            self._keys = sorted(self._rows)
         self._at = bisect_left(self._keys, key)
         return self._at < len(self._keys)
 
@@ -90,10 +92,6 @@ class Cursor:
 
     def value(self) -> bytes:
         return self._rows[self._keys[self._at]]
-
-    def delete(self) -> bool:
-        del self._rows[self._keys.pop(self._at)]
-        return True
 
 
 class Changes:

@@ -32,7 +32,8 @@ cdef struct Placing:
     uint64_t topic
     uint64_t epoch
     uint64_t session
-    uint64_t version        # of the header when the session was last checked
+    uint64_t version        # of the topic when the session was last checked
+    const uint64_t* changed # shared: the word of that version
     bint alone              # no other session may write to the topic
     bint durable            # stored such that a flush is cheap
     bint flushed            # ... and flushed at once
@@ -77,39 +78,54 @@ cdef void _begin_generation(Journal journal) noexcept nogil:
         journal.seen = journal.shared.tail
 
 
-cdef bint _may_learn(Journal journal, uint64_t at, uint64_t generation,
-                     uint64_t version) noexcept nogil:
+# The end of a topic, as it was in the tables when the topic had this version.
+cdef struct Fresh:
+    Tail tail
+    uint64_t version
+    bint valid              # it has that version still
+
+
+cdef bint _may_learn(Journal journal, uint64_t at, uint64_t generation) noexcept nogil:
     """Under the mutex: do the tables, as read at position `at`, have everything that the journal
     no longer has?"""
     _begin_generation(journal)
-    return (journal.generation == generation and journal.shared.version == version
-            and not journal.shared.unsettled and not _may_be_overwritten(journal, at))
+    return (journal.generation == generation and not journal.shared.unsettled
+            and not _may_be_overwritten(journal, at))
 
 
-cdef bint _learn(Journal journal, const Tail* fresh, Py_ssize_t n, uint64_t at) noexcept nogil:
-    """Load the ends of these topics into `tails`, from the tables and the journal's later frames.
-    Under the mutex. False if there is no memory."""
+cdef Py_ssize_t _learn(Journal journal, Fresh* fresh, Py_ssize_t n, uint64_t at) noexcept nogil:
+    """Load the ends of these topics into `tails`, from the tables and the journal's later frames,
+    but for topics that have changed meanwhile. Under the mutex. Returns how many; -1 if there is no
+    memory."""
     cdef uint64_t stop = journal.shared.tail
     cdef uint64_t position = at
+    cdef Py_ssize_t learned = 0
     cdef Found found
     cdef Tail* tail
     cdef Py_ssize_t i
     _catch_up(journal)
-    for i in range(n):  # all or none: a known topic must include all of the journal's frames
-        if _make_tail(&journal.tails, fresh[i].topic) == NULL:
-            return False
     for i in range(n):
-        tail = _find_tail(&journal.tails, fresh[i].topic)
-        tail[0] = fresh[i]
+        fresh[i].valid = (
+            journal._version_of(journal._word(fresh[i].tail.topic)) == fresh[i].version)
+    for i in range(n):  # all or none: a known topic must include all of the journal's frames
+        if fresh[i].valid and _make_tail(&journal.tails, fresh[i].tail.topic) == NULL:
+            return -1
+    for i in range(n):
+        if not fresh[i].valid:
+            continue
+        tail = _find_tail(&journal.tails, fresh[i].tail.topic)
+        tail[0] = fresh[i].tail
         tail.tails_generation = journal.tails_generation
+        learned += 1
     while _next(&journal.ring, position, journal.generation, stop, &found):
         tail = _find_tail(&journal.tails, found.topic)
         if tail != NULL:
             _follow(tail, &found)
         position = found.next
     for i in range(n):
-        _find_tail(&journal.tails, fresh[i].topic).at = stop
-    return True
+        if fresh[i].valid:
+            _find_tail(&journal.tails, fresh[i].tail.topic).at = stop
+    return learned
 
 
 cdef int _stopped(Journal journal) noexcept nogil:
@@ -128,7 +144,9 @@ cdef int _judge(Journal journal, Placing* p, Tail** tail) noexcept nogil:
     cdef bint looks = not p.alone or p.ended[0] != p.known[0]
     cdef uint64_t expected
     journal.compared += 1
-    if journal.shared.generation != journal.generation or journal.shared.version != p.version:
+    if journal.shared.generation != journal.generation:
+        return STALE
+    if journal._version_of(p.changed) != p.version:
         return STALE
     tail[0] = _find_tail(&journal.tails, p.topic)
     if tail[0] == NULL:
@@ -209,8 +227,8 @@ cdef bint _wants_checkpoint(Journal journal, uint64_t before, uint64_t end) noex
 
 cdef int _refused(Journal journal, Placing* p) noexcept nogil:
     # Parts of its frames may be after `tail`, and over frames that other processes still read; the
-    # tails of a run are ahead of it. With another version each append reads the tables first.
-    xl_store64(&journal.shared.version, journal.shared.version + 1)
+    # tails of a run are ahead of it. With other versions each append reads the tables first.
+    xj_change_everything(journal.shared)
     if xl_load(&journal.gone):
         return BROKEN       # only here: other processes have the file
     if p.error == ENOSPC or p.error == EDQUOT or p.error == EFBIG:

@@ -35,7 +35,7 @@ cdef class Appender:
     cdef uint64_t topic
     cdef uint64_t epoch
     cdef uint64_t session_id
-    cdef uint64_t version   # of the journal's header when the session was last checked
+    cdef uint64_t version   # of the topic when the session was last checked
     cdef readonly uint64_t sent             # messages that were appended, by this object
     cdef uint32_t process
     cdef int sending        # threads that are appending without the queue
@@ -74,7 +74,7 @@ cdef class Appender:
             raise IndexError(f"topic_word={topic_word}: the journal has no such counter")
 
     def looked_up(self, uint64_t version, int64_t sequence):
-        """Record that the session was valid at this version of the journal, with this last sequence
+        """Record that the session was valid at this version of the topic, with this last sequence
         id."""
         self.version = version
         self.durable_sequence = max(self.durable_sequence, sequence)
@@ -181,6 +181,7 @@ cdef class Appender:
             placing.ended = <uint64_t*>(
                 <char*>self.words.view.buf + self.topic_word + COUNTER_END)
             placing.known = &self.journal.ends[self.topic_word // COUNTER]
+            placing.changed = self.journal._word(self.topic)
 
     cdef _announce(self):
         _announce_at(self.words.word(self.topic_word))
@@ -210,8 +211,10 @@ cdef class Appender:
     @property
     def stale(self):
         """Whether ownership may have changed since its session was last checked."""
-        return (self.journal is not None
-                and self.version != xl_load64(&self.journal.shared.version))
+        return self.journal is not None and self.version != self._topic_version()
+
+    cdef inline uint64_t _topic_version(self) noexcept:
+        return self.journal._version_of(self.journal._word(self.topic))
 
     @property
     def flushes(self):

@@ -3,9 +3,13 @@
 cdef uint64_t _nothing_is_removed = 0
 
 
+cdef inline uint64_t _removals(Cursor cursor) noexcept nogil:
+    return max(xl_load64(cursor.everything), xl_load64(cursor.removals))
+
+
 cdef inline bint _may_be_gone(Cursor cursor) noexcept nogil:
     """May what was read ahead have been removed from the log meanwhile (rule G8)?"""
-    return xl_load64(cursor.removals) != cursor.seen
+    return _removals(cursor) != cursor.seen
 
 
 cdef inline Message _take_from(Cursor cursor, Entry entry):
@@ -52,7 +56,7 @@ cdef class Cursor:
 
     def __cinit__(self, *args, **kwargs):
         self.queue = []
-        self.removals = &_nothing_is_removed
+        self.removals = self.everything = &_nothing_is_removed
 
     def refill(self):
         raise TypeError("Cursor is abstract")
@@ -68,7 +72,7 @@ cdef class Cursor:
         been removed since."""
 
     cdef bint look_again(self) except -1:
-        cdef uint64_t now = xl_load64(self.removals)    # before: the next look finds later removals
+        cdef uint64_t now = _removals(self)     # before: the next look finds later removals
         self.recheck()
         self.seen = now
         return True
@@ -90,7 +94,7 @@ cdef class Cursor:
             if self.queued >= PyList_GET_SIZE(self.queue):
                 self.entry = None
                 self.queue = []
-                now = xl_load64(self.removals)
+                now = _removals(self)
                 entries = self.refill()     # a signal handler may use the cursor meanwhile
                 self.queue, self.queued, self.seen = entries, 0, now
                 if not entries:

@@ -25,9 +25,11 @@ cdef extern from "_native/journal_lock.h":
         uint64_t inode
         uint64_t begun
         uint64_t bytes
+        uint64_t everything
     int XJ_LOCKS
     void xj_words(xj_header*, uint32_t**) noexcept nogil
     int xj_start(xj_header*) noexcept nogil
+    void xj_change_everything(xj_header*) noexcept nogil
     int xj_lock(xj_header*) noexcept nogil
     int xj_try_lock(xj_header*) noexcept nogil
     void xj_unlock(xj_header*) noexcept nogil
@@ -60,13 +62,15 @@ class JournalOverwritten(Exception):
 
 @cython.final
 cdef class Journal:
-    """This process's mapping of the journal: `fd`, and the header at `at` in `words`.
+    """This process's mapping of the journal: `fd`, and the header at `at` in `words`; `topics` is
+    where the counters of topics begin there.
 
     Every method without the GIL inside is safe for any thread and process.
     """
 
     cdef SharedWords words
     cdef xj_header* shared
+    cdef char* topics           # their counters (shared.pxi)
     cdef Ring ring
     cdef int fd
     cdef int lone_fd
@@ -101,13 +105,16 @@ cdef class Journal:
     cdef readonly uint64_t placed       # how many appends succeeded, in this process
     cdef uint32_t process       # the one that has opened it
 
-    def __cinit__(self, SharedWords words not None, Py_ssize_t at, int fd, uint64_t capacity,
-                  bint readonly=False, Figures figures=None):
+    def __cinit__(self, SharedWords words not None, Py_ssize_t at, Py_ssize_t topics, int fd,
+                  uint64_t capacity, bint readonly=False, Figures figures=None):
         if at < 0 or at & 63 or at + <Py_ssize_t>sizeof(xj_header) > words.view.len:
             raise IndexError(f"at={at}: the header does not fit there")
+        if topics < 0 or topics & 63 or topics + COUNTERS_OF_TOPICS * COUNTER > words.view.len:
+            raise IndexError(f"topics={topics}: the counters do not fit there")
         cdef int access = PROT_READ if readonly else PROT_READ | PROT_WRITE
         self.words, self.process = words, xi_here()
         self.shared = <xj_header*>(<char*>words.view.buf + at)
+        self.topics = <char*>words.view.buf + topics
         if figures is None:     # figures of this process only
             figures = Figures(SharedWords(bytearray(FIGURES_SIZE)), 0)
         self.kept, self.figures = figures, figures.shared
@@ -254,15 +261,31 @@ cdef class Journal:
 
     @property
     def version(self):
-        """A counter that every possible change of ownership increments."""
+        """A counter that every possible change of ownership increments, whatever its topic."""
         return xl_load64(&self.shared.version)
 
-    def watch(self, Cursor cursor not None):
-        """Let this cursor notice when messages may have been removed, or their topic deleted: both
-        are changes of the version."""
+    cdef inline uint64_t* _word(self, uint64_t subject) noexcept nogil:
+        return _word_of(self.topics, _place_of(subject))
+
+    cdef inline uint64_t _version_of(self, const uint64_t* word) noexcept nogil:
+        return max(xl_load64(&self.shared.everything), xl_load64(<uint64_t*>word))
+
+    def version_of(self, uint64_t topic):
+        """A number that every change of the topic that may concern others changes: of who may
+        write, of its rows, and of its entries other than by a checkpoint. Read it before the tables,
+        to notice later changes."""
+        return self._version_of(self._word(topic))
+
+    def version_of_claim(self, uint64_t claim):
+        """The same for a claim session: that it ends."""
+        return self._version_of(self._word(_as_subject(claim)))
+
+    def watch(self, Cursor cursor not None, uint64_t topic):
+        """Let this cursor on the topic notice when messages may have been removed, or the topic
+        deleted: both are changes of its version."""
         cursor.watched = self
-        cursor.removals = &self.shared.version
-        cursor.seen = xl_load64(cursor.removals)
+        cursor.removals, cursor.everything = self._word(topic), &self.shared.everything
+        cursor.seen = _removals(cursor)
 
     @property
     def tail(self):
@@ -306,7 +329,7 @@ cdef class Journal:
         xl_store64(&self.shared.tail, position)
         xl_store64(&self.shared.synced, position)
         xl_store64(&self.shared.applied, position)
-        xl_store64(&self.shared.version, self.shared.version + 1)
+        xj_change_everything(self.shared)
         xl_store(&self.shared.failed, 0)
         xl_store(&self.shared.unsettled, 0)
         xl_store(&self.shared.ready, 1)
@@ -331,7 +354,8 @@ cdef class Journal:
         xl_store64(&self.shared.applied, position)
         xl_store64(&self.shared.tail, end)
         xl_store64(&self.shared.synced, end)
-        xl_store64(&self.shared.version, max(self.shared.version, run.newest, oldest) + 1)
+        xl_store64(&self.shared.version, max(self.shared.version, run.newest, oldest))
+        xj_change_everything(self.shared)
         xl_store(&self.shared.ready, 1)
         self._notify_flushed()
         return end
@@ -386,7 +410,7 @@ cdef class Journal:
     cdef void _settle(self) noexcept:
         # Resolve that. Under the mutex, in a transaction of LMDB, which sees all commits.
         if self.shared.unsettled:
-            xl_store64(&self.shared.version, self.shared.version + 1)
+            xj_change_everything(self.shared)
             xl_store(&self.shared.unsettled, 0)
 
     def take_writer_lock(self, int64_t until=0):
@@ -442,14 +466,22 @@ cdef class Journal:
             f"{holder or 'another thread'}; nothing was changed. Resume or end that process, and call "
             "again; open(kill_stalled=True) kills one that is silent for longer than its keepalive")
 
-    def committed(self, uint64_t position, bint ownership):
+    def committed(self, uint64_t position, bint ownership, Changes changes=None):
         """Note a commit: the tables durably have the frames before `position` and, if the mutex is
-        held, perhaps other owners."""
+        held, perhaps other owners, as far as `changes` says (None: of everything)."""
         xj_raise(&self.shared.applied, position)
         xj_raise(&self.shared.synced, position)
         if ownership:
-            xl_store64(&self.shared.version, self.shared.version + 1)
+            self._note_changes(changes)
         self._notify_flushed()
+
+    cdef void _note_changes(self, Changes changes) noexcept:
+        if changes is None or changes.everything:
+            xj_change_everything(self.shared)
+            return
+        # As in `xj_change_everything`, the version is stored first.
+        xl_store64(&self.shared.version, self.shared.version + 1)
+        changes._store(self.topics, self.shared.version)
 
     cdef _notify_flushed(self):
         xl_add(&self.shared.flushes, 1)
@@ -487,39 +519,38 @@ cdef class Journal:
 
     def learn(self, uint64_t topic, uint64_t next_offset, int64_t publish_time, uint64_t at,
               uint64_t generation, uint64_t version):
-        """Load a topic's end from the tables: as of position `at`, read when the header had this
-        `version`. False if the journal is ahead of that by now."""
-        return self.learn_all([(topic, next_offset, publish_time)], at, generation, version)
+        """Load a topic's end from the tables: as of position `at`, read when the topic had this
+        `version`. False if the topic or the journal is ahead of that by now."""
+        return self.learn_all([(topic, next_offset, publish_time, version)], at, generation) == 1
 
-    def learn_all(self, list rows not None, uint64_t at, uint64_t generation, uint64_t version):
+    def learn_all(self, list rows not None, uint64_t at, uint64_t generation):
         """The same for several topics, in one hold of the mutex; `rows` has (topic, next offset,
-        publish time) of each."""
+        publish time, version) of each. Returns how many were loaded."""
         cdef Py_ssize_t n = PyList_GET_SIZE(rows)
         cdef Py_ssize_t i
-        cdef bint there = False
-        cdef bint made = True
-        cdef Tail* fresh = <Tail*>calloc(max(n, 1), sizeof(Tail))
+        cdef Py_ssize_t learned = 0
+        cdef Fresh* fresh = <Fresh*>calloc(max(n, 1), sizeof(Fresh))
         if fresh == NULL:
             raise MemoryError
         self.busy += 1
         try:
             for i in range(n):
-                fresh[i].topic, fresh[i].next_offset, fresh[i].publish_time = rows[i]
-                fresh[i].at = at
+                (fresh[i].tail.topic, fresh[i].tail.next_offset, fresh[i].tail.publish_time,
+                 fresh[i].version) = rows[i]
+                fresh[i].tail.at = at
             if self.ring.memory == NULL:
                 raise _closed_meanwhile()
             self.lock()
             with nogil:
-                there = _may_learn(self, at, generation, version)
-                if there:
-                    made = _learn(self, fresh, n, at)
+                if _may_learn(self, at, generation):
+                    learned = _learn(self, fresh, n, at)
                 xj_unlock(self.shared)
         finally:
             self.busy -= 1
             free(fresh)
-        if not made:
+        if learned < 0:
             raise MemoryError
-        return there
+        return learned
 
     # ---- flush ---------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ typedef struct {
     uint64_t synced;        /* position up to which the journal is durable */
     uint64_t applied;       /* position up to which the tables have the frames: free space before it */
     uint64_t generation;    /* changes when a new sequence of frames begins */
-    uint64_t version;       /* grows with each event that may change who may write */
+    uint64_t version;       /* grows with each event that may change who may write, on any topic */
     uint64_t messages;      /* appended since this header was initialised; under the append mutex */
     uint32_t ready;         /* 0: must be recovered before use, for example after a boot */
     uint32_t failed;        /* errno of a flush or write that failed */
@@ -27,6 +27,7 @@ typedef struct {
     uint64_t inode;         /* of the journal's file */
     uint64_t begun;         /* `tail` when this generation began */
     uint64_t bytes;         /* of frames in earlier generations, since this header was initialised */
+    uint64_t everything;    /* `version` of the last event that may concern all topics and claims */
 } xj_header;
 
 #define XJ_READY offsetof(xj_header, ready)
@@ -48,9 +49,17 @@ static inline int xj_start_mutex(pthread_mutex_t *m) {
 static inline int xj_start(xj_header *w) {
     const uint64_t version = w->version & (UINT64_MAX >> 2);
     memset(w, 0, sizeof *w);
-    w->version = version;
+    w->version = w->everything = version;
     return xj_start_mutex(&w->write.mutex) || xj_start_mutex(&w->flush.mutex)
         || xj_start_mutex(&w->writer.mutex);
+}
+
+/* What anybody remembers is out of date from now on: of every topic and every claim. Under the append
+   mutex. `version` is stored first, so that a repair after a death in between gives another number. */
+static inline void xj_change_everything(xj_header *w) {
+    const uint64_t version = w->version + 1;
+    xl_store64(&w->version, version);
+    xl_store64(&w->everything, version);
 }
 
 static inline uint32_t *xj_word(pthread_mutex_t *m) { return (uint32_t *)((char *)m + XL_WORD); }
@@ -64,9 +73,9 @@ static inline void xj_words(xj_header *w, uint32_t **words) {
 }
 
 /* The holder of the append mutex has died. Its append is complete (`tail` has moved) or will be
-   overwritten. Incrementing `version` handles two other cases: the holder committed a change of
-   ownership, but died before it incremented `version`; or remains of its frames lie behind a shorter
-   frame that overwrote them (these have a lower version).
+   overwritten. A change of everything handles two other cases: the holder committed a change of
+   ownership, but died before it stored the versions of the topics; or remains of its frames lie behind
+   a shorter frame that overwrote them (these have a lower version).
 
    If the holder died inside an LMDB transaction, it also held the writer lock, whose robust mutex
    the kernel may not have marked yet. LMDB's readers may not see its commit before the next write
@@ -74,7 +83,7 @@ static inline void xj_words(xj_header *w, uint32_t **words) {
 static inline int xj_repair(xj_header *w) {
     if (xl_load(xj_word(&w->writer.mutex)))
         xl_store(&w->unsettled, 1);
-    __atomic_add_fetch(&w->version, 1, __ATOMIC_SEQ_CST);
+    xj_change_everything(w);
     return pthread_mutex_consistent(&w->write.mutex);
 }
 

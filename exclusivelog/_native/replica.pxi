@@ -21,14 +21,14 @@ cdef class OwnershipBase:
 
     cdef public object producer     # None: this process is not the owner
     cdef public object asked        # the producer that must be released before the next write
-    # The ownership version at which this process last found itself the owner.
+    # The topic's ownership version at which this process last found itself the owner.
     cdef public int64_t checked
 
     cdef bint surely_held(self) except -1:
         """Whether this process is certainly still the owner, without reading the producer's state."""
         cdef Appender appender = self.producer.sender.appender
         return (appender.journal is not None
-                and <int64_t>xl_load64(&appender.journal.shared.version) == self.checked)
+                and <int64_t>appender._topic_version() == self.checked)
 
 
 cdef class ReplicaBase:

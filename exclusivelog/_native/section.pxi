@@ -98,9 +98,9 @@ cdef class Section:
     after a commit: (function, arguments) pairs. Without a lock it is a read transaction,
     and never committed.
 
-    With a journal, its frames are in the tables up to the position `inside.applied` once
-    this is committed. If it is `exclusive`, no append happens from before `caught_up(inside)`
-    until all is over. Its waits for locks end with a timeout's error after `until` (0: never).
+    With a journal, its frames are in the tables up to the position `inside.journal.applied`
+    once this is committed, and `inside.rows.changes` has what it changes for others. If it is
+    `exclusive`, no append happens from before `caught_up(inside)` until all is over. Its waits for locks end with a timeout's error after `until` (0: never).
 
     A child that is forked inside (by a signal handler) leaves it without any effect: the
     transaction and the mutexes are its parent's (rule C5).
@@ -222,8 +222,10 @@ cdef class Section:
 
     cdef _commit(self, txn, inside):
         cdef uint64_t position = 0
+        cdef Changes changes = None
         if self.journal is not None:
             position = inside.journal.applied
+            changes = inside.rows.changes
         try:
             txn.commit()
             self.committed = True
@@ -233,7 +235,7 @@ cdef class Section:
                 self.journal.committed(0, True)
             raise
         if self.journal is not None:
-            self.journal.committed(position, self.held)
+            self.journal.committed(position, self.held, changes)
 
     cdef _give_back(self, txn):
         try:

@@ -65,12 +65,26 @@ def set_clock_offset(int64_t ns):
 cdef enum:
     COUNTER = 64            # bytes of a topic's counter
     COUNTER_END = 16        # in it: the position behind the last frame of its topics
+    COUNTER_CHANGED = 24    # in it: the versions of the last changes of its subjects (changes.pxi)
+    COUNTERS_OF_TOPICS = 1024
+
+COUNTERS = COUNTERS_OF_TOPICS
+
+
+cdef inline uint64_t _spread(uint64_t number) noexcept nogil:
+    """A number whose low bits differ for numbers that follow one another."""
+    return number * <uint64_t>0x9E3779B1
+
+
+def counter_of(uint64_t topic):
+    """Which of the `COUNTERS` counters is the topic's."""
+    return _spread(topic) % COUNTERS_OF_TOPICS
 
 
 cdef inline void _announce_at(uint32_t* word) noexcept nogil:
     # A topic's counter: u32 commits, u32 readers that sleep, u64 when the first append was
-    # announced to those, u64 the end of the last frame (append.pxi). The clock is read only where
-    # a reader is to be woken.
+    # announced to those, u64 the end of the last frame (append.pxi), four u64 of changes.pxi. The
+    # clock is read only where a reader is to be woken.
     cdef uint64_t* announced = <uint64_t*>(word + 2)
     xl_add(word, 1)
     if xl_load(word + 1):

@@ -66,7 +66,7 @@ class Host(Protocol):
     """The engine."""
 
     info: EngineInfo
-    ownership_version: int
+    changes: int  # a number that changes with every grant and release that counts
 
     @property
     def ledger(self) -> Place:
@@ -316,7 +316,7 @@ class ClusterClaims:
 
     def mark(self) -> int:
         """A number that changes with every release that this engine reads."""
-        return self._host.ownership_version
+        return self._host.changes
 
     def wait(self, seen: int, seconds: float) -> None:
         """Sleep for `seconds` at most."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 import msgpack
 
@@ -35,6 +35,61 @@ PAIR = struct.Struct(">QQ")
 Decoded = TypeVar("Decoded")
 
 
+# ---- what others remember of rows (rule K1)
+
+# The tables whose keys begin with the number of a topic, or of a view: producers, readers and
+# shared states remember what a topic's rows say.
+OF_TOPICS = frozenset((
+    "topics", "entries", "producers", "holders", "queue", "transfers", "retention", "views",
+    "snapshots", "fences", "batches", "trash",
+))  # fmt: skip
+# Those whose keys begin with the number of a claim session: groups' readers remember that it lives.
+OF_CLAIMS = frozenset(("claimants",))
+# Those of which nobody remembers anything beyond a transaction; and beginnings of such keys in
+# `meta`. What is in none of these lists may concern everybody.
+READ_ANEW = frozenset(("names", "engines", "mail", "segments", "claims", "cursors"))
+TIMES, OVERDUE = b"times", b"overdue"
+KIND, PRIORITIES, ANNOUNCED = b"kind", b"priorities", b"announced"
+COMPRESSION = b"compression"
+ITEMS, DELETED_TO = b"items", b"deleted to"
+DEAD = b"dead"
+ROLE = b"role"  # as all keys of role_rows.py begin
+APPLIED_JOURNAL, LARGE_BYTES, CHANGES = b"journal", b"large", b"changes"
+READ_ANEW_IN_META = (
+    TIMES, OVERDUE, KIND, PRIORITIES, ANNOUNCED, COMPRESSION, ITEMS, DELETED_TO, DEAD, ROLE,
+    APPLIED_JOURNAL, LARGE_BYTES, CHANGES,
+)  # fmt: skip
+
+
+class Walk(Protocol):
+    """A cursor of LMDB's as a reader of rows. It has no methods that write: `Rows` does that, and
+    notes what is written."""
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        """(key, data) of the rows from its place on."""
+
+    def set_range(self, key: bytes) -> bool:
+        """Go to the first row from this key on."""
+
+    def first(self) -> bool:
+        """Go to the first row."""
+
+    def last(self) -> bool:
+        """Go to the last row."""
+
+    def next(self) -> bool:
+        """Go to the next row."""
+
+    def prev(self) -> bool:
+        """Go to the row before."""
+
+    def key(self) -> bytes:
+        """The key of the row at its place."""
+
+    def value(self) -> bytes:
+        """The data of that row."""
+
+
 class NoRows:
     """An empty cursor, for a table that an earlier format does not have."""
 
@@ -46,15 +101,20 @@ class NoRows:
 
 
 class Rows:
-    """Access to the rows of all tables of one ledger, while a transaction lasts."""
+    """Access to the rows of all tables of one ledger, while a transaction lasts.
 
-    __slots__ = ("_databases", "_kept", "_txn", "changed", "path")
+    Every change of a row goes through here, and is noted in `changes`: so no commit changes what
+    others remember without their finding out, in whatever code it was written.
+    """
+
+    __slots__ = ("_databases", "_kept", "_txn", "changed", "changes", "path")
 
     def __init__(self, txn: lmdb.Transaction[bytes], databases: dict[str, Any], path: str) -> None:
         self._txn = txn
         self._databases = databases
         self.path = path
         self.changed = False
+        self.changes = _core.Changes()  # the topics and claims that the transaction concerns
         self._kept: dict[tuple[str, bytes], Any] = {}
 
     @property
@@ -67,34 +127,47 @@ class Rows:
         database = self._databases[table]
         return None if database is None else self._txn.get(key, db=database)
 
+    def _note(self, table: str, key: bytes) -> None:
+        self.changed = True
+        if table in OF_TOPICS:
+            self.changes.note(key)
+        elif table in OF_CLAIMS:
+            self.changes.note_claim(key)
+        elif table not in READ_ANEW and not (table == "meta" and key.startswith(READ_ANEW_IN_META)):
+            self.changes.note_everything()
+
     def put(self, table: str, key: bytes, data: bytes, overwrite: bool = True) -> bool:
         """Write a row; False if there is one that may not be overwritten."""
-        self.changed = True
+        self._note(table, key)
         if self._kept:
             self._kept.pop((table, key), None)
         return self._txn.put(key, data, overwrite=overwrite, db=self._databases[table])
 
     def get_many(self, table: str, keys: list[bytes]) -> list[tuple[bytes, bytes]]:
         """(key, data) of the rows among `keys` that exist, in the order of `keys`."""
-        return list(self.cursor(table).getmulti(keys)) if keys else []
+        return list(self._cursor(table).getmulti(keys)) if keys else []
 
     def put_many(
         self, table: str, items: list[tuple[bytes, bytes]], overwrite: bool = True
     ) -> bool:
         """Write (key, data) rows; False if there is one that may not be overwritten."""
-        self.changed = True
-        consumed, added = self.cursor(table).putmulti(items, overwrite=overwrite)
+        for key, _ in items:
+            self._note(table, key)
+        consumed, added = self._cursor(table).putmulti(items, overwrite=overwrite)
         return consumed == added == len(items)
 
     def delete(self, table: str, key: bytes) -> bool:
         """Delete a row; False if there was none."""
-        self.changed = True
+        self._note(table, key)
         if self._kept:
             self._kept.pop((table, key), None)
         return self._txn.delete(key, db=self._databases[table])
 
-    def cursor(self, table: str) -> lmdb.Cursor[bytes]:
+    def cursor(self, table: str) -> Walk:
         """LMDB's own cursor, in the order of the keys. Do not change the table while iterating."""
+        return self._cursor(table)
+
+    def _cursor(self, table: str) -> lmdb.Cursor[bytes]:
         database = self._databases[table]
         return (
             cast("lmdb.Cursor[bytes]", NoRows())
@@ -153,7 +226,8 @@ class Rows:
         """The next number of this counter. No number is used twice."""
         last = self.find("meta", counter, u64)
         given = 1 if last is None else last + 1
-        self.put("meta", counter, U64.pack(given))
+        self.changed = True  # and nobody remembers which number is the next
+        self._txn.put(counter, U64.pack(given), overwrite=True, db=self._databases["meta"])
         return given
 
 
@@ -161,13 +235,6 @@ def u64(data: bytes) -> int:
     """The number in a row."""
     value: int = U64.unpack(data)[0]
     return value
-
-
-TIMES, OVERDUE = b"times", b"overdue"
-KIND, PRIORITIES, ANNOUNCED = b"kind", b"priorities", b"announced"
-COMPRESSION = b"compression"
-ITEMS, DELETED_TO = b"items", b"deleted to"
-DEAD = b"dead"
 
 
 # ---- records ---------------------------------------------------------------------------

@@ -330,7 +330,7 @@ class Runtime(OpenEngine):
     """The backend of one open engine; see `exclusivelog.backend.EngineBackend`."""
 
     capabilities = CAPABILITIES
-    latest_needs_log = False  # the journal's version changes with every change of owner
+    latest_needs_log = False  # a topic's version changes with every change of its owner
 
     def inspect(self, find: Callable[[Tables], Found]) -> Found:
         """The result of `find` on a snapshot of all that this engine's readers may see (rule
@@ -341,11 +341,10 @@ class Runtime(OpenEngine):
         """The topic's row as it is now."""
         return self.inspect(lambda tables: tables.latest(topic))
 
-    @property
-    def ownership_version(self) -> int:
-        """A number that every change of ownership changes."""
+    def ownership_version(self, topic: int) -> int:
+        """A number that every change of the topic's ownership changes."""
         journal = self.ledger.journal
-        return 0 if journal is None else journal.version
+        return 0 if journal is None else journal.version_of(topic)
 
     def make_visible(self) -> None:
         """Make all that any engine has acknowledged visible to this engine's readers (rule G6)."""

@@ -302,7 +302,7 @@ class Ownership(_core.OwnershipBase):
     ) -> None:  # fmt: skip
         self.producer: Producer | None = None
         self.asked: Producer | None = None  # the producer to be released before the next write
-        self.checked = -1  # the ownership version at which this process last found itself the owner
+        self.checked = -1  # the topic's ownership version when this process last was the owner
         self._topic, self._writing, self._calls, self._prepare = topic, writing, calls, prepare
         self._engine: EngineBackend = topic.engine.backend
         self._waiting: ProducerFuture | None = None  # the request for the topic, while it waits
@@ -316,7 +316,7 @@ class Ownership(_core.OwnershipBase):
         producer = self.producer
         if producer is None:
             return False
-        version = self._engine.ownership_version
+        version = self._engine.ownership_version(self._topic.id)
         if version == self.checked:
             return True
         if producer.state != "open":

@@ -142,7 +142,7 @@ def test_b9_no_batch_overtakes_one_that_was_refused(path) -> None:
     with xl.open(path) as engine:
         [producer] = open_all(engine, 1, max_batch_messages=1)
         producer.send(b"0")
-        engine.topic("another").producer("exclusive")
+        engine.topic("t0").producer_async("wait_for_exclusive")
         appender = producer.sender.appender
         assert appender.stale
         receipts = [

@@ -181,7 +181,7 @@ def look_up(ledger: Store, appender: _core.Appender) -> None:
     ledger.check()
     end = _core.monotonic() + LOOK_UP_SECONDS
     while _core.monotonic() < end:
-        version = journal.version  # before the tables, to notice later changes
+        version = journal.version_of(session.topic)  # before the tables, to notice later changes
         if journal.unsettled:
             ledger.settle()
             continue
@@ -204,7 +204,7 @@ def look_up(ledger: Store, appender: _core.Appender) -> None:
 
 def look_up_all(ledger: Store, appenders: Sequence[_core.Appender]) -> None:
     """Do the same as `look_up` for many sessions at a time. Skips a session that may not write any
-    more, and all of them if the tables change meanwhile; the next append of each looks it up."""
+    more, or whose topic changes meanwhile; its next append looks it up."""
     stale = [appender for appender in appenders if appender.stale]
     for start in range(0, len(stale), LOOKED_UP_AT_ONCE):
         _look_up_some(ledger, stale[start : start + LOOKED_UP_AT_ONCE])
@@ -213,21 +213,22 @@ def look_up_all(ledger: Store, appenders: Sequence[_core.Appender]) -> None:
 def _look_up_some(ledger: Store, appenders: Sequence[_core.Appender]) -> None:
     journal = ledger.journal
     assert journal is not None
-    found: list[tuple[int, int, int]] = []
-    valid: list[tuple[_core.Appender, int]] = []
-    version = journal.version  # before the tables, to notice later changes
+    found: list[tuple[int, int, int, int]] = []
+    valid: list[tuple[_core.Appender, int, int]] = []
+    # Before the tables, to notice later changes.
+    versions = [journal.version_of(appender.session.topic) for appender in appenders]
     with ledger.read() as tables:
-        for appender in appenders:
+        for appender, version in zip(appenders, versions, strict=True):
             session = appender.session
             with contextlib.suppress(ExclusiveLogError):
                 row = tables.topics.get(session.topic)
                 check_may_write(tables, row, session)
                 sequence, _ = tables.producers.get(session.topic, session.name)
-                found.append((session.topic, row.next_offset, row.last_publish_time))
-                valid.append((appender, sequence))
+                found.append((session.topic, row.next_offset, row.last_publish_time, version))
+                valid.append((appender, version, sequence))
         generation, applied = tables.journal.generation, tables.journal.applied
-    if journal.learn_all(found, applied, generation, version):
-        for appender, sequence in valid:
+    if journal.learn_all(found, applied, generation):
+        for appender, version, sequence in valid:  # an older version than the topic's stays stale
             appender.looked_up(version, sequence)
 
 

@@ -435,7 +435,7 @@ class JournalTail:
         self._host = host
         self._topic = topic
         self._loads = loads
-        self._version = 0  # the journal's version when the tables were last read
+        self._version = 0  # the topic's version when the tables were last read
         self._read_at = 0.0  # the time of that, in seconds of the monotonic clock
         self.forget()
 
@@ -450,12 +450,12 @@ class JournalTail:
 
     @property
     def version(self) -> int:
-        """A number that every write to the tables except a checkpoint changes."""
+        """A number that every change of the topic in the tables except a checkpoint changes."""
         journal = self._host.ledger.journal
-        return 0 if journal is None else journal.version
+        return 0 if journal is None else journal.version_of(self._topic)
 
     def note_read(self, version: int) -> None:
-        """Record that the tables were read after the journal had this version."""
+        """Record that the tables were read after the topic had this version."""
         self._version, self._read_at = version, _core.monotonic()
 
     @property
@@ -466,7 +466,7 @@ class JournalTail:
         journal = self._host.ledger.journal
         return (
             journal is not None
-            and journal.version == self._version
+            and journal.version_of(self._topic) == self._version
             and bool(journal.ready)
             and _core.monotonic() - self._read_at < READER_LOOK_UP_SECONDS / 2
         )
@@ -481,7 +481,7 @@ class JournalTail:
         journal = ledger.journal
         if journal is None or not generation or not journal.ready or journal.failed:
             return None
-        if journal.version != self._version:
+        if journal.version_of(self._topic) != self._version:
             return None
         visible = journal.tail if self._host.unflushed else journal.synced
         if since >= visible:
@@ -525,14 +525,14 @@ class LogCursor(_core.Cursor):
         self._tail = JournalTail(host, topic, loads)
         self._open = host.ledger.segments.open_entries()
         self._first_offset = 0  # of the topic, when the tables were read
-        self._found_at = -1  # the journal's version when `seek` last found the topic
+        self._found_at = -1  # the topic's version when `seek` last found it
         self._read_to = 0
         self._known_end = 0  # the topic's end when it was last read
         self._ahead = 1
         self._busy_until = 0.0
         self.word = host.ledger.lockfile.counters.place(topic)
         if host.ledger.journal is not None:
-            host.ledger.journal.watch(self)
+            host.ledger.journal.watch(self, topic)
 
     @property
     def ledger(self) -> Store:
@@ -555,8 +555,8 @@ class LogCursor(_core.Cursor):
         self, start: str | int | dt.datetime, inclusive: bool, resumes: bool = False
     ) -> None:  # fmt: skip
         """Continue at "earliest", "latest", an offset from 0 on, or a datetime (naive: local)."""
-        journal = self._host.ledger.journal
-        version = -1 if journal is None or journal.failed else journal.version
+        journal, topic = self._host.ledger.journal, self.topic_id
+        version = -1 if journal is None or journal.failed else journal.version_of(topic)
         if version != self._found_at or version < 0 or type(start) is not int or self._compacted:
             position = self._inspect(lambda tables: self._find(tables, start, inclusive, resumes))
             self._found_at = version

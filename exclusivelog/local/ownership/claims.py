@@ -340,14 +340,15 @@ class LocalGroupCursor(HeldClaim):
     ) -> None:
         super().__init__(host, claimant)
         self._topics = dict(topics)
-        self._version = -1  # of the journal when the claim was read last
+        self._version = -1  # of the claim when it was read last
         self._ended = False
         self._bound = bound
 
     def check(self) -> None:
         """ReaderFencedError if a later reader of the group has come."""
         journal = self._host.ledger.journal
-        version = 0 if journal is None else journal.version  # before the tables are read
+        # Before the tables are read.
+        version = 0 if journal is None else journal.version_of_claim(self.id)
         if version != self._version:
             with self._host.ledger.read() as tables:
                 self._check_in(tables)

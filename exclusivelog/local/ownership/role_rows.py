@@ -22,12 +22,21 @@ import msgpack
 
 from exclusivelog import _core
 from exclusivelog.backend import RoleDefinition
-from exclusivelog.local.records import PAIR, U64, Claimant, Session, owner_info, u64, waiter_info
+from exclusivelog.local.records import (
+    PAIR,
+    ROLE,
+    U64,
+    Claimant,
+    Session,
+    owner_info,
+    u64,
+    waiter_info,
+)
 from exclusivelog.local.storage.tables import Store, Tables, owner_of
 from exclusivelog.types import PREFIX, RoleInfo
 
 ANCHORS = "__role__"  # the group of the claim sessions that bind the parts
-REQUEST, PART, PART_OF, LAST = b"role", b"role in", b"role of", b"role last"
+REQUEST, PART, PART_OF, LAST = ROLE, ROLE + b" in", ROLE + b" of", ROLE + b" last"
 
 Wanted = dict[str, dict[str, int | None]]  # {group: {resource: generation}}
 

@@ -13,16 +13,17 @@ offset   size        what
 56       8           inode of the pid namespace in which the thread ids here are valid; 0: unknown
 1024     320         the journal's mutexes, positions and counts (see _native/journal_lock.h)
 2048     1880        figures of all processes: histograms (see _native/figures.h)
-4096     1024 x 64   one wake-up counter for each topic
+4096     1024 x 64   the counters of topics: of wake-ups, and the versions of topics and claims
 69632    512 x 1024  one slot for each open engine (see slots.py)
 ```
 
 The places of the magic, device, inode and boot id are the same in all versions: see versions.py.
 
-Readers wait on the wake-up counters: u32 counter of commits, u32 number of waiting readers, u64
-time of the first announcement to them (ns of the machine's monotonic clock). Writers leave there
-the u64 position in the journal behind the last frame: an exclusive owner that finds another one
-than its own reads the topic's end again. Topics are hashed.
+Readers wait on the counters: u32 counter of commits, u32 number of waiting readers, u64 time of the
+first announcement to them (ns of the machine's monotonic clock). Writers leave there the u64
+position in the journal behind the last frame: an exclusive owner that finds another one than its
+own reads the topic's end again. Four u64 follow, the versions of the topics and claims that have
+them in common (see _native/changes.pxi). Topics are hashed.
 
 The machine's monotonic clock, in every time namespace.
 
@@ -139,7 +140,7 @@ def boot_id() -> bytes:
 # ---- counters --------------------------------------------------------------------------
 
 
-TOPICS, TOPIC_COUNT, TOPIC_SIZE = 4096, 1024, 64
+TOPICS, TOPIC_SIZE = 4096, 64
 # Used if writers cannot wake the reader, or not for all topics that it waits for.
 POLL_SECONDS = 0.02
 SPIN_NS = 40_000
@@ -155,7 +156,7 @@ class TopicCounters:
 
     def place(self, topic: int) -> int:
         """The offset of this topic's counter in the file."""
-        return TOPICS + (topic * 0x9E3779B1 % TOPIC_COUNT) * TOPIC_SIZE
+        return TOPICS + _core.counter_of(topic) * TOPIC_SIZE
 
     def announce(self, topic: int) -> None:
         """Wake the readers that wait for this topic, after an append."""

@@ -414,6 +414,9 @@ class Transaction(_Section):
                 # Read before the tail, so that no later frame has a lower version.
                 version = self.journal.version
                 apply_frames(tables, self.journal.tail, version)
+                # Nothing else was written yet. Who remembers a topic's end follows the journal,
+                # wherever its frames are.
+                tables.rows.changes.clear()
         except BaseException:
             tables.large.undo()
             raise

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from exclusivelog import _core, logs, threads
 from exclusivelog.errors import LedgerCorruptedError, LedgerError
 from exclusivelog.local.files import DATA, JOURNAL, Directory, own_blocks
-from exclusivelog.local.shm.lockfile import JOURNAL_OFFSET, LockFile
+from exclusivelog.local.shm.lockfile import JOURNAL_OFFSET, TOPICS, LockFile
 from exclusivelog.local.shm.slots import Presence, StallWatch, writers_live
 from exclusivelog.local.storage.environment import (
     Environment,
@@ -170,7 +170,7 @@ class OpenFiles:
         fd, capacity = open_file(self.directory, self.options.mode & 0o666, self.readonly)
         try:
             self.journal = journal = _core.Journal(
-                self.lockfile.atomics, JOURNAL_OFFSET, fd, capacity, self.readonly,
+                self.lockfile.atomics, JOURNAL_OFFSET, TOPICS, fd, capacity, self.readonly,
                 self.lockfile.figures,
             )  # fmt: skip
             undo.callback(journal.close)

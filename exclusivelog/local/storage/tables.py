@@ -84,11 +84,14 @@ from exclusivelog.foreign import Ignoring
 from exclusivelog.local.faults import map_full
 from exclusivelog.local.records import (
     ANNOUNCED,
+    APPLIED_JOURNAL,
+    CHANGES,
     COMPRESSION,
     DEAD,
     DELETED_TO,
     ITEMS,
     KIND,
+    LARGE_BYTES,
     OVERDUE,
     PAIR,
     PRIORITIES,
@@ -400,7 +403,7 @@ class LargeEntries:
 
     def _total(self) -> tuple[int, int]:
         # As LMDB's own limit, it is the highest with which an engine has opened the ledger.
-        total, limit = self._rows.find("meta", b"large", PAIR.unpack) or (0, 0)
+        total, limit = self._rows.find("meta", LARGE_BYTES, PAIR.unpack) or (0, 0)
         return total, max(limit, self._segments.limit)
 
     def _add_to_total(self, count: int, limited: bool = False) -> None:
@@ -410,7 +413,7 @@ class LargeEntries:
                 f"{self._rows.path}: large entries take {total} bytes of {limit}, another one "
                 "does not fit; open the ledger with a larger map_size, or trim or delete topics"
             )
-        self._rows.put("meta", b"large", PAIR.pack(total + count, limit))
+        self._rows.put("meta", LARGE_BYTES, PAIR.pack(total + count, limit))
 
     def _newest(self) -> tuple[int, int, int]:
         cursor = self._rows.cursor("segments")
@@ -584,7 +587,7 @@ class EntryTable:
                     if before is not None and last >= before:
                         break
                     self._large.free(topic, last, cursor.value())
-                cursor.delete()
+                self.rows.delete(table, cursor.key())
                 count += 1
         return count
 
@@ -764,11 +767,11 @@ class AppliedJournal:
             self.generation, self.applied, self._mark, self._oldest = self._read()
 
     def _read(self) -> tuple[int, int, int, int]:
-        return self._rows.find("meta", b"journal", _unpack_applied) or (0, 0, 0, 0)
+        return self._rows.find("meta", APPLIED_JOURNAL, _unpack_applied) or (0, 0, 0, 0)
 
     def _write(self) -> None:
         row = APPLIED.pack(self.generation, self.applied, self._mark, self._oldest)
-        self._rows.put("meta", b"journal", row)
+        self._rows.put("meta", APPLIED_JOURNAL, row)
 
     def known_end(self) -> int:
         """Up to where the frames were certainly flushed (rule H7)."""
@@ -1052,7 +1055,7 @@ class NotificationTable:
             owner, number = PAIR.unpack(cursor.key())
             if owner != box or number > up_to:
                 break
-            cursor.delete()
+            self.rows.delete("mail", cursor.key())
 
 
 class ClaimTable:
@@ -1386,14 +1389,14 @@ class ChangeTable:
 
     def counts(self) -> ChangeCounts:
         """All until now; earlier versions did not count."""
-        return ChangeCounts(*(self.rows.find("meta", b"changes", CHANGE_COUNTS.unpack) or ()))
+        return ChangeCounts(*(self.rows.find("meta", CHANGES, CHANGE_COUNTS.unpack) or ()))
 
     def count(self, events: Iterable[Recorded]) -> None:
         """Count these."""
         found = [COUNTED.get((event.kind, event.reason)) for event in events if event.topic]
         if any(field is not None for field in found):
             counts = (n + found.count(field) for field, n in enumerate(self.counts()))
-            self.rows.put("meta", b"changes", CHANGE_COUNTS.pack(*counts))
+            self.rows.put("meta", CHANGES, CHANGE_COUNTS.pack(*counts))
 
 
 class RetentionTable:

@@ -205,12 +205,12 @@ static void test_journal_deaths(void) {
     CHECK(xj_start(w) == 0);
     await_death(in_a_child(die_with_the_mutex, j), SIGKILL);
     CHECK(w->version == 0 && xj_lock(w) == 0);
-    CHECK(w->version == 1 && w->unsettled == 0);
+    CHECK(w->version == 1 && w->everything == 1 && w->unsettled == 0);
     xj_unlock(w);
 
     await_death(in_a_child(die_in_a_transaction, j), SIGKILL);
     CHECK(xj_try_lock(w) == 0);
-    CHECK(w->version == 2 && w->unsettled == 1);
+    CHECK(w->version == 2 && w->everything == 2 && w->unsettled == 1);
     xj_unlock(w);
     CHECK(xj_take_writer_lock(w, 0) == 0);
     xj_leave_writer_lock(w);
