@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bench import (
     append,
+    beside,
     busy,
     cluster,
     compressed,
@@ -67,6 +68,7 @@ FIGURES: dict[str, Callable[[Settings], Figure]] = {
     "P22": compressed.p22,
     "P23": start.p23,
     "P25": cluster.p25,
+    "P26": beside.p26,
 }
 
 

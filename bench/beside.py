@@ -1,0 +1,169 @@
+"""Sends to many topics beside what another process does on a topic of its own (P26)."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import exclusivelog as xl
+from bench.append import messages
+from bench.measure import POWER, PROCESS, Arm, Figure, Row, Settings, Stores, Target, take_turns
+from bench.topics import names, own
+from testing.processes import State, Worker, workers
+
+TOPICS = 1_000
+WINDOW_SECONDS = 0.5
+AT_ONCE = 10_000  # messages on their way by send_async
+SENDS = 100  # between two looks at the clock
+PATIENCE = 60.0
+ALONE = "alone"
+RATES = {"10/s": 10.0, "100/s": 100.0, "at full speed": None}
+
+# ---- the company: in another process -----------------------------------------------------
+
+
+def transact(state: State) -> None:
+    """A transaction of one message."""
+    with state.engine.transaction() as txn:
+        state.producer.send(b"x", transaction=txn)  # type: ignore[union-attr]
+
+
+def grant(state: State) -> None:
+    """A grant, by fencing, and its release."""
+    state.engine.topic("granted").producer("exclusive_with_fencing").close()
+
+
+def claim(state: State) -> None:
+    """A claim, and its release."""
+    state.engine.own("bench", {"resource": None}).release()
+
+
+COMPANY: dict[str, Callable[[State], None]] = {
+    "transactions": transact, "grants": grant, "claims": claim,
+}  # fmt: skip
+_ends: list[Callable[[], int]] = []  # of this process's company
+
+
+def begin(state: State, kind: str, rate: float | None) -> None:
+    """Do this from now on, `rate` times a second (None: without pauses), in a thread."""
+    if state.producer is None:
+        state.producer = state.topic.producer("exclusive")
+    stop, done, act = threading.Event(), itertools.count(), COMPANY[kind]
+
+    def go_on() -> None:
+        due = time.monotonic()
+        while not stop.is_set():
+            act(state)
+            next(done)
+            if rate is not None:
+                due += 1 / rate
+                stop.wait(max(0.0, due - time.monotonic()))
+
+    thread = threading.Thread(target=go_on, name="company", daemon=True)
+    thread.start()
+
+    def end() -> int:
+        stop.set()
+        thread.join(PATIENCE)
+        return next(done)
+
+    _ends.append(end)
+
+
+def end(state: State) -> int:
+    """End that; returns how often it was done."""
+    return _ends.pop()()
+
+
+@contextlib.contextmanager
+def beside(worker: Worker, kind: str, rate: float | None, rates: list[float]) -> Iterator[None]:
+    """Have the worker do this meanwhile. Its rate is added to `rates`."""
+    began = time.perf_counter()
+    worker.call(begin, kind, rate)
+    try:
+        yield
+    finally:
+        rates.append(worker.call(end) / (time.perf_counter() - began))
+
+
+# ---- what is measured --------------------------------------------------------------------
+
+
+def p26(settings: Settings) -> Figure:
+    """Sends to 1,000 topics, alone and beside transactions, grants and claims of others."""
+    figure = Figure("P26", f"sends to {TOPICS:,} topics beside what happens on another topic")
+    figure.notes.append("the others are one thread of another process, on topics of their own")
+    rates: dict[str, list[float]] = {}
+    arms: list[Arm] = []
+    with Stores(settings) as stores, workers() as make:
+        for kind, durability, survives in (
+            ("send", "process", PROCESS), ("send_async", "power", POWER),
+        ):  # fmt: skip
+            engine = stores.engine(durability, durability=durability)
+            worker = make(engine.path, "company", durability=durability)
+            arms += _arms(kind, survives, own(engine, names(TOPICS), False), worker, rates)
+        results = take_turns(arms, settings.rounds_or(5))
+    figure.series = list(results.values())
+    for name, series in results.items():
+        kind, _, company = name.partition(", ")
+        if company != ALONE:
+            figure.compare(name, series, results[f"{kind}, {ALONE}"], Target(least_ratio=0.9))
+            did = sorted(rates[name])[len(rates[name]) // 2]
+            figure.rows.append(Row(f"{name}: what these reached", did, "/s"))
+    return figure
+
+
+def _arms(
+    kind: str, durability: str, producers: Sequence[xl.Producer], worker: Worker,
+    rates: dict[str, list[float]],
+) -> list[Arm]:  # fmt: skip
+    measure = SENT[kind]
+    turn = itertools.cycle(producers)
+
+    def alone(_: Any) -> list[float]:
+        return [measure(turn)]
+
+    def arm(company: str, how: str) -> Arm:
+        name = f"{kind}, beside {company} {how}"
+        reached = rates.setdefault(name, [])
+
+        def work(_: Any) -> list[float]:
+            with beside(worker, company, RATES[how], reached):
+                return [measure(turn)]
+
+        return Arm(name, work, durability=durability)
+
+    return [
+        Arm(f"{kind}, {ALONE}", alone, durability=durability),
+        *(arm(company, how) for company in COMPANY for how in RATES),
+    ]
+
+
+def sent(turn: Iterator[xl.Producer]) -> float:
+    """Messages a second, one by one, round robin."""
+    value, count = messages(1)[0], 0
+    began = time.perf_counter()
+    while time.perf_counter() - began < WINDOW_SECONDS:
+        for producer in itertools.islice(turn, SENDS):
+            producer.send(value)
+        count += SENDS
+    return count / (time.perf_counter() - began)
+
+
+def sent_async(turn: Iterator[xl.Producer]) -> float:
+    """The same by send_async, until all of them are acknowledged."""
+    value, count = messages(1)[0], 0
+    began = time.perf_counter()
+    while time.perf_counter() - began < WINDOW_SECONDS:
+        receipts = [producer.send_async(value) for producer in itertools.islice(turn, AT_ONCE)]
+        for receipt in receipts:
+            receipt.result()
+        count += AT_ONCE
+    return count / (time.perf_counter() - began)
+
+
+SENT = {"send": sent, "send_async": sent_async}
