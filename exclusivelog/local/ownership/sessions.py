@@ -27,6 +27,7 @@ from exclusivelog.errors import (
     ExclusiveLogError,
     LedgerFullError,
     OwnershipLostError,
+    ProducerBusyError,
     ProducerFencedError,
     TopicNotFoundError,
     TopicTerminatedError,
