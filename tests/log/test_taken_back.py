@@ -29,8 +29,14 @@ class Limit(BaseException):
 
 
 def raise_in(thread: threading.Thread) -> None:
-    """Raise `Limit` in a running thread, at its next instruction of Python."""
+    """Raise `Limit` in a running thread, at its next instruction of Python.
+
+    In Python 3.11, a thread that is being started has the number of the one that starts it, and
+    takes the exception from it; `Thread.start` then never returns.
+    """
     assert thread.ident is not None
+    limbo: dict[threading.Thread, object] = vars(threading)["_limbo"]
+    until(lambda: not limbo)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread.ident), ctypes.py_object(Limit)
     )

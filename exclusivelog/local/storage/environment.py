@@ -216,6 +216,9 @@ META_PAGE_SIZE, META_LAST_PAGE, META_TXN, META_BYTES = 40, 136, 144, 152
 # ---- created, and checked before it is opened --------------------------------------------
 
 
+META_PAGES_BYTES = 2 << 16  # of two pages, of the largest size
+
+
 def create_environment(directory: Directory, mode: int) -> None:
     """Create data.mdb atomically: LMDB's own creation, if interrupted, leaves an unusable file."""
     for leftover in directory.names():
@@ -227,6 +230,7 @@ def create_environment(directory: Directory, mode: int) -> None:
     try:
         # Check after that mkdir: a backup that begins now finds that the directory is not empty.
         refuse_unfinished_backup(directory)
+        _make_data_file(temporary)
         env = lmdb.open(
             temporary.by_descriptor, map_size=1 << 22, max_dbs=len(NAMES), mode=0o600,
             lock=False, lib_version=LMDB_ENGINE,
@@ -278,6 +282,27 @@ def check_format(directory: Directory, readonly: bool, has_writers: bool) -> boo
             used = txn.get(b"journal", db=meta) is not None
         open_tables(env, directory, readonly=True, has_writers=False)
         return used
+
+
+def _make_data_file(directory: Directory) -> None:
+    """An empty file, which LMDB takes for a new one."""
+    fd = directory.make(DATA, os.O_RDWR, 0o600)
+    try:
+        keep_in_place(fd)
+    finally:
+        os.close(fd)
+
+
+def own_meta_pages(directory: Directory) -> None:
+    """Give the pages with which LMDB ends a transaction blocks of their own, where there is room. A
+    write to any other page may fail on a full disk, but after one to these LMDB fails for good."""
+    with Ignoring(OSError):
+        fd = directory.open(DATA, os.O_RDWR)
+        try:
+            # Beyond its end, the file would grow.
+            _core.unshare_blocks(fd, min(META_PAGES_BYTES, os.fstat(fd).st_size))
+        finally:
+            os.close(fd)
 
 
 def check_header(directory: Directory) -> None:

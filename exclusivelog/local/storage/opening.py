@@ -22,6 +22,7 @@ from exclusivelog.local.storage.environment import (
     check_header,
     create_environment,
     open_tables,
+    own_meta_pages,
     refuse_incomplete,
     refuse_missing_data,
     refuse_other_files,
@@ -188,6 +189,7 @@ class OpenFiles:
             presence.enter()
             if presence.alone:
                 own_blocks(fd)
+                own_meta_pages(self.directory)
                 self.lockfile.begin_here()
             else:
                 self._check_same_files(journal)
