@@ -12,20 +12,10 @@ import functools
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Generic,
-    Literal,
-    NoReturn,
-    TypeVar,
-    cast,
-    overload,
-)
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, overload
 
 from exclusivelog import _core, serde
-from exclusivelog.aio.calls import deliverable, in_thread, like, shielded
+from exclusivelog.aio.calls import deliverable, in_task, in_thread, like, shielded
 from exclusivelog.aio.handles import Handle, Openable
 from exclusivelog.aio.readers import Following, Reader
 from exclusivelog.aio.topics import Topic
@@ -240,16 +230,7 @@ class _Shared(Openable[T], Generic[T]):
         shared: Any = self.sync
         return int(await in_thread(shared.snapshot))
 
-    if not TYPE_CHECKING:  # otherwise a type checker would accept every attribute
-
-        def __getattr__(self, name: str) -> NoReturn:
-            call, kind = name.removesuffix("_async"), type(self)
-            if call != name and hasattr(kind, call):
-                raise AttributeError(
-                    f"aio.{kind.__name__} has no {name}: `await {call}(...)`, or run it as a task "
-                    f"with asyncio.create_task({call}(...))"
-                )
-            raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+    snapshot_async = in_task(snapshot)
 
 
 # ---- states ------------------------------------------------------------------------------
@@ -301,6 +282,9 @@ class SharedState(_Shared[_state.SharedState[S, Op]], Generic[S, Op]):
         self, ops_fn: Callable[[S], Iterable[Op]], read_fn: Callable[[S], R] | None = None
     ) -> R | None:
         return await called(self.sync, self.sync.write, ops_fn, read_fn)
+
+    read_async = in_task(read)
+    write_async = in_task(write)
 
 
 # ---- maps --------------------------------------------------------------------------------
@@ -469,6 +453,26 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
     @like(_map.SharedMap.diff)
     async def diff(self, a: At, b: At) -> dict[K, tuple[V | None, V | None]]:
         return await called(self.sync, self.sync.diff, a, b)
+
+    # ---- tasks ---------------------------------------------------------------------------
+
+    get_async = in_task(get)
+    get_or_default_async = in_task(get_or_default)
+    scan_async = in_task(scan)
+    list_keys_async = in_task(list_keys)
+    put_async = in_task(put)
+    put_all_async = in_task(put_all)
+    put_if_absent_async = in_task(put_if_absent)
+    replace_async = in_task(replace)
+    update_async = in_task(update)
+    update_multiple_async = in_task(update_multiple)
+    setdefault_async = in_task(setdefault)
+    delete_async = in_task(delete)
+    pop_async = in_task(pop)
+    popitem_async = in_task(popitem)
+    clear_async = in_task(clear)
+    at_async = in_task(at)
+    diff_async = in_task(diff)
 
 
 class MapWatch(Following[_past.MapWatch[K, V], MapChange[K, V]], Generic[K, V]):

@@ -113,7 +113,7 @@ class Things:
         yield "commit of many", self.group_reader.commit()
         yield "transaction", self.transact()
         yield "put", self.map.put("b", 2)
-        yield "put as a task", asyncio.create_task(self.map.put("c", 2))
+        yield "put_async", self.map.put_async("c", 2)
         yield "get", self.map.get("a", latest=True)
         yield "update", self.map.update("a", lambda old: old + 1)
         yield "snapshot", self.map.snapshot()

@@ -28,12 +28,6 @@ OF_MEMBERS = {
     "parts", "returns", "transaction", "user",
 }  # fmt: skip
 
-
-def futures_of(kind: type) -> set[str]:
-    """Names of the forms that return a future. A call that is awaited needs no second name."""
-    return {name for name in dir(kind) if name.endswith("_async")}
-
-
 # What has no counterpart, by class: what the library's modules use of one another's objects, and
 # the engine that a topic or a claim was opened with, which the caller has at hand.
 MISSING: dict[str, set[str]] = {
@@ -48,8 +42,8 @@ MISSING: dict[str, set[str]] = {
     },
     "Receipt": set(),
     "Role": {"lose", "register"},
-    "SharedMap": {"give_up", "submit", *futures_of(xl.SharedMap)},
-    "SharedState": {"give_up", "submit", *futures_of(xl.SharedState)},
+    "SharedMap": {"give_up", "submit"},
+    "SharedState": {"give_up", "submit"},
     "Topic": {"engine"},
     "Transaction": {"add", "announce", "check_open", "settle_readers"},
 }  # fmt: skip
@@ -102,21 +96,6 @@ def test_every_public_method_and_property_is_there(objects: dict[str, Any]) -> N
         instance = {"name"} if name == "Topic" else set()  # an attribute
         assert theirs - ours - instance == MISSING[name], name
         assert ours - theirs - {"sync"} == MORE.get(name, set()), name
-
-
-@pytest.mark.parametrize("name", ["SharedMap", "SharedState"])
-def test_no_call_of_a_map_or_state_has_two_names(name: str, objects: dict[str, Any]) -> None:
-    """It can be awaited, and run as a task: a second name for that would mean the same."""
-    kind = getattr(aio, name)
-    assert futures_of(getattr(xl, name))
-    assert not futures_of(kind)
-    shared = kind.wrap(objects[name])
-    for removed in futures_of(getattr(xl, name)):
-        assert not hasattr(shared, removed)
-        with pytest.raises(AttributeError, match=rf"`await {removed.removesuffix('_async')}\("):
-            getattr(shared, removed)
-    with pytest.raises(AttributeError, match="no attribute 'no_such_async'"):
-        shared.no_such_async
 
 
 def test_their_parameters_are_the_same() -> None:
