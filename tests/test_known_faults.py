@@ -202,7 +202,8 @@ STEPS: dict[str, tuple[type, str]] = {  # the others are methods of `SessionTabl
 
 @contextlib.contextmanager
 def failing(method: str, error: BaseException, call: int = 1) -> Iterator[list[int]]:
-    """The n-th call of this method of the ledger's tables does its work, and then raises."""
+    """The n-th call of this method of the ledger's tables does its work, and then raises; each from
+    then on if the map is full, as it then stays."""
     owner, method = STEPS.get(method, (SessionTable, method))
     original = getattr(owner, method)
     counter = itertools.count(1)
@@ -210,7 +211,8 @@ def failing(method: str, error: BaseException, call: int = 1) -> Iterator[list[i
 
     def fail(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        if next(counter) == call:
+        number = next(counter)
+        if number == call or (number > call and isinstance(error, xl.LedgerFullError)):
             struck.append(call)
             raise error
         return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import sys
@@ -105,7 +106,7 @@ def _next(reader: xl.Reader) -> xl.Message:
             return reader.read_next(timeout=LOOK_SECONDS)
         except xl.WaitTimeoutError:
             if not has_reader(sys.stdout.fileno()):
-                raise BrokenPipeError from None
+                raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)) from None
 
 
 def _move(reader: xl.Reader, topic: xl.Topic, count: int | None, start: str | None) -> int | None:

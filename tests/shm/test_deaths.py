@@ -245,7 +245,7 @@ def test_c8_a_map_that_was_made_larger_is_not_in_a_core_dump(path: str) -> None:
         environment = engine.ledger._environment
         environment._wanted_size = 1 << 28
         assert environment._resized(PATIENCE)
-        assert environment.lmdb.info()["map_size"] == 1 << 28
+        assert environment.lmdb.info()["map_size"] >= 1 << 28
         assert set(kept_in_dumps(path, "self")) <= {"lock.mdb"}
 
 
