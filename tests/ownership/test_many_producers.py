@@ -226,6 +226,7 @@ def test_a2_an_interrupt_of_a_wait_for_many_leaves_no_trace(
     def interrupted(*args):
         if at == "registered":
             queue_some(*args)
+        patch.undo()  # what is granted already is closed by the same method
         raise KeyboardInterrupt
 
     queue_some = Sessions.queue_some
