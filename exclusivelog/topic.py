@@ -37,7 +37,7 @@ from exclusivelog.types import (
     Unchanged,
     WaiterInfo,
 )
-from exclusivelog.waits import as_int, check_seconds, give_up_all
+from exclusivelog.waits import as_int, await_all, check_seconds, give_up_all
 
 COMPRESSIONS = ("lz4", "zstd", None)
 SENDING = (
@@ -633,6 +633,7 @@ def all_granted(futures: list[ProducerFuture]) -> list[Producer]:
     """The producers of these futures, once all of them are granted. If one fails, all others are
     closed, and leave their queues."""
     try:
+        await_all(futures)
         return [future.result() for future in futures]
     except BaseException:
         give_up_all(futures)

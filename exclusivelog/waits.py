@@ -9,8 +9,8 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import operator
-from collections.abc import Callable, Iterable, Set
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Sequence, Set
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from typing import Any, Generic, Protocol, TypeVar
 
 from exclusivelog import _core
@@ -253,6 +253,34 @@ def give_up_all(futures: Iterable[GrantFuture[Any]]) -> None:
     with contextlib.ExitStack() as stack:
         for future in futures:
             stack.callback(future.give_up)
+
+
+def together(futures: Sequence[GrantFuture[Any]]) -> Future[None]:
+    """A future that is done once all of these are granted, or fails with the first that fails."""
+    result: Future[None] = Future()
+    left = iter(range(len(futures)))
+
+    def note(future: Future[Any]) -> None:
+        error = CancelledError() if future.cancelled() else Future.exception(future)
+        with contextlib.suppress(InvalidStateError):  # another one has failed before
+            if error is not None:
+                result.set_exception(error)
+            elif next(left) == len(futures) - 1:
+                result.set_result(None)
+
+    if not futures:
+        result.set_result(None)
+    for future in futures:
+        Future.add_done_callback(future, note)
+    return result
+
+
+def await_all(futures: Sequence[GrantFuture[Any]]) -> None:
+    """Wait until all of these are granted; raise the error of the first that fails."""
+    result = together(futures)
+    if futures:
+        in_slices(until_settled(result), None, futures[0]._engine.check_not_forked)
+    result.result()
 
 
 def _close_granted(future: concurrent.futures.Future[Any]) -> None:

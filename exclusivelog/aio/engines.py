@@ -10,7 +10,17 @@ from types import MappingProxyType
 from typing import Any, Literal, Unpack, cast, overload
 
 from exclusivelog import _core
-from exclusivelog.aio.calls import Callbacks, in_steps, in_task, in_thread, like, opened, outcome_of
+from exclusivelog.aio.calls import (
+    Callbacks,
+    drop_outcome,
+    in_executor,
+    in_steps,
+    in_task,
+    in_thread,
+    like,
+    opened,
+    outcome_of,
+)
 from exclusivelog.aio.handles import Handle, Opening
 from exclusivelog.aio.producers import Producer, UnloadFuture, begun
 from exclusivelog.aio.readers import GroupReader
@@ -45,7 +55,7 @@ from exclusivelog.types import (
     Report,
     RoleInfo,
 )
-from exclusivelog.waits import give_up_all
+from exclusivelog.waits import give_up_all, together
 
 OWN_SECONDS = 0.25  # the longest wait of `own` in a thread, which cannot be interrupted
 
@@ -408,18 +418,27 @@ class _Many:
         """All producers, once they are granted; none is left if one fails, or if cancelled."""
         futures = await self._request()
         end = functools.partial(give_up_all, futures)
-        made = []
-        for future in futures:
-            try:
-                made.append(self._callbacks.twin(await outcome_of(future, end)))
-            except ExclusiveLogError:
-                await in_thread(end)
-                raise
-        return made
+        try:
+            await outcome_of(together(futures), end)
+        except ExclusiveLogError:
+            await in_thread(end)
+            raise
+        return [self._callbacks.twin(await outcome_of(each, end)) for each in futures]
 
     async def begin(self) -> list[asyncio.Task[Producer]]:
         """A task for each producer."""
-        return [asyncio.create_task(self._outcome(each)) for each in await self._request()]
+        return [self._task(each) for each in await self._request()]
+
+    def _task(self, future: ProducerFuture) -> asyncio.Task[Producer]:
+        task = asyncio.create_task(self._outcome(future))
+
+        def give_up(task: asyncio.Task[Producer]) -> None:
+            if task.cancelled():  # maybe before its first step
+                ending = in_executor(asyncio.get_running_loop(), future.give_up)
+                ending.add_done_callback(drop_outcome)
+
+        task.add_done_callback(give_up)
+        return task
 
     async def _outcome(self, future: ProducerFuture) -> Producer:
         return self._callbacks.twin(await outcome_of(future, future.give_up))

@@ -12,7 +12,7 @@ import exclusivelog as xl
 import exclusivelog.aio
 from exclusivelog.local.ownership import sessions
 from exclusivelog.local.ownership.sessions import Sessions
-from testing.processes import PATIENCE, WAIT, until, values
+from testing.processes import PATIENCE, WAIT, until, values, within
 
 NAMES = [f"t{i}" for i in range(30)]
 
@@ -218,6 +218,19 @@ def test_d5_many_that_wait_end_at_their_timeout_and_leave_nothing(
         assert not any(engine.topic(name).waiters for name in NAMES)
 
 
+@pytest.mark.rule("D9")
+def test_d9_the_first_request_that_fails_ends_the_wait_for_many(
+    engine: xl.Engine, path: str
+) -> None:
+    engine.topic("t3").terminate()
+    with xl.open(path, name="leader") as leader:
+        owner = leader.topic("t1").producer("exclusive", name="leading")  # waited for first
+        with pytest.raises(xl.TopicTerminatedError, match="t3"):
+            within(lambda: engine.producers(NAMES, WAIT))
+        until(lambda: [name for _, _, name in snapshot(engine) if name] == ["leading"])
+        assert owner.send(b"x") == 0
+
+
 @pytest.mark.rule("A2")
 @pytest.mark.parametrize("at", ["registered", "waiting"])
 def test_a2_an_interrupt_of_a_wait_for_many_leaves_no_trace(
@@ -236,7 +249,7 @@ def test_a2_an_interrupt_of_a_wait_for_many_leaves_no_trace(
             if at == "registered":
                 patch.setattr(Sessions, "queue_some", interrupted)
             else:
-                patch.setattr(xl.producer.ProducerFuture, "result", interrupted)
+                patch.setattr("exclusivelog.waits.in_slices", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 engine.producers(NAMES, WAIT)
         until(lambda: [name for _, _, name in snapshot(engine) if name] == ["leading"])
@@ -313,6 +326,22 @@ def test_d9_asyncio_waits_for_many(path: str) -> None:
             assert tasks[0].cancelled()
 
     asyncio.run(main())
+
+
+@pytest.mark.rule("D5")
+def test_d5_asyncio_a_task_that_is_cancelled_before_its_first_step_leaves_its_queue(
+    path: str,
+) -> None:
+    async def main() -> None:
+        async with exclusivelog.aio.open(path) as leader, exclusivelog.aio.open(path) as engine:
+            leading = await leader.topic("a").producer("exclusive")
+            tasks = await engine.producers(["a"], WAIT, wait=False)
+            tasks[0].cancel()
+            while engine.topic("a").waiters:
+                await asyncio.sleep(0.001)
+            assert await leading.send(b"x") == 0
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
 
 @pytest.mark.rule("A2")

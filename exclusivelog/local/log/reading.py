@@ -686,7 +686,8 @@ class LogCursor(_core.Cursor):
     def is_over(self) -> bool:
         """Is this the end of a terminated topic?"""
         with self._host.ledger.read() as tables:
-            row = _existing(tables.topics.get(self.topic_id))
+            # On a full map, a topic is terminated while its last messages are in the journal alone.
+            row = _existing(tables.latest(self.topic_id, self._tail.since(tables)))
             return bool(row.flags & _core.TERMINATED) and self.position >= row.next_offset
 
     def mark(self) -> int:
