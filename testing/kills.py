@@ -143,10 +143,11 @@ def wasted_bytes(engine: xl.Engine) -> int:
         known = {segment: end for segment, (end, _) in tables.large.segments().items()}
     folder = os.path.join(engine.path, "segments")
     names = os.listdir(folder) if os.path.isdir(folder) else []
-    sizes = {
-        int(name, 16): os.stat(os.path.join(folder, name)).st_size
-        for name in names if NAME.fullmatch(name)
-    }  # fmt: skip
+    sizes = {}
+    for name in names:
+        if NAME.fullmatch(name):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                sizes[int(name, 16)] = os.stat(os.path.join(folder, name)).st_size
     return sum(max(0, size - known.get(segment, 0)) for segment, size in sizes.items())
 
 

@@ -26,7 +26,7 @@ import exclusivelog as xl
 from exclusivelog import aio
 from testing import loops
 from testing.loops import Heartbeat, LoopFactory, held, paused, play, soon
-from testing.processes import PATIENCE, State, Worker, open_producer, threads_since, values
+from testing.processes import PATIENCE, State, Worker, open_producer, threads_since, until, values
 from testing.states import add
 
 EXCLUSIVE, WAIT = "exclusive", "wait_for_exclusive"
@@ -52,7 +52,7 @@ def loop(request: pytest.FixtureRequest) -> LoopFactory | None:
 def test_the_heartbeat_sees_a_blocked_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> Heartbeat:
         async with Heartbeat() as heartbeat:
-            threading.Event().wait(0.6)
+            until(lambda: heartbeat.longest > 0.5)
         return heartbeat
 
     heartbeat = play(main)
