@@ -51,7 +51,8 @@ SMALL = [
 ]  # fmt: skip
 COMPILE = ["-g"] if DEBUG else SMALL
 LINK = [] if DEBUG else ["-Wl,-s", "-Wl,-z,noseparate-code"]
-# The core is one file of C: for it, GCC takes all processors only in a link, and by `make`.
+# The core is one file of C, which GCC compiles on one processor. With -flto it leaves most of the
+# work to the link, and spreads that over all processors with the help of `make`.
 if not DEBUG and is_compiled and "gcc" in os.path.basename(compiler) and shutil.which("make"):
     COMPILE = [*COMPILE, "-flto=auto"]
     LINK = ["-O2", *COMPILE, *LINK]

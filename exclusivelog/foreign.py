@@ -80,11 +80,16 @@ class Ignoring:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a directory with what it contains, as far as possible: foreign errors are passed on,
-    others are ignored, also that it does not exist."""
+    """Remove a directory with what it contains, as far as possible. What a signal handler raises is
+    passed on; other errors are ignored, also that it does not exist, or is a symbolic link."""
     import shutil  # here: no ledger needs it to be opened
 
     if sys.version_info >= (3, 12):
-        shutil.rmtree(path, onexc=lambda *told: pass_on_foreign(told[2]))
+        shutil.rmtree(path, onexc=lambda *told: _pass_on_of_a_handler(told[2]))
     else:
-        shutil.rmtree(path, onerror=lambda *told: pass_on_foreign(told[2][1]))
+        shutil.rmtree(path, onerror=lambda *told: _pass_on_of_a_handler(told[2][1]))
+
+
+def _pass_on_of_a_handler(error: BaseException) -> None:
+    if is_raised_by_a_handler(error):  # `rmtree` itself raises OSErrors without an errno
+        raise error

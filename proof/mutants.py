@@ -127,6 +127,8 @@ MUTANTS = (
            ("tests/ownership/test_independence.py",)),
     Mutant("the commit of a dead process does not change the version", LOCK,
            "        xl_store(&w->unsettled, 1);", "        ;", ("proof/tests/test_crashes.py",)),
+    Mutant("the death of a process behind its commit changes no version", LOCK,
+           "    xj_change_everything(w);\n", "", ("tests/ownership/test_independence.py",)),
     Mutant("a take-over keeps the epoch", POLICY, "Decision(Verdict.TAKE_OVER, epoch + 1)",
            "Decision(Verdict.TAKE_OVER, epoch)", ("model",)),
     Mutant("a grant lowers the epoch", POLICY, "and not in_transit else epoch + 1",

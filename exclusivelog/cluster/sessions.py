@@ -633,8 +633,6 @@ class Registry:
         self._sessions: weakref.WeakSet[ClusterSession] = weakref.WeakSet()
         self._dropped: deque[Owning] = deque()
         self._drops = _core.DropQueue(self._dropped, words, word)
-        self._unreleased: dict[int, Owning] = {}  # by id(): those out of `_dropped`
-        self._sorting = threading.Lock()  # held while these are moved
 
     def keep(self, number: int, owning: Owning) -> None:
         """Register a session that was granted."""
@@ -680,16 +678,14 @@ class Registry:
 
     def dropped(self, topic: str | None = None) -> list[Owning]:
         """The dropped sessions of a topic (None: of all), until `forget` gets them."""
-        with self._sorting:
-            while self._dropped:  # a finalizer may add one at any instant: it cannot be iterated
-                self._unreleased[id(self._dropped[0])] = self._dropped[0]
-                self._dropped.popleft()
-            found = list(self._unreleased.values())
+        # No code runs while the copy is made; while its items are looked at, finalizers add others.
+        found = self._dropped.copy()
         return [each for each in found if topic is None or each.topic.name == topic]
 
     def forget(self, owning: Owning) -> None:
         """Remove a session that was released."""
-        self._unreleased.pop(id(owning), None)
+        with contextlib.suppress(ValueError):  # it was not dropped
+            self._dropped.remove(owning)
         for number in [n for n, each in list(self._owning.items()) if each is owning]:
             self._owning.pop(number, None)
 

@@ -80,6 +80,15 @@ def test_h2_no_attempt_to_remove_files_swallows_it(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_symbolic_link_in_the_way_of_a_removal_stays(tmp_path) -> None:
+    """Python's own error for it has no errno, as a signal handler's may have none."""
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    foreign.remove_tree(str(link))
+    foreign.remove_tree(str(tmp_path / "nothing"))
+    assert link.is_symlink()
+
+
 def test_h2_no_file_that_may_be_missing_or_unreadable_swallows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strike: Callable[..., Any]
 ) -> None:

@@ -7,6 +7,7 @@ often the tables are read; the last ones look at the versions themselves.
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import tempfile
@@ -29,10 +30,12 @@ from testing.processes import (
     SHARED,
     WAIT,
     Failed,
+    State,
     Worker,
     hang,
     open_producer,
     send,
+    within,
 )
 
 # ---- what happens on one topic -------------------------------------------------------------
@@ -401,3 +404,40 @@ def test_b2_an_owner_notices_a_rival_of_its_own_topic_amid_others(
         with pytest.raises(Failed, match="ProducerFencedError"):
             process.call(send, b"zombie")
         assert rival.send(b"1") == 1
+
+
+class Dying:
+    """A transaction of LMDB's after whose commit the process is killed."""
+
+    def __init__(self, txn: Any) -> None:
+        self._txn = txn
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._txn, name)
+
+    def commit(self) -> None:
+        self._txn.commit()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_behind_a_take_over(state: State) -> None:
+    """The take-over is in the tables; no version says so yet."""
+    environment = state.engine.ledger._environment
+    begin = environment.begin_write
+    environment.begin_write = lambda: Dying(begin())
+    state.topic.producer(FENCING)
+
+
+@pytest.mark.rule("B2", "K1")
+def test_b2_an_owner_notices_a_rival_that_died_behind_its_commit(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    owner = topic.producer(EXCLUSIVE)
+    assert owner.send(b"0") == 0
+    rival = worker(name="rival")
+    with pytest.raises(EOFError):
+        rival.call(die_behind_a_take_over)
+    with pytest.raises(xl.ProducerFencedError):
+        within(lambda: owner.send(b"zombie"))
+    assert topic.epoch == owner.topic_epoch + 1
+    assert topic.next_offset == 1

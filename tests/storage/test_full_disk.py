@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -13,10 +14,21 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.local.faults import translated
+from exclusivelog.local.files import (
+    DATA,
+    EXTENT,
+    FIEMAP,
+    FIEMAP_EXTENT_SHARED,
+    FS_IOC_FIEMAP,
+    FS_IOC_GETFLAGS,
+    FS_NOCOW_FL,
+)
 from exclusivelog.local.storage import reserve
 from testing.children import child, finish
 from testing.disks import another_boot, disk, leave
 from testing.processes import PATIENCE, until, values
+
+FIEMAP_FLAG_SYNC = 1
 
 pytestmark = pytest.mark.usual_journal
 
@@ -307,6 +319,39 @@ def test_a_disk_that_copies_what_is_written_fills_up(tmp_path, kind, copied, dur
         for readonly in (True, False):
             with xl.open(path, readonly=readonly) as engine:
                 assert values(engine.topic("t")) == sent
+
+
+@pytest.mark.long
+@pytest.mark.rule("H2")
+def test_what_lmdb_must_write_to_end_a_transaction_has_blocks_of_its_own(tmp_path) -> None:
+    """If that write failed, LMDB would fail for good."""
+    with disk(tmp_path / "disk", 320, "xfs") as where:
+        xl.open(where / "log").close()
+        subprocess.run(["cp", "-a", "--reflink=always", where / "log", where / "copy"], check=True)
+        data = where / "copy" / DATA
+        assert shares_blocks(data, 8192)
+        with xl.open(where / "copy"):
+            assert not shares_blocks(data, 8192)
+
+
+@pytest.mark.long
+@pytest.mark.rule("H2")
+def test_on_btrfs_the_tables_are_written_in_place(tmp_path) -> None:
+    with disk(tmp_path / "disk", 320, "btrfs") as where:
+        xl.open(where / "log").close()
+        with (where / "log" / DATA).open("rb") as file:
+            flags = fcntl.ioctl(file, FS_IOC_GETFLAGS, bytes(8))
+        assert int.from_bytes(flags[:4], "little") & FS_NOCOW_FL
+
+
+def shares_blocks(path: Path, length: int) -> bool:
+    """Does another file share a block with the first bytes of this one?"""
+    query = FIEMAP.pack(0, length, FIEMAP_FLAG_SYNC, 0, 4, 0) + bytes(4 * EXTENT.size)
+    with path.open("rb") as file:
+        found = fcntl.ioctl(file, FS_IOC_FIEMAP, query)
+    count = FIEMAP.unpack_from(found)[3]
+    flags = [EXTENT.unpack_from(found, FIEMAP.size + n * EXTENT.size)[0] for n in range(count)]
+    return any(flag & FIEMAP_EXTENT_SHARED for flag in flags)
 
 
 def fill_up(where: Path) -> None:
