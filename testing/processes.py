@@ -396,11 +396,13 @@ def _answer_of_child(
 def threads_since(before: set[threading.Thread]) -> list[str]:
     """The names of the threads of this process that have begun since, and still run. Those that an
     engine starts late are left out: they begin when there is something to commit, with the first
-    heartbeat, or with a line to log, and end with the engine."""
+    heartbeat, or with a line to log, and end with the engine. So is a thread for retention, if an
+    engine was open before: it begins seconds later."""
     new = (thread for thread in threading.enumerate() if thread not in before)
+    opened = any(thread.name.startswith("exclusivelog-heart") for thread in before)
     passing = (
         "exclusivelog-commit", "exclusivelog-checkpoint", "exclusivelog-place", "exclusivelog-log",
-        "within",
+        "within", *(["exclusivelog-retention"] if opened else []),
     )  # fmt: skip
     return [thread.name for thread in new if not thread.name.startswith(passing)]
 

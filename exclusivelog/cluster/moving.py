@@ -176,7 +176,10 @@ class Moving:
         log = one.log
         if not one.number or (one.move.ok and not one.promotes):
             return True
-        seen, assigned = inspect(log, self._host.lives, self._target.id), log.waiters.assigned
+        # The log may go on meanwhile: what was assigned first, so that the grant that ends it shows
+        # as the owner.
+        assigned = log.waiters.assigned
+        seen = inspect(log, self._host.lives, self._target.id)
         owner = seen.owner
         mine = assigned is not None and assigned.engine_id == self._target.id
         changed = owner is not None and (one.source is None or owner.session != one.source.session)

@@ -18,7 +18,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import aio
-from exclusivelog.cluster import waiting
+from exclusivelog.cluster import moving, waiting
 from exclusivelog.cluster.following import Owning, TopicLog
 from exclusivelog.cluster.frames import Frame, Grant, Release, decode, sealed
 from exclusivelog.cluster.memory import (
@@ -429,6 +429,35 @@ def test_a3_one_who_joins_behind_a_waiter_that_it_has_not_seen_leaves_again(
     assert [holder.session for holder in topic.holders] == [first.session.id]
     first.close()
     assert wait[0].result(PATIENCE).topic_epoch == 1
+
+
+@pytest.mark.rule("E4")
+def test_e4_a_grant_between_two_looks_of_a_move_does_not_cancel_it(
+    topic: xl.Topic, engine: xl.Engine, other: xl.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The move looks at what is assigned, and at the owner; the destination's waiter takes the
+    topic in between."""
+    owner = topic.producer(EXCLUSIVE, follow=False)
+    waiter = other.topic("orders").producer_async(WAIT)
+    look, ask, taken, go = moving.inspect, TopicLog.ask, [], threading.Event()
+
+    def ask_then(self: TopicLog, *args: Any) -> Any:
+        assert go.wait(PATIENCE)
+        return ask(self, *args)
+
+    def until_it_is_taken(log: TopicLog, *args: Any) -> Any:
+        seen = look(log, *args)
+        if log.waiters.assigned is not None and seen.owner is None and not taken:
+            go.set()
+            taken.append(waiter.result(PATIENCE))
+            until(lambda: log.catch_up() or log.waiters.assigned is None)
+        return seen
+
+    monkeypatch.setattr(TopicLog, "ask", ask_then)
+    monkeypatch.setattr(moving, "inspect", until_it_is_taken)
+    [move] = engine.unload("orders", to=other.id, timeout=PATIENCE)
+    assert taken
+    assert (move.state, move.epoch, owner.state) == ("owned", 2, "moved")
 
 
 @pytest.mark.rule("E5")

@@ -18,7 +18,7 @@ from testing.broker import Namespace
 from testing.processes import EXCLUSIVE, FENCING, MODES, SHARED, WAIT
 from tests.cluster.sides import SETTLED, SHORT, Call, Different, Pair, pair, random_calls
 
-pytestmark = pytest.mark.rule("J5")
+pytestmark = [pytest.mark.rule("J5"), pytest.mark.once]
 
 Calls = Iterator[Call]
 
