@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import sys
 import threading
@@ -16,7 +15,7 @@ from typing import Any
 
 import exclusivelog as xl
 from testing.patience import PATIENCE, patience_now
-from testing.processes import threads_since, until
+from testing.processes import collect, threads_since, until
 
 STARVED = 100  # the part of the patience for which a runnable thread may get no core: 1.2 s of 120
 
@@ -36,11 +35,11 @@ def play(
             return await main()
 
     before = set(threading.enumerate())
-    gc.collect()  # what other tests have left behind complains before this one is heard
+    collect()  # what other tests have left behind complains before this one is heard
     with complaints() as heard:
         with asyncio.Runner(loop_factory=loop) as runner:
             result = runner.run(bounded())
-        gc.collect()
+        collect()
         until(lambda: not threads_since(before), patience)
     assert heard == []
     return result

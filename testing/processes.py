@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import mmap
 import multiprocessing
 import os
@@ -245,6 +246,17 @@ def until(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
         time.sleep(0.002)
 
 
+def collect() -> None:
+    """Collect all garbage. `gc.collect` alone does nothing while another thread collects."""
+    enough = gc.get_stats()[2]["collections"] + 2  # one may have begun before
+
+    def collected() -> bool:
+        gc.collect()
+        return int(gc.get_stats()[2]["collections"]) >= enough
+
+    until(collected)
+
+
 @contextlib.contextmanager
 def workers(kind: type[W] = Worker) -> Iterator[Callable[..., W]]:
     """A factory of workers that are all ended, and reaped, afterwards."""
@@ -353,10 +365,11 @@ def forked(
     """What `function()` gives in a child made by `fork`; Failed if it raises there.
 
     A child that Python does not know of hangs where another thread held a lock of the interpreter
-    or of the allocator at that moment. That is no fault of the library: another child is made. A
-    child that the library keeps waiting hangs each time.
+    or of the allocator at that moment; so may any child where Pulsar's client has threads of its
+    own. That is no fault of the library: another child is made. A child that the library keeps
+    waiting hangs each time.
     """
-    early = 0 if fork is os.fork else COPIES - 1
+    early = COPIES - 1 if fork is not os.fork or "_pulsar" in sys.modules else 0
     for limit in (*[timeout / 12] * early, timeout):  # most end within milliseconds
         answer = _answer_of_child(function, limit, fork)
         if answer is not None:

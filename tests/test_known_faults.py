@@ -8,7 +8,6 @@ dead or half done, was not.
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import os
 import random
@@ -37,6 +36,7 @@ from testing.processes import (
     State,
     Worker,
     close_producer,
+    collect,
     hang,
     open_producer,
     rows,
@@ -138,7 +138,7 @@ def test_a_stale_fencer_does_not_evict_the_valid_owner_before_it_is_refused(
 def drop_producer(state: State) -> None:
     """Forget the producer without closing it."""
     state.producer = None
-    gc.collect()
+    collect()
 
 
 def close_engine(state: State) -> None:
@@ -304,7 +304,7 @@ def test_a_future_that_was_dropped_leaves_no_orphan(topic: xl.Topic) -> None:
     waiter behind it must get the topic."""
     owner = topic.producer(EXCLUSIVE)
     topic.producer_async(WAIT)
-    gc.collect()
+    collect()
     behind = topic.producer_async(WAIT)
     owner.close()
     behind.result(timeout=PATIENCE).close()
@@ -325,14 +325,14 @@ def test_a_producer_that_was_dropped_without_close_leaves_no_orphan(
             producer.itself = producer
         waiter = other.topic("orders").producer_async(WAIT)
         del producer
-        gc.collect()
+        collect()
         assert waiter.result(timeout=PATIENCE).send(b"y") == 1
 
 
 @pytest.mark.rule("C1")
 def test_a_producer_dropped_with_messages_on_their_way_sends_them_first(topic: xl.Topic) -> None:
     receipts = [topic.producer(EXCLUSIVE, linger=0.05).send_async(b"x") for _ in range(1)]
-    gc.collect()
+    collect()
     assert receipts[0].result(timeout=PATIENCE) == 0
     until(lambda: free(topic))
 

@@ -15,7 +15,7 @@ import pytest
 
 from exclusivelog.cluster.native import Native
 from exclusivelog.errors import EngineClosedError
-from testing.processes import PATIENCE, UNSEEN_FORKS, forked
+from testing.processes import PATIENCE, UNSEEN_FORKS, collect, forked
 
 FORKS = {"os.fork": os.fork, **UNSEEN_FORKS}
 
@@ -75,7 +75,7 @@ def test_a_forked_child_destroys_nothing_of_its_parent(
 
         def destroy() -> None:
             held_by.clear()
-            gc.collect()
+            collect()
 
         del held
         forked(destroy, fork=fork)
@@ -83,7 +83,7 @@ def test_a_forked_child_destroys_nothing_of_its_parent(
     finally:
         gc.enable()
     held_by.clear()
-    gc.collect()
+    collect()
     assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {
         "held": str(os.getpid()),
         "garbage": str(os.getpid()),

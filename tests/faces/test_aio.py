@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-import gc
 import inspect
 import threading
 import time
@@ -21,7 +20,7 @@ import exclusivelog as xl
 from exclusivelog import aio
 from exclusivelog.aio.readers import Watch
 from testing.loops import free, held, play, soon
-from testing.processes import PATIENCE, Worker, forked, open_producer, send, values, within
+from testing.processes import PATIENCE, Worker, collect, forked, open_producer, send, values, within
 from testing.states import add, everything, one_more
 
 EXCLUSIVE, WAIT, FENCING = "exclusive", "wait_for_exclusive", "exclusive_with_fencing"
@@ -39,7 +38,7 @@ def test_the_judge_sees_what_is_left() -> None:
 
     async def leave_an_exception() -> None:
         asyncio.get_running_loop().create_future().set_exception(ZeroDivisionError())
-        gc.collect()
+        collect()
 
     with pytest.raises(AssertionError, match="never retrieved"):
         play(leave_an_exception)

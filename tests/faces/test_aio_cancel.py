@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import random
 import time
 from collections.abc import AsyncIterator
@@ -21,7 +20,7 @@ import exclusivelog as xl
 from exclusivelog import aio
 from exclusivelog.local.runtime import _engines
 from testing.loops import cancelled_after, free, held, play, soon
-from testing.processes import PATIENCE, until, values
+from testing.processes import PATIENCE, collect, until, values
 from testing.states import add, everything, one_more
 
 EXCLUSIVE, WAIT, FENCING = "exclusive", "wait_for_exclusive", "exclusive_with_fencing"
@@ -571,7 +570,7 @@ def test_a2_waits_that_are_fenced_and_cancelled_log_nothing(path: str) -> None:
                         wait.exception()
                 await (await fencing).close()
                 await owner.close()
-        gc.collect()
+        collect()
         await asyncio.sleep(0.01)
 
     play(main)

@@ -25,7 +25,7 @@ import exclusivelog as xl
 from exclusivelog import threads
 from exclusivelog.local.storage import ledger
 from testing.children import child, finish, line
-from testing.processes import PATIENCE, until, values, within
+from testing.processes import PATIENCE, collect, until, values, within
 
 # Python ignores what a handler raises while a finalizer runs: the program would go on, without its
 # engine.
@@ -116,7 +116,7 @@ def test_c1_a_finalizer_may_close_its_producer(topic, busy_collector) -> None:
             Sink()
 
     within(make, PATIENCE)
-    gc.collect()
+    collect()
     until(lambda: not topic.holders)
 
 

@@ -24,7 +24,7 @@ from exclusivelog.local.storage.tables import Tables
 from testing.children import child, finish, line, tell
 from testing.disks import needs_strace
 from testing.journals import appends, flushes, frames, no_checkpoints
-from testing.processes import PATIENCE, State, until, values, within
+from testing.processes import PATIENCE, State, collect, until, values, within
 from testing.strace import traced
 
 
@@ -603,9 +603,9 @@ def test_the_end_of_the_program_sends_what_waits(path) -> None:
 
 def test_an_abandoned_producer_still_sends_what_waits(topic) -> None:
     receipt = topic.producer("exclusive", linger=0.2).send_async(b"x")
-    gc.collect()
+    collect()
     assert receipt.result(PATIENCE) == 0
-    gc.collect()
+    collect()
     until(lambda: topic.owner is None)
 
 

@@ -11,7 +11,6 @@ random; the judge must turn red where the copy is made without its marker, or is
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import os
 import random
@@ -37,7 +36,7 @@ from exclusivelog.local.storage.environment import UNFINISHED_BACKUP
 from testing.children import PATIENCE, child, finish, line, tell
 from testing.disks import disk, leave, needs_strace
 from testing.journals import no_checkpoints, small_journal
-from testing.processes import State, open_producer, send, until, values
+from testing.processes import State, collect, open_producer, send, until, values
 from testing.strace import Point
 from tests.maintenance.backups import (
     UNMARKED,
@@ -499,7 +498,7 @@ def test_h4_a_backup_interrupted_at_any_line_is_complete_or_refused(
         target = tmp_path / f"copy-{strike}"
         _, struck = run_interrupted(source, target, strike)
         assert struck
-        gc.collect()  # the frames that it went through
+        collect()  # the frames that it went through
         verdict = judge(target, COUNT)
         opened += verdict.opened
         assert verdict.problems == [], strike

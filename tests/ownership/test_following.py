@@ -34,7 +34,7 @@ from testing.handovers import (
     catch_up,
     moved,
 )
-from testing.processes import EXCLUSIVE, FENCING, PATIENCE, WAIT, until, values, within
+from testing.processes import EXCLUSIVE, FENCING, PATIENCE, WAIT, collect, until, values, within
 
 FENCED, MOVED = xl.ProducerFencedError, xl.ProducerMovedError
 Neighbours = tuple[xl.Engine, xl.Engine, xl.Engine]
@@ -123,7 +123,7 @@ def test_d4_one_that_has_followed_is_asked_for_the_topic_of_a_dropped_one(
     until(lambda: told)  # the rival had waited
     told.clear()
     del rival
-    gc.collect()
+    collect()
     third = c.topic("orders").producer_async(WAIT)
     until(lambda: told)
     assert told == [producer]

@@ -4,7 +4,6 @@ queues them, in as few transactions as their time allows (rule D9)."""
 from __future__ import annotations
 
 import asyncio
-import gc
 
 import pytest
 
@@ -12,7 +11,7 @@ import exclusivelog as xl
 import exclusivelog.aio
 from exclusivelog.local.ownership import sessions
 from exclusivelog.local.ownership.sessions import Sessions
-from testing.processes import PATIENCE, WAIT, until, values, within
+from testing.processes import PATIENCE, WAIT, collect, until, values, within
 
 NAMES = [f"t{i}" for i in range(30)]
 
@@ -120,7 +119,7 @@ def test_dropped_producers_give_their_topics_back(engine: xl.Engine) -> None:
     producers = engine.producers(NAMES, "exclusive")
     assert all(owner for _, _, owner in snapshot(engine))
     del producers
-    gc.collect()
+    collect()
     until(lambda: all(owner is None for _, _, owner in snapshot(engine)))
 
 

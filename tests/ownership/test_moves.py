@@ -8,7 +8,6 @@ or not know of its luck yet. test_crashed_moves.py is about those who fall on th
 from __future__ import annotations
 
 import contextlib
-import gc
 import subprocess
 import sys
 import threading
@@ -49,6 +48,7 @@ from testing.processes import (
     WAIT,
     Failed,
     State,
+    collect,
     open_producer,
     producer_state,
     rows,
@@ -692,7 +692,7 @@ def test_e2_what_a_dropped_producer_has_accepted_is_in_the_log_before_the_move(
     its outcome."""
     other = quick("other")
     receipts = [topic.producer(EXCLUSIVE, linger=20.0).send_async(b"x")]
-    gc.collect()
+    collect()
     assert topic.owner is not None
     [move] = engine.unload("orders", to=other.id)
     assert move.ok

@@ -52,6 +52,7 @@ from testing.processes import (
     WAIT,
     Failed,
     State,
+    collect,
     forked,
     until,
     values,
@@ -498,7 +499,7 @@ def test_c1_closing_sends_what_waits_before_it_gives_back(engine: xl.Engine, pat
 
 def test_c1_a_role_that_is_dropped_is_held_on(engine: xl.Engine) -> None:
     epoch = role(engine).epoch
-    gc.collect()
+    collect()
     time.sleep(0.2)
     [info] = engine.roles()
     assert (info.epoch, info.holder.engine_id) == (epoch, engine.id)

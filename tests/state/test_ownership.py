@@ -7,7 +7,6 @@ an append if no other process writes, and a hand-over if one does.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import random
 import signal
@@ -23,7 +22,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog.local.session import LocalSession
 from testing.children import child, line
-from testing.processes import PATIENCE, Failed, State, Worker, hang, until, within
+from testing.processes import PATIENCE, Failed, State, Worker, collect, hang, until, within
 from testing.states import (
     call_map,
     count_up,
@@ -432,7 +431,7 @@ def test_a2_a_map_that_was_dropped_gives_its_topic_back(topic: xl.Topic) -> None
     shared.put("a", 1)
     assert shared.put_async("a", 2).result(PATIENCE) == 1
     del shared
-    gc.collect()
+    collect()
     until(lambda: topic.owner is None)
 
 

@@ -4,7 +4,6 @@ foreign, newer, cut off or strange (rule H2). Each is refused by name, and left 
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import random
 import re
@@ -26,7 +25,7 @@ from exclusivelog.local.storage import mounts
 from exclusivelog.local.storage.mounts import file_system
 from testing.children import command, finish
 from testing.disks import OPENS, TELLS_ALL, digest, disk
-from testing.processes import PATIENCE, values, within
+from testing.processes import PATIENCE, collect, values, within
 from tests.log.test_readers import rest
 
 pytestmark = pytest.mark.once
@@ -527,12 +526,12 @@ def test_h2_a_writer_opens_after_a_read_only_engine_that_was_dropped(path) -> No
     with xl.open(path) as engine:
         engine.topic("orders").producer().send(b"1")
     reader = xl.open(path, readonly=True, name="dropped").topic("orders").reader()
-    gc.collect()
+    collect()
     assert next(reader).value == b"1"
     with pytest.raises(xl.LedgerError, match="'dropped'"):
         xl.open(path)
     del reader
-    gc.collect()
+    collect()
     kept = xl.open(path, readonly=True, name="kept")
     with pytest.raises(xl.LedgerError, match="by 'kept'; close"):
         xl.open(path)
