@@ -648,7 +648,7 @@ def test_a_child_that_was_forked_amid_sends_ends_and_harms_no_other(
                     except EngineClosedError:
                         pass
                 engine = producer = receipts = receipt = None
-                collect()
+                gc.collect()
                 sys.exit(7)  # through the whole end of the interpreter
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
             offsets = [receipt.result(30) for receipt in receipts]
