@@ -22,7 +22,7 @@ from typing import Literal
 import exclusivelog as xl
 from proof.report import Figure
 from proof.sizes import Size
-from testing.children import child, line, script
+from testing.children import child, line, script, tell
 from testing.patience import PATIENCE
 
 # What it does, the durability, and how often a second (0: at full speed).
@@ -76,13 +76,21 @@ WORK = {
             turn[0] = to
         each(move)
     """,
+    # The control: it is inside whenever it is stopped.
     "holds the lock": """
-        def hold():
+        import signal, threading
+        resumed = threading.Event()
+        signal.signal(signal.SIGCONT, lambda *_: resumed.set())
+        print("ready", flush=True)
+        for _ in sys.stdin:
             with engine.ledger.write_exclusive():
-                time.sleep(0.05)
-        each(hold)
+                print("inside", flush=True)
+                while not resumed.wait(0.01):  # another thread may get the signal
+                    pass
+            resumed.clear()
     """,
 }
+CONTROL: Kind = ("holds the lock", "process", 0)
 # Of "sends" at full speed under `process`, most are in a checkpoint: the journal fills in no time.
 KINDS: list[Kind] = [
     ("sends", "power", 0), ("sends", "power", 100), ("sends", "process", 0),
@@ -135,13 +143,18 @@ def measure(kind: Kind, stops: int, where: Path) -> Found:
     """Stop a process that works so many times."""
     what, durability, rate = kind
     found = Found()
-    with child(script(BEGIN, WORK[what]), where, durability, rate) as process:
-        line(process)
-        with xl.open(where, "observer", durability=durability) as engine:
-            with engine.topic("b").producer() as producer:
-                for _ in range(stops):
-                    time.sleep(random.uniform(0, LONGEST_RUN))
-                    _stop_once(process.pid, producer, found)
+    with xl.open(where, "observer", durability=durability) as engine:
+        with (
+            engine.topic("b").producer() as producer,
+            child(script(BEGIN, WORK[what]), where, durability, rate) as process,
+        ):
+            line(process)
+            for _ in range(stops):
+                time.sleep(random.uniform(0, LONGEST_RUN))
+                if kind == CONTROL:
+                    tell(process)
+                    assert line(process) == "inside"
+                _stop_once(process.pid, producer, found)
     return found
 
 
@@ -168,7 +181,7 @@ def stop_writers(size: Size, where: Path) -> Figure:
         figure.notes.append(f"{name_of(kind)}: inside in {found.share}")
         figure.broken += ["a send was not answered after SIGCONT"] * found.unanswered
     if size.controlled:
-        found = _measured(("holds the lock", "process", 0), 5, where)
+        found = _measured(CONTROL, 5, where)
         figure.controls["a process that never leaves"] = found.inside == found.stops
     return figure
 

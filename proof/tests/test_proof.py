@@ -90,7 +90,7 @@ def test_k3_a_send_is_answered_once_a_stopped_process_goes_on(
 
 
 def test_control_a_stop_inside_is_noticed(tmp_path: Path) -> None:
-    found = stops.measure(("holds the lock", "process", 0), 3, tmp_path / "log")
+    found = stops.measure(stops.CONTROL, 3, tmp_path / "log")
     assert (found.inside, found.unanswered) == (3, 0)
 
 
