@@ -8,6 +8,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog.local.ownership import notifications
 from exclusivelog.local.ownership.notifications import Releases
+from testing.patience import PATIENCE
 
 pytestmark = pytest.mark.once  # durability changes appends, not who may append
 
@@ -35,7 +36,7 @@ def test_e1_chunks_are_as_large_as_the_time_allows(
     producers = engine.producers(NAMES, "exclusive")
     receipts = [p.send_async(b"before") for p in producers]
     with xl.open(path, name="to") as to:
-        moves = engine.unload(NAMES, to=to.id)
+        moves = engine.unload(NAMES, to=to.id, timeout=PATIENCE)
         assert [(move.topic, move.state) for move in moves] == [(n, "assigned") for n in NAMES]
         assert sizes == expected
         assert [r.result(0) for r in receipts] == [0] * len(NAMES)
@@ -56,7 +57,7 @@ def test_e4_what_fails_in_the_middle_is_released_in_the_next_round(
     engine.producers(NAMES[:1], "exclusive")[0].close()
     producers = engine.producers(NAMES, "exclusive")
     with xl.open(path, name="to") as to:
-        moves = engine.unload(NAMES, to=to.id)
+        moves = engine.unload(NAMES, to=to.id, timeout=PATIENCE)
         assert all(move.ok for move in moves)
         assert [p.topic_epoch for p in producers] == [2] + [1] * (len(NAMES) - 1)
         assert {engine.topic(name).transfer.target.id for name in NAMES} == {to.id}
