@@ -53,6 +53,8 @@ class GroupMember:
     returns: bool  # go back before the next read
     transaction: Ending | None  # the last one that has its position, until that has ended
     user: Caller | None  # who reads by it; None before the first read, and if it commits by itself
+    # What its own `commit` is about to store, {topic id: offset}; None if the outcome is known.
+    committing: Mapping[int, int] | None
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -80,6 +82,8 @@ class GroupMember:
         transaction = self.transaction
         if transaction is not None:
             transaction.settle_readers()
+        if self.committing is not None:
+            self.settle_own_commit()
         if self.user is None:
             self.user = this_caller()
             _in_use.add(self)
@@ -91,10 +95,26 @@ class GroupMember:
         self.transaction, self.user, self.returns = transaction, this_caller(), False
         _in_use.add(self)
 
-    def note_own_commit(self, positions: Mapping[int, int]) -> None:
-        """Its own `commit` has stored these positions: it takes no part in transactions."""
+    def commit_alone(self) -> None:
+        """Commit its position, in no transaction."""
+        self.committing = self.offsets_to_commit()
+        self.membership.commit(self.committing)
+        self._note_own_commit(self.committing)
+
+    def settle_own_commit(self) -> None:
+        """If its own commit was interrupted, find out whether the group has its position."""
+        positions = self.committing
+        if positions is None:
+            return
+        if all(self.membership.position(topic) == at for topic, at in positions.items()):
+            self._note_own_commit(positions)
+        self.committing = None
+
+    def _note_own_commit(self, positions: Mapping[int, int]) -> None:
+        """It takes no part in transactions."""
         self.has_committed(positions)
         _in_use.discard(self)
+        self.committing = None
 
 
 _in_use: weakref.WeakSet[GroupMember] = weakref.WeakSet()  # of all ledgers

@@ -103,7 +103,7 @@ class Reader(GroupMember, Closing):
         if trimmed not in ("error", "earliest"):
             raise ValueError(f"trimmed={trimmed!r}: it takes 'error' or 'earliest'")
         self.membership: GroupCursor | None = None
-        self.returns, self.transaction, self.user = False, None, None
+        self.returns, self.transaction, self.user, self.committing = False, None, None, None
         self._is_part = False  # of a GroupReader, which is in transactions instead
         self.continues_at = 0  # of a group's reader, after a transaction has aborted
         self.topic_id = topic
@@ -410,9 +410,7 @@ class Reader(GroupMember, Closing):
             raise ValueError(
                 f"this reader of topic {self.topic!r} has no cursor; open it with group="
             )
-        positions = self.offsets_to_commit()
-        self.membership.commit(positions)
-        self.note_own_commit(positions)
+        self.commit_alone()
 
     # ---- close ---------------------------------------------------------------------------
 
@@ -473,7 +471,7 @@ class GroupReader(GroupMember, Closing):
     def __init__(self, readers: Sequence[Reader], membership: GroupCursor) -> None:
         self.membership = membership
         self.readers = tuple(readers)  # one for each topic
-        self.returns, self.transaction, self.user = False, None, None
+        self.returns, self.transaction, self.user, self.committing = False, None, None, None
         self._next = 0  # the index of the reader to read from next
         self._closed = False
         for reader in readers:
@@ -661,9 +659,7 @@ class GroupReader(GroupMember, Closing):
         Raises ReaderFencedError if a later reader of the group was opened on any of the topics.
         """
         self._check_usable()
-        positions = self.offsets_to_commit()
-        self.membership.commit(positions)
-        self.note_own_commit(positions)
+        self.commit_alone()
 
     def _check(self) -> None:
         self.note_use()

@@ -10,6 +10,7 @@ import resource
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from operator import methodcaller
 from queue import Empty, SimpleQueue
 from types import BuiltinFunctionType
 from typing import TypeVar
@@ -149,8 +150,9 @@ class Helpers:
     def call(self, path: str, function: Callable[[], object]) -> None:
         """Have a thread call `function`, which must not raise; LedgerError if none can be
         started."""
+        taken = map(methodcaller("put", function), iter(self._idle.pop, None))
         try:
-            self._idle.pop().put(function)  # in one line: no interrupt must come between
+            next(taken)  # in one call of C: an interrupt between the two would lose the thread
         except IndexError:
             calls: SimpleQueue[Callable[[], object]] = SimpleQueue()
             calls.put(function)

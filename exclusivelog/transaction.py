@@ -491,6 +491,7 @@ class Transaction(OfThisProcess):
             membership = reader.membership
             ours = membership is not None and membership.ledger is self._engine.ledger
             if ours and reader.user == self._maker and reader.transaction is None:
+                reader.settle_own_commit()
                 reader.returns = reader not in self._parts.cursors
 
     def __enter__(self) -> Transaction:

@@ -24,8 +24,8 @@ TASKS = {"RoleFuture", "UnloadFuture"}  # types of asyncio's tasks, which stand 
 
 # What a transaction uses of the readers of groups.
 OF_MEMBERS = {
-    "go_back", "has_committed", "joins", "note_own_commit", "note_use", "offsets_to_commit",
-    "parts", "returns", "transaction", "user",
+    "commit_alone", "committing", "go_back", "has_committed", "joins", "note_use",
+    "offsets_to_commit", "parts", "returns", "settle_own_commit", "transaction", "user",
 }  # fmt: skip
 
 # What has no counterpart, by class: what the library's modules use of one another's objects, and

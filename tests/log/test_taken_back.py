@@ -157,6 +157,8 @@ def test_g11_a_time_limit_in_a_thread_breaks_no_producer(engine, topic, tries) -
     sure = {value for one, value in made if one.state == "committed"}
     check_values(topic, {*sure, b"last"}, set())
     assert producer.last_sequence_id == topic.next_offset - 1
+    # Those that have committed for others end once none needs them.
+    until(lambda: "exclusivelog-transaction" not in [it.name for it in threading.enumerate()])
 
 
 @dropped
@@ -315,6 +317,35 @@ def test_g11_an_abort_moves_no_reader_of_others(engine, orders) -> None:
         txn.commit_cursor(outer)
     assert billed(engine) == [b"0", b"1", b"2"]
     assert (alone.position, elsewhere.position, outer.position) == (2, 1, 3)
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["behind the commit", "before it"])
+@pytest.mark.parametrize("topics", ["one topic", "two topics"])
+def test_g11_a_commit_of_a_reader_s_own_that_was_interrupted_is_known_by_its_outcome(
+    engine, orders, monkeypatch, topics, stored
+) -> None:
+    engine.topic("other")
+    reader: Any = (
+        engine.reader(["orders", "other"], group="g") if topics == "two topics"
+        else orders.reader(group="g")
+    )  # fmt: skip
+    commit = reader.membership.commit
+
+    def interrupted(positions: Any) -> None:
+        if stored:
+            commit(positions)
+        raise Limit
+
+    reader.read_next(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(reader.membership, "commit", interrupted)
+        with pytest.raises(Limit):
+            reader.commit()
+    with contextlib.suppress(Failed), engine.transaction():
+        raise Failed
+    reader.read_next(0)
+    found = reader.positions["orders"] if topics == "two topics" else reader.position
+    assert found == (2 if stored else 1)
 
 
 def test_g11_a_reader_waits_for_the_commit_that_an_interrupt_has_left(
