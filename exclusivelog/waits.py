@@ -11,6 +11,7 @@ import contextlib
 import operator
 from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import CancelledError, Future, InvalidStateError
+from threading import Condition
 from typing import Any, Generic, Protocol, TypeVar
 
 from exclusivelog import _core
@@ -43,6 +44,25 @@ def in_slices(
         check()
         if end is not None and _core.monotonic() >= end:
             return False
+
+
+def wait_for(condition: Condition, done: Callable[[], bool], seconds: float | None) -> bool:
+    """Wait for the condition, whose lock is held, until `done()`; False after `seconds` (None: no
+    limit). As `Condition.wait_for`, whose deadline is a time of Python: that may stand still, as
+    under freezegun (rule C9).
+
+    >>> changed = Condition()
+    >>> with changed:
+    ...     wait_for(changed, lambda: False, 0.01)
+    False
+    """
+    end = None if seconds is None else _core.monotonic() + seconds
+    while not done():
+        left = None if end is None else end - _core.monotonic()
+        if left is not None and left <= 0:
+            return False
+        condition.wait(left)
+    return True
 
 
 def until_settled(future: Future[Any]) -> Callable[[float], bool]:

@@ -51,7 +51,7 @@ from exclusivelog.foreign import Ignoring
 from exclusivelog.messages import Encoded
 from exclusivelog.refusals import handed_over
 from exclusivelog.types import AccessMode, OwnerInfo
-from exclusivelog.waits import in_slices
+from exclusivelog.waits import in_slices, wait_for
 
 __all__ = [
     "ANSWER_SECONDS", "CLOSE_SECONDS", "Host", "Owning", "Recent", "Registration", "Seen",
@@ -561,7 +561,7 @@ class TopicLog:
 
         def wait(seconds: float) -> bool:
             with self.changed:
-                return self.changed.wait_for(lambda: done() or self._ended, seconds)
+                return wait_for(self.changed, lambda: done() or self._ended, seconds)
 
         if not in_slices(wait, timeout, self.host.check_not_forked):
             raise WaitTimeoutError(f"topic {self.name!r}: {what} within {timeout} s")

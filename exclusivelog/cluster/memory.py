@@ -41,6 +41,7 @@ from exclusivelog.cluster.ordered import (
 )
 from exclusivelog.errors import EngineClosedError, LedgerIOError, OffsetTrimmedError
 from exclusivelog.types import EngineInfo
+from exclusivelog.waits import wait_for
 
 __all__ = ["Chances", "MemoryLog", "MemoryPlace", "UnreliableLog"]
 
@@ -119,7 +120,8 @@ class MemoryLog:
     def read(self, number: int, timeout: float | None, closed: Callable[[], bool]) -> Record | None:
         """The record after this one; for tails."""
         with self._changed:
-            self._changed.wait_for(
+            wait_for(
+                self._changed,
                 lambda: closed() or self._closed or number < self._trimmed + len(self._records),
                 timeout,
             )

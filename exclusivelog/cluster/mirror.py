@@ -53,6 +53,7 @@ from exclusivelog.errors import (
     UnsupportedError,
     WaitTimeoutError,
 )
+from exclusivelog.waits import wait_for
 
 __all__ = ["Comparison", "Mirror", "Progress"]
 
@@ -214,7 +215,9 @@ class InFlight:
         return len(self._sent) < self._copies and self._bytes < IN_FLIGHT_BYTES
 
     def _wait_for(self, condition: Callable[[], bool]) -> None:
-        answered = self._changed.wait_for(lambda: condition() or self.error is not None, self._most)
+        answered = wait_for(
+            self._changed, lambda: condition() or self.error is not None, self._most
+        )
         if self.error is not None:
             raise self.error
         if not answered:  # the client retries for ever with a broker that cannot store

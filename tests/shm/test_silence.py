@@ -24,6 +24,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import _core, logs
 from exclusivelog.local.shm.slots import MOST_PAUSES, Observer
+from exclusivelog.waits import wait_for
 from testing.children import child, line, tell
 from testing.clocks import FAKE_CLOCK
 from testing.processes import (
@@ -207,27 +208,37 @@ def test_c9_waits_end_in_time_by_whatever_clock(path: str, fake_clock: str, shif
         assert process.wait(PATIENCE) == 0
 
 
+@pytest.mark.parametrize("kind", ["local", "cluster"])
 def test_c9_a_frozen_clock_of_python_ends_no_wait_late(
-    topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """As freezegun does it: `time.monotonic` and `time.time` stand still."""
-    with topic.producer(EXCLUSIVE):
+    """As freezegun does it: `time.monotonic` and `time.time` stand still, also for `threading`."""
+    path = str(tmp_path / "log") if kind == "local" else f"memory://{tmp_path}"
+    with xl.open(path) as engine, engine.topic("orders").producer(EXCLUSIVE):
+        topic = engine.topic("orders")
         waiting = topic.producer_async(WAIT)
-        monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
-        monkeypatch.setattr(time, "time", lambda: 1000.0)
-        monkeypatch.setattr(time, "monotonic_ns", lambda: 10**12)
         calls: list[tuple[type[Exception], Callable[[], object]]] = [
             (xl.WaitTimeoutError, lambda: topic.reader("latest").read_next(timeout=0.2)),
             (xl.WaitTimeoutError, lambda: topic.producer(WAIT, timeout=0.2)),
             (FutureTimeoutError, lambda: waiting.result(timeout=0.2)),
-            (xl.WaitTimeoutError, lambda: topic.engine.role("r", topics=["orders"], timeout=0.2)),
         ]
+        if engine.supports("roles"):
+            calls.append(
+                (xl.WaitTimeoutError, lambda: engine.role("r", topics=["orders"], timeout=0.2))
+            )
+        monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+        monkeypatch.setattr(threading, "_time", lambda: 1000.0)
+        monkeypatch.setattr(time, "time", lambda: 1000.0)
+        monkeypatch.setattr(time, "monotonic_ns", lambda: 10**12)
 
         def run() -> None:
             for error, call in calls:
                 with pytest.raises(error):
                     call()
+            with changed:
+                assert not wait_for(changed, lambda: False, 0.2)
 
+        changed = threading.Condition()
         thread = threading.Thread(target=run)
         thread.start()
         end = _core.monotonic() + PATIENCE
@@ -239,13 +250,15 @@ def test_c9_a_frozen_clock_of_python_ends_no_wait_late(
 
 
 def test_c9_no_deadline_of_the_library_is_a_time_of_python() -> None:
-    """Only programs of their own, and what is measured for people, use `time.monotonic`."""
+    """Only programs of their own, and what is measured for people, use `time.monotonic`; and no
+    `Condition.wait_for`, which does."""
     allowed = ("cli", "spark")
     root = Path(xl.__file__).parent
     found = [
-        str(file.relative_to(root))
+        f"{file.relative_to(root)}: {text}"
         for file in root.rglob("*.py")
-        if "time.monotonic" in file.read_text() and file.relative_to(root).parts[0] not in allowed
+        for text in ("time.monotonic", ".wait_for(")
+        if text in file.read_text() and file.relative_to(root).parts[0] not in allowed
     ]
     assert found == []
 
