@@ -263,6 +263,28 @@ def test_h2_the_default_map_is_smaller_where_there_is_less_address_space_and_gro
 
 
 @pytest.mark.long
+def test_h2_a_process_may_have_many_ledgers(tmp_path) -> None:
+    """Of 128 maps of 1 TiB each, the last has no room in the address space: it is smaller."""
+    said = finish(
+        """
+        import contextlib, sys
+        import exclusivelog as xl
+        with contextlib.ExitStack() as stack:
+            engines = [
+                stack.enter_context(xl.open(f"{sys.argv[1]}/{number}", durability="process"))
+                for number in range(135)
+            ]
+            for engine in engines:
+                assert engine.topic("t").producer("exclusive").send(b"x") == 0
+            sizes = [engine.stats()["map_size"] for engine in engines]
+            print(max(sizes) == 1 << 40, min(sizes) < 1 << 40)
+        """,
+        tmp_path,
+    )
+    assert said.split() == ["True", "True"]
+
+
+@pytest.mark.long
 def test_h2_the_513th_engine_is_told_of_the_512_others(path) -> None:
     with contextlib.ExitStack() as engines:
         first = engines.enter_context(xl.open(path))
