@@ -106,9 +106,10 @@ class Engine(Closing):
         open a few thousand at a time. Requests that wait are queued in transactions of about 5 ms.
 
         Raises what `topic.producer` raises if any of the topics is refused, also while one is being
-        handed over to this engine; then no producer is opened, no topic created, and no other owner
-        fenced. In wait_for_exclusive, each future raises its own error. ValueError if a name occurs
-        twice.
+        handed over to this engine, and LedgerCorruptedError, which names the topic, if a row of one
+        is damaged; then no producer is opened, no topic created, and no other owner fenced. In
+        wait_for_exclusive, each topic is decided by itself: its future raises its own error, also
+        that of a damaged row. ValueError if a name occurs twice.
 
         >>> orders, bills = engine.producers(["orders", "bills"], "exclusive")
         >>> orders.send(b"a"), bills.send(b"b"), engine.topics()

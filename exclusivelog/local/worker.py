@@ -257,12 +257,17 @@ class BackgroundWorker:
                         s.id for s in sessions
                         if steps.is_reserved(tables, s) or role_rows.binds(tables, s)
                     }  # fmt: skip
-                for session in sessions:
-                    if session.id not in known and session.id not in reserved:
-                        self.release(session)
+                orphans = [s for s in sessions if s.id not in known and s.id not in reserved]
+                self._release_each(orphans)
             except BaseException:
                 self._orphans_wanted = True
                 raise
+
+    def _release_each(self, sessions: Iterable[Session]) -> None:
+        """Release these one by one; one with a damaged row, say, keeps no other one from that."""
+        with contextlib.ExitStack() as stack:
+            for session in sessions:
+                stack.callback(self.release, session)
 
     # ---- eviction --------------------------------------------------------------------------
 

@@ -4,13 +4,19 @@ queues them, in as few transactions as their time allows (rule D9)."""
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import exclusivelog as xl
 import exclusivelog.aio
+from exclusivelog.local.log.appending import Committer
 from exclusivelog.local.ownership import sessions
 from exclusivelog.local.ownership.sessions import Sessions
+from exclusivelog.local.records import U64
+from exclusivelog.producer import ProducerFuture
 from testing.processes import PATIENCE, WAIT, collect, until, values, within
 
 NAMES = [f"t{i}" for i in range(30)]
@@ -113,6 +119,24 @@ def test_a2_an_interrupt_after_the_commit_leaves_no_owner(
     with pytest.raises(KeyboardInterrupt):
         engine.producers(NAMES, "exclusive")
     until(lambda: all(owner is None for _, _, owner in snapshot(engine)))
+
+
+def test_a2_an_orphan_with_a_damaged_row_keeps_no_other_topic(
+    engine: xl.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any) -> None:
+        with engine.backend.notifications.lock:  # the background thread releases nothing yet
+            request_all(*args)
+            damage(engine, "producers", "t0")
+            patch.undo()
+            raise KeyboardInterrupt
+
+    request_all = Sessions.request_all
+    with monkeypatch.context() as patch:
+        patch.setattr(Sessions, "request_all", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.producers(NAMES, "exclusive")
+    until(lambda: {name for name, _, owner in snapshot(engine) if owner} == {"t0"})
 
 
 def test_dropped_producers_give_their_topics_back(engine: xl.Engine) -> None:
@@ -277,6 +301,97 @@ def test_h2_a_full_disk_fails_those_that_are_not_queued_yet(
     assert [name for _, _, name in snapshot(engine) if name] == [
         future.result(0).name for future in futures[:9]
     ]
+
+
+def damage(engine: xl.Engine, table: str, name: str, key: bytes = b"") -> None:
+    """Damage the row of this topic whose key goes on with `key`, or its first row."""
+    with engine.ledger.write_concurrent() as tables:
+        topic = engine.topic(name).id
+        found = key or next(iter(tables.rows.under(table, topic)), (b"",))[0]
+        tables.rows.put(table, U64.pack(topic) + found, b"damaged")
+
+
+@pytest.mark.rule("D9")
+@pytest.mark.parametrize("seconds", [0.0, PATIENCE], ids=["one by one", "together"])
+@pytest.mark.parametrize("table", ["topics", "producers", "queue"])
+def test_d9_a_topic_with_a_damaged_row_fails_alone(
+    engine: xl.Engine, path: str, monkeypatch: pytest.MonkeyPatch, table: str, seconds: float
+) -> None:
+    """Its request may have changed rows before the damage was found: nothing of that stays."""
+    monkeypatch.setattr(sessions, "CHUNK_SECONDS", seconds)
+    engine.producers(NAMES)
+    bad = ["t0", "t7", "t8", "t29"]
+    with xl.open(path, name="leader") as leader:
+        if table == "queue":
+            leading = leader.producers(bad, "exclusive")
+            queued = leader.producers(bad, WAIT, wait=False)
+        for name in bad:
+            damage(engine, table, name, b"p" if table == "producers" else b"")
+        futures = engine.producers(NAMES, WAIT, wait=False, name="p")
+        errors = {f"t{i}": future.exception(0) for i, future in enumerate(futures)}
+        assert [name for name, error in errors.items() if error] == bad
+        for name in bad:
+            error = errors[name]
+            assert isinstance(error, xl.LedgerCorruptedError)
+            assert (error.topic, repr(table) in str(error)) == (name, True)
+        granted = {f"t{i}" for i, future in enumerate(futures) if not future.exception(0)}
+        with engine.ledger.read() as tables:
+            mine = tables.sessions.of_engine(engine.id)
+        assert {session.topic for session in mine} == {engine.topic(name).id for name in granted}
+        for future in futures:
+            if not future.exception(0):
+                assert future.result().send(b"x") == 0
+        if table == "queue":
+            assert [future.done() for future in queued] == [False] * len(bad)
+            assert [producer.send(b"led") for producer in leading] == [0] * len(bad)
+
+
+@pytest.mark.rule("A2")
+@pytest.mark.parametrize("mode", ["shared", "exclusive", "exclusive_with_fencing"])
+def test_a2_a_damaged_row_opens_none_of_those_that_do_not_wait(
+    engine: xl.Engine, mode: str
+) -> None:
+    engine.producers(NAMES)
+    damage(engine, "producers", "t7", b"p")
+    with pytest.raises(xl.LedgerCorruptedError, match="^topic 't7': .*'producers'"):
+        engine.producers(NAMES, mode, name="p")
+    assert {owner for _, _, owner in snapshot(engine)} == {None}
+
+
+@pytest.mark.rule("A2")
+@pytest.mark.parametrize("held", [True, False], ids=["queued", "granted"])
+def test_a2_one_that_fails_after_its_transaction_leaves_no_place_behind(
+    engine: xl.Engine, path: str, monkeypatch: pytest.MonkeyPatch, held: bool
+) -> None:
+    """No thread can be started for one of the requests, although its transaction has committed:
+    the others wait or are granted, and it neither keeps a place in the queue nor owns the topic."""
+
+    def failing(original: Any) -> Callable[..., Any]:
+        calls = itertools.count()
+
+        def call(*args: Any) -> Any:
+            if next(calls) == 7:
+                raise xl.LedgerError("the system refuses another thread to this process")
+            return original(*args)
+
+        return call
+
+    monkeypatch.setattr(sessions, "CHUNK_SECONDS", PATIENCE)
+    place = (Committer, "start") if held else (ProducerFuture, "make")
+    with xl.open(path, name="leader") as leader:
+        leading = leader.producers(NAMES, "exclusive") if held else []
+        with monkeypatch.context() as patch:
+            call = failing(getattr(*place))
+            patch.setattr(*place, lambda *args: call(*args))
+            futures = engine.producers(NAMES, WAIT, wait=False)
+        [failed] = [i for i, future in enumerate(futures) if future.done() and future.exception(0)]
+        for producer in leading:
+            producer.close()
+        others = [f.result(PATIENCE) for i, f in enumerate(futures) if i != failed]
+        topic = engine.topic(NAMES[failed])
+        until(lambda: not topic.waiters and topic.owner is None)
+        assert [producer.send(b"x") for producer in others] == [0] * (len(NAMES) - 1)
+        assert topic.producer("exclusive").send(b"x") == 0
 
 
 def test_d9_a_closed_or_read_only_engine_refuses(engine: xl.Engine, path: str) -> None:

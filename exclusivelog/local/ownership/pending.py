@@ -556,7 +556,7 @@ class Pending:
                 if registration is not None and not registration.queued:
                     self.outcomes.hand_out(future, registration.session, registration.last_sequence)
         except ExclusiveLogError as error:
-            future.set_exception(error)
+            self._fail_registered(future, error)
         except BaseException:
             # An interrupt may come after the commit: the background thread releases orphans.
             if future.session is not None:
@@ -621,10 +621,21 @@ class Pending:
             future.set_exception(outcome)
             return
         future.session, future.topic_id = outcome.session, outcome.session.topic
-        if outcome.queued:
-            self.queue(future, deadline)
-        else:
-            self.outcomes.hand_out(future, outcome.session, outcome.last_sequence)
+        try:
+            if outcome.queued:
+                self.queue(future, deadline)
+            else:
+                self.outcomes.hand_out(future, outcome.session, outcome.last_sequence)
+        except ExclusiveLogError as error:  # no thread can be started, say; the others go on
+            self._fail_registered(future, error)
+
+    def _fail_registered(self, future: AnyFuture, error: ExclusiveLogError) -> None:
+        """Fail a request that is registered, if it has a session: that is then released."""
+        future.granted = None  # dropping it releases the session, as the orphan that it else is
+        if future.session is not None:
+            self._engine().worker.release_orphans()
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # it got its result before
+            future.set_exception(error)
 
     def _register(self, arrival: Arrival) -> Registration | None:
         """Register the request; None if it has to wait until the topic is released to this
@@ -648,11 +659,16 @@ class Pending:
         deadline."""
         assert future.session is not None
         self.queued.add(future, deadline)
-        if deadline is not None:
-            self.limits.add(future, deadline)
-        # Start them now, not at the promotion: the topic would be idle for as long.
-        self._engine().ledger.checkpointer.start()
-        self._engine().committer.start()
+        try:
+            if deadline is not None:
+                self.limits.add(future, deadline)
+            # Start them now, not at the promotion: the topic would be idle for as long.
+            self._engine().ledger.checkpointer.start()
+            self._engine().committer.start()
+        except ExclusiveLogError:  # the caller fails the future: nothing may settle it later
+            self.queued.drop(future.session.id)
+            self._engine().worker.release_orphans()
+            raise
         self._engine().worker.wake()  # the background thread must watch the other engines now
 
     def withdraw(self, session: Session) -> bool:

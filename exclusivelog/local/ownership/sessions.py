@@ -25,6 +25,7 @@ from exclusivelog.admission import ADMITTED, Verdict
 from exclusivelog.backend import ProducerRequest, RoleDefinition
 from exclusivelog.errors import (
     ExclusiveLogError,
+    LedgerCorruptedError,
     LedgerFullError,
     OwnershipLostError,
     ProducerBusyError,
@@ -32,7 +33,7 @@ from exclusivelog.errors import (
     TopicNotFoundError,
     TopicTerminatedError,
 )
-from exclusivelog.local import records
+from exclusivelog.local import faults, records
 from exclusivelog.local.ownership import admission, role_rows, steps
 from exclusivelog.local.ownership.steps import (
     FENCED,
@@ -459,6 +460,16 @@ CHUNK_SECONDS = 0.005
 REFUSALS = (ProducerFencedError, ProducerBusyError, TopicTerminatedError, OwnershipLostError)
 
 
+class DamagedTopic(Exception):
+    """Rows of the topic with this number, of several in one transaction, are damaged. `error` says
+    which topic."""
+
+    def __init__(self, name: str, number: int, damage: Exception) -> None:
+        super().__init__(name)
+        self.number = number
+        self.error = LedgerCorruptedError(f"topic {name!r}: {damage}", topic=name)
+
+
 class Requests:
     """Decides about requests for topics, within a transaction (rules A1-A6, B5, B6)."""
 
@@ -705,9 +716,12 @@ class Sessions:
 
         def register(tables: Tables) -> list[Registration]:
             self._leave_all(tables, abandoned())
-            return [self._register_one(tables, name, session) for name in names]
+            return [self._register_one(tables, names, i, session) for i in range(len(names))]
 
-        return self._write_with_journal(register)
+        try:
+            return self._write_with_journal(register)
+        except DamagedTopic as damaged:
+            raise damaged.error from damaged
 
     def queue_some(
         self, names: Sequence[str], request: ProducerRequest, engine: EngineInfo, slot: int,
@@ -719,21 +733,43 @@ class Sessions:
         session = _unregistered(request, engine, slot)
 
         def register(tables: Tables) -> list[Registration | ExclusiveLogError]:
-            found: list[Registration | ExclusiveLogError] = []
             self._leave_all(tables, abandoned())
-            end = self.succession.now() + int(CHUNK_SECONDS * 1e9)
-            for name in names:
-                try:
-                    found.append(self._register_one(tables, name, session))
-                except REFUSALS as refusal:  # it has changed nothing
-                    found.append(refusal)
-                if self.succession.now() >= end:
-                    break
-            return found
+            return self._queue_each(tables, names, session)
 
-        return self._write_with_journal(register, request.until)
+        while True:
+            try:
+                return self._write_with_journal(register, request.until)
+            except DamagedTopic as damaged:
+                # All is rolled back, since its request may have changed other rows before the
+                # damage was found. Queue those before it, then let it fail alone.
+                if damaged.number == 0:
+                    return [damaged.error]
+                names = names[: damaged.number]
 
-    def _register_one(self, tables: Tables, name: str, session: Session) -> Registration:
+    def _queue_each(
+        self, tables: Tables, names: Sequence[str], session: Session
+    ) -> list[Registration | ExclusiveLogError]:
+        found: list[Registration | ExclusiveLogError] = []
+        end = self.succession.now() + int(CHUNK_SECONDS * 1e9)
+        for number in range(len(names)):
+            try:
+                found.append(self._register_one(tables, names, number, session))
+            except REFUSALS as refusal:  # it has changed nothing
+                found.append(refusal)
+            if self.succession.now() >= end:
+                break
+        return found
+
+    def _register_one(
+        self, tables: Tables, names: Sequence[str], number: int, session: Session
+    ) -> Registration:
+        """Register a producer on the topic with the name `names[number]`."""
+        try:
+            return self._register_on(tables, names[number], session)
+        except (LedgerCorruptedError, *faults.DAMAGED) as error:
+            raise DamagedTopic(names[number], number, error) from error
+
+    def _register_on(self, tables: Tables, name: str, session: Session) -> Registration:
         row = tables.topics.find(name)
         if row is not None:
             check_usable(row)
