@@ -22,7 +22,7 @@ source.py    the data source: reading, batch and streaming      options.py   the
 staging.py   output of executors, until it is committed        plan.py      offsets, partitions
 views.py     epochs, producers, topics, txns as tables          session.py   a local session
 pipelines.py what the pipelines share; ../audit judges, and draws the page
-scan.py      a topic through mapInArrow
+scan.py      a topic through mapInArrow                        files.py     directories
 archive.py compact.py replay.py audit.py report.py              the pipelines: run(spark, ...)
 ```
 """

@@ -23,10 +23,10 @@ from exclusivelog.once import record, recorded
 from exclusivelog.spark import plan
 from exclusivelog.spark.clusters import open_log
 from exclusivelog.spark.errors import DATA_LOSS, PIPELINE, SourceError, coded
+from exclusivelog.spark.files import files_of
 from exclusivelog.spark.options import refuse
 from exclusivelog.spark.pipelines import (
     CHUNK,
-    Files,
     Progress,
     check_chunk,
     job_name,
@@ -96,7 +96,7 @@ class Archive:
         self._access = access
         self._records = engine.supports("once")
         self._topic = engine.topic(topic, create=False)
-        self._files = Files(spark, to)
+        self._files = files_of(spark, to)
         self._progress = progress
         root = self._files.absolute(to)
         self._where = place(root, topic)

@@ -17,8 +17,9 @@ from exclusivelog import _core
 from exclusivelog.once import recorded
 from exclusivelog.spark import plan
 from exclusivelog.spark.errors import PIPELINE, SourceError, coded
+from exclusivelog.spark.files import Files, files_of
 from exclusivelog.spark.options import NAME
-from exclusivelog.spark.pipelines import Files, Progress, job_name, parquet, with_origin
+from exclusivelog.spark.pipelines import Progress, job_name, parquet, with_origin
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,7 +61,7 @@ def run(
         if to is not None:
             frame = frame.where("value is not null")
             mark = {"ledger": engine.ledger.uuid, "topic": here.id, "end": end}
-            keys = _into_files(Files(spark, to), frame, to, mark, progress)
+            keys = _into_files(files_of(spark, to), frame, to, mark, progress)
         else:
             assert to_topic is not None
             keys = _into_topic(engine, frame, here, to_topic, progress)

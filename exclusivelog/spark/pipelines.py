@@ -11,11 +11,12 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 from urllib.parse import quote
 
 from exclusivelog.backend import NAME_BYTES
 from exclusivelog.spark.errors import PIPELINE, SourceError
+from exclusivelog.spark.files import is_connect
 from exclusivelog.spark.options import file_name
 
 if TYPE_CHECKING:
@@ -56,73 +57,6 @@ def parquet(spark: SparkSession, path: str) -> DataFrame:
     return spark.read.parquet(re.sub(r"([][{}*?\\])", r"\\\1", path))
 
 
-def check_classic(spark: SparkSession) -> None:
-    """SourceError for a session of Spark Connect, which has no SparkContext."""
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
-        raise SourceError(
-            PIPELINE,
-            "the pipelines need a classic Spark session, and this one is of Spark Connect. Make "
-            "one with SparkSession.builder.master(...), without remote() and SPARK_REMOTE, or run "
-            "python -m exclusivelog.spark",
-        )
-
-
-class Files:
-    """A few operations of the file system that Spark uses for a path, local or not."""
-
-    def __init__(self, spark: SparkSession, root: str) -> None:
-        check_classic(spark)
-        assert spark.sparkContext._jvm is not None
-        self._path: Any = spark.sparkContext._jvm.org.apache.hadoop.fs.Path
-        hadoop = spark.sparkContext._jsc.hadoopConfiguration()
-        self._fs: Any = self._path(root).getFileSystem(hadoop)
-        self._utf8: Any = spark.sparkContext._jvm.java.nio.charset.StandardCharsets.UTF_8
-
-    def absolute(self, path: str) -> str:
-        """The absolute path, with its scheme."""
-        return str(self._fs.makeQualified(self._path(path)).toString())
-
-    def exists(self, path: str) -> bool:
-        """Does the path exist?"""
-        return bool(self._fs.exists(self._path(path)))
-
-    def names(self, path: str) -> list[str]:
-        """What is in a directory, sorted; nothing if there is none."""
-        if not self.exists(path):
-            return []
-        return sorted(str(s.getPath().getName()) for s in self._fs.listStatus(self._path(path)))
-
-    def remove(self, path: str) -> None:
-        """Remove a file or a directory with all that is in it, if it is there."""
-        self._fs.delete(self._path(path), True)
-
-    def rename(self, source: str, target: str) -> None:
-        """Rename to a path that does not exist; OSError if that fails."""
-        if self.exists(target) or not self._fs.rename(self._path(source), self._path(target)):
-            raise OSError(f"{source} cannot be renamed to {target}")
-
-    def read(self, path: str) -> str | None:
-        """A small file's text; None if there is none."""
-        if not self.exists(path):
-            return None
-        stream = self._fs.open(self._path(path))
-        try:
-            return bytes(stream.readAllBytes()).decode()
-        finally:
-            stream.close()
-
-    def write(self, path: str, text: str) -> None:
-        """Write a small file atomically."""
-        temporary = f"{path}.writing"
-        stream = self._fs.create(self._path(temporary), True)
-        try:
-            stream.write(bytearray(text.encode()))
-        finally:
-            stream.close()
-        self.remove(path)
-        self.rename(temporary, path)
-
-
 # ---- frames ----------------------------------------------------------------------------
 
 
@@ -158,8 +92,8 @@ class Progress:
     in place. `out` None: no output."""
 
     def __init__(self, spark: SparkSession, out: TextIO | None) -> None:
-        check_classic(spark)
-        self._tracker = spark.sparkContext.statusTracker()
+        # A client of Spark Connect is not told about tasks.
+        self._tracker = None if is_connect(spark) else spark.sparkContext.statusTracker()
         self._out = out
         self._live = out is not None and out.isatty()
 
@@ -191,6 +125,8 @@ class Progress:
             print(f"{ERASE}{text} ... {seconds:.0f} s{left}", end="", file=self._out, flush=True)
 
     def _tasks(self) -> tuple[int, int]:
+        if self._tracker is None:
+            return 0, 0
         stages = [self._tracker.getStageInfo(stage) for stage in self._tracker.getActiveStageIds()]
         known = [stage for stage in stages if stage is not None]
         return sum(s.numCompletedTasks for s in known), sum(s.numTasks for s in known)

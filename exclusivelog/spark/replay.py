@@ -15,10 +15,10 @@ import exclusivelog as xl
 from exclusivelog.once import recorded
 from exclusivelog.spark import plan
 from exclusivelog.spark.errors import DATA_LOSS, PIPELINE, SourceError, coded
+from exclusivelog.spark.files import files_of
 from exclusivelog.spark.options import NAME
 from exclusivelog.spark.pipelines import (
     CHUNK,
-    Files,
     Progress,
     check_chunk,
     job_name,
@@ -120,7 +120,7 @@ def _origin(spark: SparkSession, source: str, topic: str) -> Origin:
             return Origin(
                 name, here.first_offset, here.next_offset, None, engine.path, topic, here.id
             )  # fmt: skip
-    files = Files(spark, source)
+    files = files_of(spark, source)
     where = place(files.absolute(source), topic)
     mark = files.read(f"{where}/_ledger")
     if mark is None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from exclusivelog.spark import plan
 from exclusivelog.spark.clusters import open_log
 from exclusivelog.spark.errors import SCHEMA, SourceError, coded
+from exclusivelog.spark.files import is_connect
 from exclusivelog.spark.options import BATCH, WHICH, ReadOptions, batch_options, check_known
 
 if TYPE_CHECKING:
@@ -131,9 +132,16 @@ def _frame(
         return spark.createDataFrame([], schema)
     if not options.inline:
         return spark.range(0, count, 1, count).mapInArrow(Planned(rows, slices).read, schema)
-    # Ship the messages as rows, not with the function, so that each task gets only its own.
-    packed = spark.sparkContext.parallelize([(part.data,) for part in slices], count)  # type: ignore[attr-defined]
-    return spark.createDataFrame(packed, "data binary").mapInArrow(Packed(rows).read, schema)
+    return _shipped(spark, [part.data for part in slices]).mapInArrow(Packed(rows).read, schema)  # type: ignore[attr-defined]
+
+
+def _shipped(spark: SparkSession, data: Sequence[bytes | None]) -> DataFrame:
+    """Messages as rows, not with the function, so that each task gets only its own."""
+    if is_connect(spark):
+        rows = spark.createDataFrame(list(enumerate(data)), "number int, data binary")
+        return rows.repartitionByRange(len(data), "number").select("data")
+    packed = spark.sparkContext.parallelize([(part,) for part in data], len(data))
+    return spark.createDataFrame(packed, "data binary")
 
 
 class Planned:

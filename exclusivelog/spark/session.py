@@ -12,6 +12,11 @@ from exclusivelog.spark.errors import PIPELINE, SourceError, missing
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+REMOTE = (
+    "SPARK_REMOTE is set, and this makes a session without Spark Connect; unset it, or call "
+    "exclusivelog.spark.NAME.run(spark, ...) with a session of SparkSession.builder.remote(...)"
+)
+
 # Short jobs on small machines: little compilation, one thread to collect, no web server.
 SETTINGS = {
     "spark.log.level": "ERROR",
@@ -35,9 +40,10 @@ def local_session(
     - `master`: where Spark runs; "local[2]" is two threads of this machine.
     - `settings`: Spark's own, over those of this module.
 
-    Raises SourceError where PySpark or Java is missing; it says how to install it.
+    Raises SourceError where PySpark or Java is missing; it says how to install it. Also where the
+    environment asks for Spark Connect, whose sessions have no `master`.
     """
-    lacking = missing()
+    lacking = REMOTE if "SPARK_REMOTE" in os.environ else missing()
     if lacking:
         raise SourceError(PIPELINE, lacking)
     from pyspark.sql import SparkSession

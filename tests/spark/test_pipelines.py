@@ -389,21 +389,11 @@ def test_chunks_of_nothing_are_refused(spark, path, tmp_path, run) -> None:
         run(spark, path, "orders", str(tmp_path / "to"), chunk=0)
 
 
-@pytest.mark.parametrize("run", [
-    lambda spark, path, to: archive.run(spark, path, "orders", to),
-    lambda spark, path, to: replay.run(spark, path, "orders", to),
-    lambda spark, path, to: compact.run(spark, path, "orders", to=to),
-    lambda spark, path, to: audit.run(spark, path),
-    lambda spark, path, to: report.run(spark, path, to),
-], ids=["archive", "replay", "compact", "audit", "report"])  # fmt: skip
-def test_a_session_of_spark_connect_is_refused_before_anything_is_done(path, tmp_path, run) -> None:
-    class Session:
-        __module__ = "pyspark.sql.connect.session"
-
+def test_spark_connect_in_the_environment_is_told_of(monkeypatch, path, capsys) -> None:
     fill(path)
-    with pytest.raises(SourceError, match=r"PIPELINE.*Spark Connect"):
-        run(Session(), path, str(tmp_path / "to"))
-    assert not (tmp_path / "to").exists()
+    monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:1")
+    assert commands.main(["audit", path]) == 1
+    assert "SPARK_REMOTE is set" in capsys.readouterr().err
 
 
 # ---- audit -------------------------------------------------------------------------------
