@@ -21,7 +21,16 @@ from exclusivelog.cli.checking import findings
 from exclusivelog.cli.program import program
 from testing.deaths import LOCKS, READERS, WRITER, die_unreported
 from testing.disks import disk, leave
-from testing.processes import EXCLUSIVE, PATIENCE, State, Worker, forked, open_producer, until
+from testing.processes import (
+    EXCLUSIVE,
+    PATIENCE,
+    State,
+    Worker,
+    forked,
+    open_producer,
+    stop_outside,
+    until,
+)
 from testing.stops import PLACES, stopped
 from tests.faces.test_cli import lines, refusal, run
 
@@ -80,8 +89,7 @@ def test_an_engine_that_does_not_respond_needs_attention(
 ) -> None:
     stopped = worker(name="w", keepalive=KEEPALIVE)
     stopped.call(open_producer, EXCLUSIVE)
-    stopped.signal(signal.SIGSTOP)
-    stopped.await_stop()
+    stop_outside(path, stopped.pid)
     until(lambda: checked(path)[1])
     assert checked(path) == (0, [("engines", False)])
     assert checked(path, "--strict") == (3, [("engines", False)])
@@ -130,8 +138,7 @@ def test_a_lock_that_a_dead_thread_left_is_no_healthy_log(
     """The engines that run are stopped, so that none of them takes it. Readers take LMDB's lock of
     readers themselves."""
     stopped, dead = worker(name="stopped"), worker(name="dead")
-    stopped.signal(signal.SIGSTOP)
-    stopped.await_stop()
+    stop_outside(path, stopped.pid)
     dead.start(die_unreported, lock)
     dead.process.join(PATIENCE)
     expected = (0, []) if lock == READERS else (1, [("locks", True)])

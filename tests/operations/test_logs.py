@@ -20,7 +20,7 @@ import exclusivelog as xl
 from exclusivelog import logs
 from exclusivelog.local.storage import checkpointer, usage
 from testing.operations import PAGE, ROOT, lines_of, table
-from testing.processes import PATIENCE, Worker, open_producer, send, until
+from testing.processes import PATIENCE, Worker, open_producer, send, stop_outside, until
 
 pytestmark = pytest.mark.once
 
@@ -212,7 +212,7 @@ def test_c3_an_unresponsive_owner_is_named_with_how_long_it_was_silent(
 ) -> None:
     process = worker(name="stopped", keepalive=0.5)
     process.call(open_producer, "exclusive")
-    process.signal(signal.SIGSTOP)
+    stop_outside(topic.engine.path, process.pid)
     try:
         topic.producer("wait_for_exclusive", timeout=PATIENCE).close()
     finally:

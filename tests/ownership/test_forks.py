@@ -28,6 +28,7 @@ from testing.processes import (
     c_fork,
     forked,
     open_producer,
+    stop_outside,
     until,
     values,
 )
@@ -211,8 +212,7 @@ def test_c5_c8_every_end_of_every_object_does_nothing_in_a_child(
     """Each in a child of its own, and without an error: servers close all that they know."""
     stopped = worker(topic="stopped", keepalive=None)
     stopped.call(open_producer, EXCLUSIVE)
-    stopped.signal(signal.SIGSTOP)
-    stopped.await_stop()
+    stop_outside(engine.path, stopped.pid)
     ends = Ends(engine, stopped)
     raised = {}
     for name, call in ends.calls().items():

@@ -353,7 +353,7 @@ def test_a2_a_damaged_row_opens_none_of_those_that_do_not_wait(
 ) -> None:
     engine.producers(NAMES)
     damage(engine, "producers", "t7", b"p")
-    with pytest.raises(xl.LedgerCorruptedError, match="^topic 't7': .*'producers'"):
+    with pytest.raises(xl.LedgerCorruptedError, match=r"^topic 't7': .*'producers'"):
         engine.producers(NAMES, mode, name="p")
     assert {owner for _, _, owner in snapshot(engine)} == {None}
 

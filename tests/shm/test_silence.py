@@ -35,6 +35,7 @@ from testing.processes import (
     Worker,
     open_producer,
     send,
+    stop_outside,
     until,
     within,
 )
@@ -110,8 +111,7 @@ def test_c9_a_standby_that_was_paused_as_well_evicts_no_healthy_owner(
     with xl.open(path, name="test") as engine:
         until(lambda: engine.topic("orders").waiters)
         for each in (owner, standby):
-            each.signal(signal.SIGSTOP)
-            each.await_stop()
+            stop_outside(path, each.pid)
         time.sleep(3)
         standby.signal(signal.SIGCONT)
         time.sleep(0.5)  # in which it looks several times
@@ -121,7 +121,7 @@ def test_c9_a_standby_that_was_paused_as_well_evicts_no_healthy_owner(
             time.sleep(0.1)
         assert not standby.answered()
         # The control: it evicts an owner that is stopped alone.
-        owner.signal(signal.SIGSTOP)
+        stop_outside(path, owner.pid)
         assert standby.answer() == 2
 
 

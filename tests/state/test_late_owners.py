@@ -20,7 +20,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.state.shared import LOST_BEFORE_KEPT
-from testing.processes import PATIENCE, State, Worker, stop, until
+from testing.processes import PATIENCE, State, Worker, stop, stop_outside, until
 from testing.states import call_map, count_up, count_up_slowly, one_more, open_map
 
 pytestmark = pytest.mark.rule("I8")
@@ -61,7 +61,7 @@ def test_i8_a_stopped_owner_is_evicted_and_takes_the_topic_again(
     engine: xl.Engine, shared: Map, other: Worker
 ) -> None:
     other.call(call_map, "put", "n", 1)
-    stop(other.pid)
+    stop_outside(engine.path, other.pid)
     assert shared.update("n", one_more).value == 2
     assert ends(engine) == [("evict", "late")]
     other.signal(signal.SIGCONT)
@@ -91,7 +91,7 @@ def test_i8_a_process_that_is_stopped_while_it_waits_holds_nobody_up(
     first = topic.producer("exclusive")
     other.start(call_map, "put", "n", 1)
     until(lambda: topic.waiters)
-    stop(other.pid)
+    stop_outside(engine.path, other.pid)
     first.close()
     assert shared.put("m", 1) is None
     assert ends(engine) == [("release", "closed"), ("evict", "late")]
@@ -162,10 +162,10 @@ def test_i8_a_write_that_waits_ends_in_time_although_a_process_is_stopped_in_a_t
     engine: xl.Engine, shared: Map, other: Worker, worker: Callable[..., Worker]
 ) -> None:
     other.call(call_map, "put", "n", 1)
+    stop_outside(engine.path, other.pid)
     third = worker(name="third", keepalive=None)
     third.start(be_stopped_in_a_transaction)
     third.await_stop()
-    stop(other.pid)
     impatient = xl.SharedMap(shared.topic, timeout=1.0)
     with pytest.raises(xl.WaitTimeoutError):
         impatient.put("n", 2)
