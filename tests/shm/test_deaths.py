@@ -28,6 +28,7 @@ from exclusivelog.local.shm.slots import NAMESPACE, pid_namespace
 from exclusivelog.local.storage.environment import MAP_RESERVED
 from testing.children import child, finish, line
 from testing.deaths import LOCKS, TABLES, WRITER, address_of, die_unreported, hold, reap_early
+from testing.disks import disk
 from testing.processes import PATIENCE, State, Worker, open_producer, send, until, within
 from testing.stops import stopped
 
@@ -309,6 +310,52 @@ def test_c8_processes_that_are_reaped_early_at_random(
     acknowledged = set(file.read_bytes().split())
     until(lambda: acknowledged <= {message.value for message in topic.reader()})
     assert engine.verify().ok
+
+
+STALL = """
+    import subprocess, sys, time
+    from pathlib import Path
+    from testing.deaths import reap_early
+    from testing.processes import until
+
+    where, pid = sys.argv[1], int(sys.argv[2])
+
+    def waits_for_the_disk():
+        stats = Path(f"/proc/{pid}/task").glob("*/stat")
+        return any(stat.read_text().rpartition(")")[2].split()[0] == "D" for stat in stats)
+
+    subprocess.run(["fsfreeze", "-f", where], check=True)
+    try:
+        until(waits_for_the_disk)
+        reap_early(pid)
+        time.sleep(0.5)  # in which its memory is gone, and its threads are not
+    finally:
+        subprocess.run(["fsfreeze", "-u", where], check=True)
+"""
+
+
+@pytest.mark.long
+def test_c8_a_process_that_is_reaped_while_the_disk_stalls(tmp_path: Path) -> None:
+    """The kernel's OOM killer does that. Its threads end once the disk answers, and their locks
+    with them; another process stalls the disk, since this one may wait for it, too."""
+    file = tmp_path / "acknowledged"
+    file.touch()
+    with disk(tmp_path / "disk", 64) as where:
+        path = str(where / "log")
+        with xl.open(path, keepalive=None) as engine:
+            topic = engine.topic("orders")
+            for _ in range(4):
+                victim = Worker(path, name="killed", keepalive=None)
+                seen = file.stat().st_size
+                victim.start(send_for_ever, str(file))
+                until(lambda seen=seen: file.stat().st_size > seen)
+                finish(STALL, where, victim.pid)
+                gone(victim)
+                with within(lambda: topic.producer("shared")) as producer:
+                    within(lambda producer=producer: producer.send(b"next"))
+            found = {message.value for message in topic.reader()}
+            assert set(file.read_bytes().split()) <= found
+            assert engine.verify().ok
 
 
 def test_c8_without_the_watch_a_lock_stays(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
