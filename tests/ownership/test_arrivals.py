@@ -24,6 +24,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import aio
+from exclusivelog.local.ownership import admission
 from exclusivelog.local.ownership.pending import Arrivals
 from exclusivelog.local.ownership.transfers import HandOver
 from testing.handovers import (
@@ -116,6 +117,35 @@ def test_e3_a_request_at_the_destination_waits_for_the_release(
     assert destination.call(take_writer_lock) == (2 if mode == EXCLUSIVE else 1)
     assert destination.call(send, b"after") == 1
     Chronicle(engine).read() if mode == EXCLUSIVE else None
+
+
+@pytest.mark.rule("D4")
+@pytest.mark.parametrize("mode", [EXCLUSIVE, SHARED])
+def test_d4_dead_waiters_keep_no_request_from_waiting_for_the_release(
+    engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick],
+    monkeypatch: pytest.MonkeyPatch, mode: str,
+) -> None:  # fmt: skip
+    """There are more of them than one request removes from the queue."""
+    monkeypatch.setattr(admission, "DROPPED_AT_ONCE", 3)
+    source, victim = quick("source", keepalive=None), quick("victim")
+    source.call(open_producer, EXCLUSIVE)
+    victim.call(queue_many, 20)
+    until(lambda: len(topic.waiters) == 20)
+    victim.kill()
+    until(lambda: not topic.waiters)  # the dead do not count
+    freeze(source)
+    moving = begin(engine.unload, "orders", engine.id, PATIENCE)
+    until(lambda: rows(engine)["transfers"])
+    future = topic.producer_async(mode)
+    assert not future.done()
+    thaw(source)
+    assert moving.result(PATIENCE)[0].ok
+    assert future.result(PATIENCE).send(b"x") == 0
+
+
+def queue_many(state: State, count: int) -> None:
+    """Queue up so often, in a worker."""
+    state.kept["many"] = [state.topic.producer_async(WAIT) for _ in range(count)]
 
 
 def test_e3_the_earlier_request_is_granted_whenever_the_release_comes(

@@ -52,6 +52,17 @@ def awaits_release(
     return not (waiting if session.mode == SHARED else expected)
 
 
+def has_living(
+    topic: int, epoch: int, rows: Iterable[tuple[bytes, bytes]], alive: Callable[[int, str], bool]
+) -> bool:
+    """Does a living waiter await the topic? `rows` and `alive` are those of `promote`; no dead
+    waiter is unpacked."""
+    found = _core.select(
+        rows, topic, epoch, alive, now=0, freed=0, known=None, target=None, until=0
+    )
+    return found.winner is not None or found.retry_waiter is not None or bool(found.stale)
+
+
 DROPPED_AT_ONCE = 100  # dead waiters, where a living one waits for the end of the transaction
 
 

@@ -366,6 +366,14 @@ class Succession:
         except (ValueError, TypeError) as error:
             raise tables.rows.damaged("queue", error) from None
 
+    def is_awaited(self, tables: Tables, row: _core.TopicRow) -> bool:
+        """Does a living waiter await the topic?"""
+        queue = tables.sessions.queue(row.id)
+        try:
+            return admission.has_living(row.id, row.epoch, queue, self._living.alive)
+        except (ValueError, TypeError) as error:
+            raise tables.rows.damaged("queue", error) from None
+
     def _await_seats(self, tables: Tables, row: _core.TopicRow) -> None:
         """Have the best waiter retry at the deadline of the first reserved seat: the destination,
         which should release it then, may be unresponsive (rule E4)."""
@@ -623,13 +631,14 @@ class Requests:
             return None
         if not row.owner:  # taking a reserved seat does not involve the queue
             return transfer if verdict is Verdict.BUSY else None
-        expected = any(
+        # Thousands of dead waiters may still be in the queue, which refuse nobody (rule D4).
+        waiting = row.waiting > 0 and self._succession.is_awaited(tables, row)
+        expected = waiting and any(
             waiter.engine == session.engine and self._succession.alive(waiter)
             for waiter in tables.sessions.waiters(row.id)
         )
         waits = admission.awaits_release(
-            session, verdict=verdict, waiting=row.waiting > 0, expected=expected,
-            target=transfer.target,
+            session, verdict=verdict, waiting=waiting, expected=expected, target=transfer.target,
         )  # fmt: skip
         return transfer if waits else None
 
