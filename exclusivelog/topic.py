@@ -224,7 +224,8 @@ class Topic(OfThisProcess):
 
         - `access_mode`: shared, exclusive, wait_for_exclusive or exclusive_with_fencing.
         - `name`: sequence ids are counted for each name (rule G2). At most one live producer of a
-          topic has a given name (rule A6). Default: a new, unique name.
+          topic has a given name (rule A6). Default: a new, unique name, which is forgotten some
+          time after its producer has ended.
         - `priority`: in the queue, higher first; a signed 64-bit number (PIP-440, rule D1).
           Other modes ignore it.
         - `topic_epoch`: the epoch that this producer had before it lost the topic. The grant keeps

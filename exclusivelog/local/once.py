@@ -169,5 +169,5 @@ def _write(tables: Tables, row: _core.TopicRow, session: Session, parts: Iterabl
         appender.settle([(batch, batch.base_offset)])
     if appender.last_sequence > sequence:
         row.last_publish_time = published
-        tables.producers.put(row.id, session.name, appender.last_sequence, holder)
+        tables.producers.put(row.id, session.name, appender.last_sequence, holder, given=False)
         tables.announce.add(row.id)

@@ -32,7 +32,7 @@ from exclusivelog.local.log.appending import Committer
 from exclusivelog.local.log.inspection import Inspection
 from exclusivelog.local.log.reading import LogCursor
 from exclusivelog.local.maintenance.backup import backup
-from exclusivelog.local.maintenance.deletion import AT_OPEN, delete_pending
+from exclusivelog.local.maintenance.deletion import AT_OPEN, delete_pending, forget_ended
 from exclusivelog.local.maintenance.retention import RetentionWorker
 from exclusivelog.local.maintenance.views import compact, write_snapshot
 from exclusivelog.local.once import LocalOnce
@@ -154,9 +154,11 @@ class OpenEngine(abc.ABC):
         self.worker.start(self, self._slot)
 
     def _clear_up(self) -> None:
-        """Complete deletions of dead processes, and delete the notifications of dead engines."""
+        """Complete deletions of dead processes, and remove what dead engines have left."""
         try:
             delete_pending(self.ledger, AT_OPEN)
+            self.sessions.evict_gone()
+            forget_ended(self.ledger, AT_OPEN)
             self.sessions.drop_notifications_of_dead_engines()
         except ExclusiveLogError as error:
             self._log(logs.NOT_CLEARED, reason=str(error))

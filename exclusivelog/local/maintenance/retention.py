@@ -40,7 +40,7 @@ from exclusivelog.errors import (
 from exclusivelog.local.faults import retry_damaged
 from exclusivelog.local.log.reading import offset_at_time
 from exclusivelog.local.maintenance.compression import compress_old
-from exclusivelog.local.maintenance.deletion import delete_pending
+from exclusivelog.local.maintenance.deletion import delete_pending, forget_ended
 from exclusivelog.local.maintenance.rewriting import free_room, is_due, rewrite
 from exclusivelog.local.shm.lockfile import boot_id
 from exclusivelog.local.storage.compression import OLD, naming
@@ -348,6 +348,7 @@ class RetentionWorker:
                 # Go on with the other topics.
                 logs.emit(log, logs.RETENTION_REFUSED, ledger=self._ledger.path, reason=str(error))
         delete_pending(self._ledger, ended=self._ended.is_set)
+        forget_ended(self._ledger, ended=self._ended.is_set)
         compress_old(self._ledger, self._ended.is_set)
         self._ledger.remove_unneeded()
         rewrite(self._ledger, self._ended.is_set)

@@ -370,7 +370,7 @@ class RoleGrants:
         row.owner, row.epoch = part.id, part.epoch
         row.flags &= ~_core.RECREATED
         sequence, _ = tables.producers.get(topic, part.name)
-        tables.producers.put(topic, part.name, sequence, part.id)
+        tables.producers.put(topic, part.name, sequence, part.id, given=False)
         record(tables, row, "grant", ROLE, target=part)
         tables.topics.put(row)
         tables.announce.add(topic)

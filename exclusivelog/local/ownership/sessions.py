@@ -496,17 +496,19 @@ class Requests:
         if role is not None:
             session = session._replace(bound_to=tables.rows.next_id(b"claim"))
         session = session._replace(id=tables.rows.next_id(b"session"))
-        if not session.name:
-            name = tables.producers.unused_name(row.id, f"{session.engine_name}-{session.id}")
-            session = session._replace(name=name)
+        given = None if follows is not None else not session.name
+        if given:
+            session = _named(tables, session)
         if role is not None:
             self._succession.roles.register(tables, row, session, role)
-        return self.decide(tables, row, session, follows)
+        return self.decide(tables, row, session, follows, given)
 
     def decide(
-        self, tables: Tables, row: _core.TopicRow, session: Session, follows: int | None
-    ) -> Registration:
-        """Carry out the decision of `exclusivelog.admission.admit` about a session."""
+        self, tables: Tables, row: _core.TopicRow, session: Session, follows: int | None,
+        given: bool | None,
+    ) -> Registration:  # fmt: skip
+        """Carry out the decision of `exclusivelog.admission.admit` about a session. `given`: did
+        the library give its name, or the caller (None: it continues under its name)?"""
         owner = owner_of(tables, row)
         transfer = self._transfers.current(tables, row)
         seat = None
@@ -522,8 +524,10 @@ class Requests:
         _, namesake = tables.producers.get(row.id, session.name)
         sequence = tables.last_sequence(row.id, session.name)
         if verdict is Verdict.QUEUE:
-            if not namesake:  # else it gets the name at its grant (rule D9)
-                tables.producers.put(row.id, session.name, sequence, session.id)
+            if not namesake:
+                tables.producers.put(row.id, session.name, sequence, session.id, given)
+            elif not given:  # it gets the name at its grant (rule D9)
+                tables.producers.claim(row.id, session.name)
             self._queue(tables, row, session, owner)
         else:
             seated = seat is not None and namesake == seat.id
@@ -539,7 +543,7 @@ class Requests:
                 reason = _why(session, verdict, transfer)
                 self._transfers.end(tables, row, transfer, session, reason)
                 self._succession.admit(tables, row, session, reason, transfer)
-            tables.producers.put(row.id, session.name, sequence, session.id)
+            tables.producers.put(row.id, session.name, sequence, session.id, given)
             if row.waiting and session.notify_on_contention:
                 # It was admitted past the queue (rule E3).
                 tables.notifications.post(session, WANTED)
@@ -788,12 +792,11 @@ class Sessions:
             raise _claim_gone(name)
         if row is None:
             row = tables.topics.create(name)
-        number = tables.rows.next_id(b"session")
-        chosen = session.name or tables.producers.unused_name(
-            row.id, f"{session.engine_name}-{number}"
-        )
-        session = session._replace(id=number, topic=row.id, name=chosen)
-        return self.requests.decide(tables, row, session, None)
+        given = not session.name
+        session = session._replace(id=tables.rows.next_id(b"session"), topic=row.id)
+        if given:
+            session = _named(tables, session)
+        return self.requests.decide(tables, row, session, None, given)
 
     # ---- terminate -----------------------------------------------------------------------
 
@@ -924,6 +927,21 @@ class Sessions:
                     self.succession.notify_fenced(tables, row, session, owner_of(tables, row))
             return True
 
+    def evict_gone(self) -> None:
+        """Remove the shared producers and waiters of engines that are gone. Nothing else does, as
+        long as nobody wants their topics exclusively. Owners stay until their topics are wanted."""
+        with self._ledger.read() as tables:
+            gone = [
+                session for engine, slot in tables.sessions.engines()
+                if not self._living.exists(slot, engine)
+                for session in tables.sessions.of_engine(engine)
+                if not (session.exclusive and session.epoch)
+            ]  # fmt: skip
+        for start in range(0, len(gone), EVICTED_AT_ONCE):
+            with self._ledger.write_exclusive() as tables:
+                for session in gone[start : start + EVICTED_AT_ONCE]:
+                    self.succession.leave(tables, session, "evict", "dead")
+
     def yielding_owner(self, topic: int) -> int:
         """The session that owns the topic, if it has agreed to release it when another one waits;
         0 if there is none."""
@@ -1018,6 +1036,12 @@ def _unregistered(request: ProducerRequest, engine: EngineInfo, slot: int) -> Se
         bound_to=request.bound_to, notify_on_contention=request.notify_on_contention,
         announce=request.announce,
     )  # fmt: skip
+
+
+def _named(tables: Tables, session: Session) -> Session:
+    """The session with a name that no producer of its topic has."""
+    name = f"{session.engine_name}-{session.id}"
+    return session._replace(name=tables.producers.unused_name(session.topic, name))
 
 
 def _claim_gone(topic: str) -> OwnershipLostError:

@@ -236,11 +236,10 @@ def _count_sequences(tables: Tables, bundle: _core.Bundle) -> None:
     for packed_name, sequence in bundle.producers().items():
         name = packed_name.decode()
         try:
-            last, session = tables.producers.get(bundle.topic, name)
+            tables.producers.count(bundle.topic, name, sequence)
         except LedgerCorruptedError as error:  # go by the ids in the journal, which are the newest
             logs.emit(log, logs.PRODUCER_DAMAGED, ledger=tables.rows.path, reason=str(error))
-            last, session = -1, 0
-        tables.producers.put(bundle.topic, name, max(last, sequence), session)
+            tables.producers.put(bundle.topic, name, sequence, 0)
 
 
 def _entry_to_fill(

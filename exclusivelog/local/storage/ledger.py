@@ -41,6 +41,7 @@ from exclusivelog.local.storage.changes import is_logged, log_changes
 from exclusivelog.local.storage.checkpointer import Checkpointer, apply_frames, recover
 from exclusivelog.local.storage.environment import DEFAULT_MAP_SIZE as DEFAULT_MAP_SIZE
 from exclusivelog.local.storage.environment import MAP_RESERVED, identity, make_directory
+from exclusivelog.local.storage.forgetting import forget
 from exclusivelog.local.storage.integrity import Integrity
 from exclusivelog.local.storage.journal import inode
 from exclusivelog.local.storage.mounts import refuse_file_system
@@ -414,6 +415,7 @@ class Transaction(_Section):
                 # Read before the tail, so that no later frame has a lower version.
                 version = self.journal.version
                 apply_frames(tables, self.journal.tail, version)
+                forget(tables)
                 # Nothing else was written yet. Who remembers a topic's end follows the journal,
                 # wherever its frames are.
                 tables.rows.changes.clear()

@@ -18,12 +18,15 @@ meta       b"format" | b"topic", b"session", b"mail", ...   msgpack | last id gi
            b"compression", topic id                         msgpack [setting, offset before which
                                                             entries were compressed again]
            b"dead", segment id                              bytes of entries that do not live (u64)
+           b"ended", number                                 topic id, producer name: the library
+                                                            gave it, and its session has ended
            b"role ...", ...                                 of roles (see role_rows.py)
 names      topic name, UTF-8                                topic id (u64)
 topics     topic id                                         topic row (_core.TopicRow)
 entries    topic id, last offset of the entry               entry (_core.Entry), or where it is
 segments   segment id                                       bytes in use, entries that live (u64)
-producers  topic id, producer name                          last sequence id, live session
+producers  topic id, producer name                          last sequence id, live session (see
+                                                            `ProducerTable`)
 holders    topic id, session                                msgpack of records.Session
 queue      topic id, order of rule D1, session              msgpack of records.Session
 engines    engine id, 0 holder | 1 waiter, session          slot (u16), key in holders or queue
@@ -89,9 +92,11 @@ from exclusivelog.local.records import (
     COMPRESSION,
     DEAD,
     DELETED_TO,
+    ENDED,
     ITEMS,
     KIND,
     LARGE_BYTES,
+    LAST_ENDED,
     OVERDUE,
     PAIR,
     PRIORITIES,
@@ -139,6 +144,7 @@ Found = TypeVar("Found")
 OF_A_TOPIC = ("entries", "producers", "cursors", "retention", "batches")
 COLLECTED_BYTES = 256 << 10  # copied out of the journal at once
 PRODUCER = struct.Struct(">qQ")
+AUTOMATIC, HAS_ENDED = 1 << 63, 1 << 62  # see `ProducerTable`
 BATCH = struct.Struct(">qQ")
 OLD_BATCH = struct.Struct(">q")
 MOST_FENCES = 4096  # per topic: runs whose epochs are kept
@@ -610,18 +616,29 @@ class EntryTable:
             yield size, begin
 
 
+def is_handed_over(rows: Rows, topic: int) -> bool:
+    """Is the topic handed over, or one of its shared producers?"""
+    return next(rows.under("transfers", topic), None) is not None
+
+
 class ProducerTable:
-    """Producer names: their last sequence ids, and the sessions that use them."""
+    """Producer names: their last sequence ids, and the sessions that use them.
 
-    __slots__ = ("rows",)
+    A row's second field is the live session, or 0. Of a name that the library gave, the bit
+    `AUTOMATIC` is set. Once its session has ended, `HAS_ENDED` is set, too, and the other bits are
+    a number: its row stays until `KEPT_NAMES` more of such names have ended. A caller who opens a
+    producer under the name before that makes it his own: then its row stays (rule G2).
+    """
 
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
+    __slots__ = ("_journal", "rows")
+
+    def __init__(self, rows: Rows, journal: AppliedJournal) -> None:
+        self.rows, self._journal = rows, journal
 
     def get(self, topic: int, name: str) -> tuple[int, int]:
         """(last sequence id or -1, live session or 0) of a producer name (rules A6, G2)."""
         key = U64.pack(topic) + name.encode()
-        return self.rows.find("producers", key, PRODUCER.unpack) or (-1, 0)
+        return self.rows.find("producers", key, _unpack_producer) or (-1, 0)
 
     def unused_name(self, topic: int, name: str) -> str:
         """This name if it is unused, else a similar unused one."""
@@ -630,28 +647,73 @@ class ProducerTable:
             found = f"{name}-{os.urandom(3).hex()}"
         return found
 
-    def put(self, topic: int, name: str, sequence: int, session: int) -> None:
-        """Write what `producer` reads."""
+    def put(
+        self, topic: int, name: str, sequence: int, session: int, given: bool | None = None
+    ) -> None:
+        """Write what `get` reads. `given`: did the library give the name, or the caller (None: as
+        before)?"""
         key = U64.pack(topic) + name.encode()
-        self.rows.put("producers", key, PRODUCER.pack(sequence, session))
+        if given is None:
+            given = _is_given(self.rows.get("producers", key))
+        field = session | AUTOMATIC if given else session
+        self.rows.put("producers", key, PRODUCER.pack(sequence, field))
+
+    def count(self, topic: int, name: str, sequence: int) -> None:
+        """Raise the last sequence id to this one; nothing else of the row changes."""
+        key = U64.pack(topic) + name.encode()
+        last, field = self.rows.find("producers", key, PRODUCER.unpack) or (-1, 0)
+        self.rows.put("producers", key, PRODUCER.pack(max(last, sequence), field))
+
+    def claim(self, topic: int, name: str) -> None:
+        """A caller waits for this name, which is in use: it is his, whoever has given it."""
+        if _is_given(self.rows.get("producers", U64.pack(topic) + name.encode())):
+            self.put(topic, name, *self.get(topic, name), given=False)
 
     def free(self, session: Session) -> None:
-        """The session's name may be registered again; its last sequence id stays."""
+        """The session's name may be registered again; its last sequence id stays, that of a name
+        which the library gave for a while."""
+        key = U64.pack(session.topic) + session.name.encode()
         sequence, holder = self.get(session.topic, session.name)
         if holder != session.id:
             return
-        if sequence >= 0:
+        given = _is_given(self.rows.get("producers", key))
+        if sequence < 0 and not (given and self._is_needed(session.topic)):
+            self.rows.delete("producers", key)  # it never sent anything: keep no row (rule A2)
+        elif given:
+            number = self.rows.next_id(LAST_ENDED)
+            field = AUTOMATIC | HAS_ENDED | number
+            self.rows.put("producers", key, PRODUCER.pack(sequence, field))
+            self.rows.put("meta", ENDED + U64.pack(number), key)
+        else:
             self.put(session.topic, session.name, sequence, 0)
-        else:  # it never sent anything: keep no row (rule A2)
-            key = U64.pack(session.topic) + session.name.encode()
+
+    def _is_needed(self, topic: int) -> bool:
+        """Is the row of a name that the library gave needed, although it has no sequence id? A
+        checkpoint would write it again, and a producer that is handed over continues with it."""
+        return self._journal.has_more or is_handed_over(self.rows, topic)
+
+    def forget(self, number: int, key: bytes) -> None:
+        """Delete the row of a name that has ended under this number, unless it was used since."""
+        row = self.rows.get("producers", key)
+        if row is not None and row[U64.size :] == U64.pack(AUTOMATIC | HAS_ENDED | number):
             self.rows.delete("producers", key)
 
     def all(self, topic: int) -> list[tuple[str, int, int]]:
         """(name, last sequence id, live session or 0) of every producer of a topic."""
         return [
-            (name.decode(), *self.rows.decode("producers", PRODUCER.unpack, data))
+            (name.decode(), *self.rows.decode("producers", _unpack_producer, data))
             for name, data in self.rows.under("producers", topic)
         ]
+
+
+def _unpack_producer(data: bytes) -> tuple[int, int]:
+    sequence, field = PRODUCER.unpack(data)
+    return sequence, 0 if field & HAS_ENDED else field & ~AUTOMATIC
+
+
+def _is_given(row: bytes | None) -> bool:
+    """Did the library give the name of this row? A damaged row does not say so."""
+    return row is not None and len(row) == PRODUCER.size and bool(row[U64.size] & 0x80)
 
 
 class CursorTable:
@@ -772,6 +834,11 @@ class AppliedJournal:
     def _write(self) -> None:
         row = APPLIED.pack(self.generation, self.applied, self._mark, self._oldest)
         self._rows.put("meta", APPLIED_JOURNAL, row)
+
+    @property
+    def has_more(self) -> bool:
+        """Are there frames that the tables lack?"""
+        return self.file is not None and self.file.tail > self.applied
 
     def known_end(self) -> int:
         """Up to where the frames were certainly flushed (rule H7)."""
@@ -1523,7 +1590,7 @@ class Tables:
     @functools.cached_property
     def producers(self) -> ProducerTable:
         """Producer names."""
-        return ProducerTable(self.rows)
+        return ProducerTable(self.rows, self.journal)
 
     @functools.cached_property
     def cursors(self) -> CursorTable:

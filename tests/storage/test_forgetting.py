@@ -1,0 +1,182 @@
+"""A program that opens producers, topics and claims all day long: what has ended must not stay in
+the tables for ever, or each call and each backup would take longer from day to day."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog.local.storage import forgetting
+from testing.processes import State, rows
+
+pytestmark = pytest.mark.once  # either durability leaves the same rows
+
+
+def names(engine: xl.Engine) -> set[str]:
+    """The producer names in the tables, of all topics."""
+    with engine.ledger.read() as tables:
+        return {key[8:].decode() for key, _ in tables.rows.cursor("producers")}
+
+
+def pending(engine: xl.Engine) -> int:
+    """The rows of names that have ended."""
+    with engine.ledger.read() as tables:
+        return sum(key.startswith(b"ended") for key, _ in tables.rows.cursor("meta"))
+
+
+def use(topic: xl.Topic, count: int, **options: Any) -> list[str]:
+    """Producers that send a message each, one after the other."""
+    used = []
+    for _ in range(count):
+        with topic.producer(**options) as producer:
+            producer.send(b"one")
+            used.append(producer.name)
+    return used
+
+
+def forget(engine: xl.Engine) -> None:
+    """Let two checkpoints pass: one writes names, another one deletes those that have ended."""
+    for _ in range(2):
+        with engine.ledger.write_checkpointed():
+            pass
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names are forgotten as soon as they may be."""
+    monkeypatch.setattr(forgetting, "KEPT_NAMES", 0)
+
+
+# ---- names of producers ------------------------------------------------------------------
+
+
+@pytest.mark.rule("G2")
+@pytest.mark.parametrize("mode", ["shared", "exclusive"])
+def test_the_last_names_that_the_library_gave_are_kept(topic, mode) -> None:
+    used = use(topic, 100, access_mode=mode)
+    assert len(set(used)) == 100
+    forget(topic.engine)
+    assert names(topic.engine) == {*used[-forgetting.KEPT_NAMES :]}
+    assert pending(topic.engine) == forgetting.KEPT_NAMES
+
+
+@pytest.mark.rule("G2")
+def test_a_checkpoint_does_not_write_a_forgotten_name_again(topic, soon) -> None:
+    engine = topic.engine
+    for _ in range(20):
+        use(topic, 5)  # their messages are still in the journal when they close
+        engine.ledger.checkpoint()
+    forget(engine)
+    assert (names(engine), pending(engine)) == (set(), 0)
+
+
+@pytest.mark.rule("G2")
+def test_a_name_of_the_caller_stays_with_its_last_sequence_id(topic, soon) -> None:
+    for _ in range(3):
+        use(topic, 1, name="mine")
+        use(topic, 3)
+    topic.engine.ledger.checkpoint()
+    with topic.producer(name="mine") as producer:
+        assert producer.last_sequence_id == 2
+    assert "mine" in names(topic.engine)
+
+
+@pytest.mark.rule("G2")
+def test_a_given_name_that_a_caller_takes_is_his_from_then_on(topic, monkeypatch) -> None:
+    (name,) = use(topic, 1)
+    with topic.producer(name=name) as producer:
+        assert producer.last_sequence_id == 0
+        producer.send(b"two")
+    monkeypatch.setattr(forgetting, "KEPT_NAMES", 0)
+    use(topic, 3)
+    forget(topic.engine)
+    assert names(topic.engine) == {name}
+    with topic.producer(name=name) as producer:
+        assert producer.last_sequence_id == 1
+
+
+@pytest.mark.rule("G2", "D9")
+def test_a_given_name_that_a_caller_waits_for_is_his_too(topic, soon) -> None:
+    with topic.producer("exclusive") as first:
+        first.send(b"one")
+        waiting = topic.producer_async("wait_for_exclusive", name=first.name)
+    with waiting.result() as second:
+        assert (second.name, second.last_sequence_id) == (first.name, 0)
+    use(topic, 3)
+    forget(topic.engine)
+    assert names(topic.engine) == {first.name}
+
+
+@pytest.mark.rule("G2")
+def test_a_caller_who_imitates_a_given_name_keeps_it(topic, soon) -> None:
+    number = int(use(topic, 1)[0].rpartition("-")[2])
+    imitated = [f"{topic.engine.name}-{number + ahead}" for ahead in range(1, 8)]
+    for name in imitated:
+        use(topic, 1, name=name)
+    given = use(topic, 8)
+    forget(topic.engine)
+    assert not set(given) & set(imitated)
+    assert names(topic.engine) == {*imitated}
+
+
+@pytest.mark.rule("A2")
+def test_waiters_that_give_up_leave_no_names(topic, soon) -> None:
+    with topic.producer("exclusive", name="mine") as owner:
+        for _ in range(10):
+            owner.send(b"so that the journal is not empty")
+            with pytest.raises(xl.WaitTimeoutError):
+                topic.producer("wait_for_exclusive", timeout=0.001)
+    forget(topic.engine)
+    assert (names(topic.engine), pending(topic.engine)) == ({"mine"}, 0)
+
+
+def open_many(state: State, count: int) -> int:
+    producers = state.kept["producers"] = [state.topic.producer() for _ in range(count)]
+    for producer in producers:
+        producer.send(b"one")
+    return os.getpid()
+
+
+@pytest.mark.rule("C2", "G2")
+def test_an_opening_removes_what_dead_processes_had_open(path, worker) -> None:
+    for number in range(2):
+        process = worker(f"dies {number}")
+        process.call(open_many, 30)
+        process.kill()
+    with xl.open(path) as engine:
+        assert rows(engine)["holders"] == rows(engine)["engines"] == []
+        forget(engine)
+        assert len(names(engine)) == forgetting.KEPT_NAMES
+        assert engine.topic("orders").stats().holders == 0
+
+
+@pytest.mark.rule("G2")
+def test_an_opening_forgets_what_a_process_has_left(path, monkeypatch) -> None:
+    with xl.open(path) as engine:
+        monkeypatch.setattr(forgetting, "KEPT_NAMES", 100)
+        use(engine.topic("orders"), 100)
+        monkeypatch.undo()
+    with xl.open(path) as engine:
+        assert len(names(engine)) == forgetting.KEPT_NAMES
+
+
+@pytest.mark.rule("E2", "G2")
+@pytest.mark.parametrize("mode", ["shared", "exclusive"])
+def test_a_producer_that_is_handed_over_goes_on_with_its_sequence_ids(path, mode, soon) -> None:
+    """Its name is free from the release until the destination takes it."""
+    with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
+        producer = a.topic("orders").producer(mode)
+        producer.send(b"one")
+        for there in (b, a, b):
+            assert producer.move(to=there.id).ok
+            forget(a)
+            producer.send(b"more")
+        sent = list(a.topic("orders").reader())
+        assert [message.sequence_id for message in sent] == [0, 1, 2, 3]
+        assert {message.producer_name for message in sent} == {producer.name}
+        producer.close()
+        forget(a)
+        assert (names(a), pending(a)) == (set(), 0)
