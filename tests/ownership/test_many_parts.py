@@ -15,7 +15,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog.local.ownership import role_rows
 from exclusivelog.local.storage import tables
-from testing.processes import FENCING
+from testing.processes import FENCING, PATIENCE
 
 pytestmark = pytest.mark.once
 
@@ -77,3 +77,28 @@ def test_f1_what_is_taken_over_costs_by_its_parts_not_by_their_square(
         # One decoding of a row of N entries for each of N parts would be MANY or more.
         assert decoded.total() <= few + 10
         assert decoded.total() < MANY
+
+
+def test_f1_roles_that_end_together_look_for_their_successors_together(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With each role that has a claim, others may be granted: all roles are looked at, but once
+    for all that end in a transaction, as those of a dead process do."""
+    looks, listed = [0], role_rows.role_topics
+
+    def counted(rows: tables.Tables) -> list[tuple[str, int]]:
+        looks[0] += 1
+        return listed(rows)
+
+    with xl.open(path, name="second") as second:
+        with xl.open(path, name="first") as first:
+            for number in range(FEW):
+                first.role(f"r{number}", claims={"group": {f"{number}": None}})
+            waiting = [
+                second.role_async(f"s{number}", claims={"group": {f"{number}": None}})
+                for number in range(FEW)
+            ]
+            monkeypatch.setattr(role_rows, "role_topics", counted)
+        roles = [each.result(PATIENCE) for each in waiting]
+        assert all(role.state == "open" for role in roles)
+        assert looks[0] <= 5

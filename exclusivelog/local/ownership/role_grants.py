@@ -160,11 +160,12 @@ class RoleEnds:
     def __init__(self, sessions: Succession) -> None:
         self._sessions = sessions
 
-    def end(self, tables: Tables, claim: int, end: Noted) -> None:
-        """End the role with this anchor, with all its parts."""
+    def end(self, tables: Tables, claim: int, end: Noted) -> bool:
+        """End the role with this anchor, with all its parts. True if it had claims: other roles may
+        have waited for one of them, also if that was revoked before."""
         role = role_rows.find(tables, claim)
         if role is None:
-            return
+            return False
         kind, reason, first = end
         bound = tables.sessions.bound_to(claim)
         anchor = tables.claims.claimant(claim)
@@ -187,8 +188,7 @@ class RoleEnds:
         self._end_claims(tables, claimants, kind, transfer)
         if (role.held and anchor is not None and kind != "release") or transfer is not None:
             self._notify_claimant(tables, anchor, transfer)
-        if role.claimants:  # other roles may have waited for a claim, also if it was revoked before
-            tables.to_promote.update(topic for _, topic in role_rows.role_topics(tables))
+        return bool(role.claimants)
 
     def _transfer(self, tables: Tables, role: RoleRow) -> Transfer | None:
         row = tables.topics.intact(role.topic, "the role that it stands for is ended all the same")
@@ -407,9 +407,12 @@ class RoleGrants:
     def settle(self, tables: Tables) -> None:
         """Carry out recorded ends, then grant free roles. Called before the commit."""
         while tables.role_ends or tables.to_promote:
+            freed = False
             while tables.role_ends:
                 claim = next(iter(tables.role_ends))
-                self._ends.end(tables, claim, tables.role_ends.pop(claim))
+                freed |= self._ends.end(tables, claim, tables.role_ends.pop(claim))
+            if freed:  # once for all that end: thousands may, with their engine
+                tables.to_promote.update(topic for _, topic in role_rows.role_topics(tables))
             topics, tables.to_promote = tables.to_promote, set()
             self._promote(tables, topics)
 
