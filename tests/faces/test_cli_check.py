@@ -158,12 +158,18 @@ def test_k3_it_blocks_all_however_long_its_keepalive_is(
     """A probe must not call a ledger healthy in which no process can write. The stop may find
     another thread of the process in another lock, which is told, too."""
     process = worker(name="w", keepalive=keepalive)
-    with stopped(process, place):
+
+    def told() -> str:
+        return run("check", path).stdout.decode()
+
+    def each_is_told() -> bool:
         status, problems = checked(path)
         assert (status, set(problems)) == (1, {("locks", True)})
-        told = run("check", path).stdout.decode()
-        assert told.count(f"pid {process.pid})") == len(problems)
-        assert "is stopped: resume or end its process" in told
+        return told().count(f"pid {process.pid})") == len(problems)
+
+    with stopped(process, place):
+        until(each_is_told)  # a lock is told once it has been held for a while
+        assert "is stopped: resume or end its process" in told()
         assert f"pid {process.pid}), silent for" in run("owners", path).stdout.decode()
     process.answer()
     until(lambda: checked(path) == (0, []))
