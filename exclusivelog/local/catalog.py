@@ -191,6 +191,7 @@ def _mark_deleted(ledger: Ledger, sessions: Sessions, name: str) -> int:
             )
         row.flags |= _core.DELETED
         tables.topics.put(row)
+        tables.topics.list.remove(row.name)
         if (transfer := tables.transfers.get(row.id)) is not None:
             sessions.succession.transfers.cancel(tables, row, transfer, "the topic was deleted")
         tables.deletions.add(row.id)

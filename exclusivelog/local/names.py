@@ -56,6 +56,15 @@ def _similar(ledger: Store, name: str) -> str:
     return f"; did you mean {found}?" if found else ""
 
 
+def relist_topics(ledger: Store) -> None:
+    """Make the list of topics, if a version that does not know it has used the ledger."""
+    with ledger.read() as tables:
+        listed = tables.topics.list.is_complete
+    if not listed:
+        with ledger.write_concurrent() as tables:
+            tables.topics.relist()
+
+
 def list_topics(ledger: Store) -> list[str]:
     """The names of the topics, sorted; without internal ones."""
     with ledger.read() as tables:

@@ -32,9 +32,10 @@ from exclusivelog.local.log.appending import Committer
 from exclusivelog.local.log.inspection import Inspection
 from exclusivelog.local.log.reading import LogCursor
 from exclusivelog.local.maintenance.backup import backup
-from exclusivelog.local.maintenance.deletion import AT_OPEN, delete_pending, forget_ended
+from exclusivelog.local.maintenance.deletion import AT_OPEN, delete_pending
 from exclusivelog.local.maintenance.retention import RetentionWorker
 from exclusivelog.local.maintenance.views import compact, write_snapshot
+from exclusivelog.local.names import relist_topics
 from exclusivelog.local.once import LocalOnce
 from exclusivelog.local.ownership.claims import LocalClaims, LocalGroupCursor, join_group
 from exclusivelog.local.ownership.notifications import Notifications
@@ -47,6 +48,7 @@ from exclusivelog.local.records import Registration, Session
 from exclusivelog.local.session import LocalSession, commit
 from exclusivelog.local.shm.slots import Slot
 from exclusivelog.local.storage.compression import installed
+from exclusivelog.local.storage.forgetting import forget_ended
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.local.topics import LocalTopic
@@ -159,6 +161,7 @@ class OpenEngine(abc.ABC):
             delete_pending(self.ledger, AT_OPEN)
             self.sessions.evict_gone()
             forget_ended(self.ledger, AT_OPEN)
+            relist_topics(self.ledger)
             self.sessions.drop_notifications_of_dead_engines()
         except ExclusiveLogError as error:
             self._log(logs.NOT_CLEARED, reason=str(error))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog import _core
 from exclusivelog.local.storage import forgetting
 from testing.processes import State, rows
 
@@ -47,7 +48,7 @@ def forget(engine: xl.Engine) -> None:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names are forgotten as soon as they may be."""
-    monkeypatch.setattr(forgetting, "KEPT_NAMES", 0)
+    monkeypatch.setattr(forgetting, "KEPT", 0)
 
 
 # ---- names of producers ------------------------------------------------------------------
@@ -59,8 +60,8 @@ def test_the_last_names_that_the_library_gave_are_kept(topic, mode) -> None:
     used = use(topic, 100, access_mode=mode)
     assert len(set(used)) == 100
     forget(topic.engine)
-    assert names(topic.engine) == {*used[-forgetting.KEPT_NAMES :]}
-    assert pending(topic.engine) == forgetting.KEPT_NAMES
+    assert names(topic.engine) == {*used[-forgetting.KEPT :]}
+    assert pending(topic.engine) == forgetting.KEPT
 
 
 @pytest.mark.rule("G2")
@@ -90,7 +91,7 @@ def test_a_given_name_that_a_caller_takes_is_his_from_then_on(topic, monkeypatch
     with topic.producer(name=name) as producer:
         assert producer.last_sequence_id == 0
         producer.send(b"two")
-    monkeypatch.setattr(forgetting, "KEPT_NAMES", 0)
+    monkeypatch.setattr(forgetting, "KEPT", 0)
     use(topic, 3)
     forget(topic.engine)
     assert names(topic.engine) == {name}
@@ -149,18 +150,18 @@ def test_an_opening_removes_what_dead_processes_had_open(path, worker) -> None:
     with xl.open(path) as engine:
         assert rows(engine)["holders"] == rows(engine)["engines"] == []
         forget(engine)
-        assert len(names(engine)) == forgetting.KEPT_NAMES
+        assert len(names(engine)) == forgetting.KEPT
         assert engine.topic("orders").stats().holders == 0
 
 
 @pytest.mark.rule("G2")
 def test_an_opening_forgets_what_a_process_has_left(path, monkeypatch) -> None:
     with xl.open(path) as engine:
-        monkeypatch.setattr(forgetting, "KEPT_NAMES", 100)
+        monkeypatch.setattr(forgetting, "KEPT", 100)
         use(engine.topic("orders"), 100)
         monkeypatch.undo()
     with xl.open(path) as engine:
-        assert len(names(engine)) == forgetting.KEPT_NAMES
+        assert len(names(engine)) == forgetting.KEPT
 
 
 @pytest.mark.rule("E2", "G2")
@@ -180,3 +181,112 @@ def test_a_producer_that_is_handed_over_goes_on_with_its_sequence_ids(path, mode
         producer.close()
         forget(a)
         assert (names(a), pending(a)) == (set(), 0)
+
+
+# ---- names of topics ---------------------------------------------------------------------
+
+
+def topic_rows(engine: xl.Engine) -> int:
+    """The rows of topics, also of deleted ones."""
+    return sum(not name.startswith("__") for name in row_names(engine))
+
+
+def row_names(engine: xl.Engine) -> list[str]:
+    with engine.ledger.read() as tables:
+        return [_core.TopicRow.unpack(data).name for _, data in tables.rows.cursor("topics")]
+
+
+def listed(engine: xl.Engine) -> list[str]:
+    """The names that a listing reads."""
+    with engine.ledger.read() as tables:
+        return [name for name, _ in tables.topics.all() if not name.startswith("__")]
+
+
+def delete_again_and_again(engine: xl.Engine, names: list[str]) -> None:
+    for name in names:
+        with engine.topic(name).producer("exclusive") as producer:
+            producer.send(b"one")
+        engine.delete_topic(name)
+
+
+@pytest.mark.rule("B1", "G8")
+def test_no_listing_reads_the_names_of_deleted_topics(engine) -> None:
+    delete_again_and_again(engine, [f"job {number}" for number in range(20)])
+    engine.topic("lives")
+    assert listed(engine) == engine.topics() == ["lives"]
+    assert engine.stats().topics == 1
+    for number in range(20):  # but their epochs are known
+        with engine.topic(f"job {number}").producer("exclusive") as producer:
+            assert producer.topic_epoch == 2
+    assert len(listed(engine)) == 21
+
+
+@pytest.mark.rule("B1", "G8")
+def test_a_topic_that_is_made_again_and_again_leaves_few_rows(engine) -> None:
+    handles = []
+    for _ in range(50):
+        handles.append(engine.topic("orders"))
+        delete_again_and_again(engine, ["orders"])
+    last = engine.topic("orders")
+    forget(engine)
+    assert topic_rows(engine) <= 1 + forgetting.KEPT
+    for handle in handles:  # forgotten or not
+        with pytest.raises(xl.TopicNotFoundError, match="was deleted"):
+            handle.producer()
+        with pytest.raises(xl.TopicNotFoundError, match="was deleted"):
+            list(handle.reader())
+    assert last.epoch == 50
+    with last.producer("exclusive") as producer:
+        assert producer.topic_epoch == 51
+    assert engine.verify().problems == ()
+
+
+@pytest.mark.rule("H2")
+def test_an_opening_lists_the_topics_of_a_version_without_the_list(path) -> None:
+    with xl.open(path) as engine:
+        delete_again_and_again(engine, ["gone", "again"])
+        engine.topic("again")
+        with engine.ledger.write_exclusive() as tables:
+            for key in [key for key, _ in tables.rows.cursor("meta") if b"listed" in key]:
+                tables.rows.delete("meta", key)
+            assert not tables.topics.list.is_complete
+        assert engine.topics() == ["again"]  # all names are read
+        engine.topic("new")
+        assert engine.topics() == ["again", "new"]
+    with xl.open(path) as engine, engine.ledger.read() as tables:
+        assert tables.topics.list.is_complete
+        assert listed(engine) == ["again", "new"]
+
+
+def test_a_list_that_another_version_has_left_behind_is_not_believed(path) -> None:
+    """It has deleted a topic, made one, and knows no list."""
+    with xl.open(path) as engine:
+        for name in ("a", "b"):
+            engine.topic(name)
+        engine.delete_topic("a")
+        with engine.ledger.write_exclusive() as tables:
+            row = _core.TopicRow()
+            row.id, row.name = tables.rows.next_id(b"topic"), "c"
+            tables.topics.put(row)
+            tables.rows.put("names", b"c", row.id.to_bytes(8, "big"))
+            gone = tables.topics.find("b")
+            gone.flags |= _core.DELETED
+            tables.topics.put(gone)
+        assert engine.topics() == ["c"]
+    with xl.open(path) as engine:
+        assert listed(engine) == engine.topics() == ["c"]
+
+
+# ---- claims ------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("F2", "F4")
+def test_generation_0_removes_what_is_known_of_a_resource(engine) -> None:
+    for resource in ("a", "b"):
+        engine.own("group", {resource: None}).release()
+    assert len(rows(engine)["claims"]) == 2  # the last generations must be known
+    engine.own("group", {"a": 0}).release()
+    ((key, _),) = rows(engine)["claims"]
+    assert key.endswith(b"b")
+    with engine.own("group", {"a": None, "b": None}) as claim:
+        assert claim.generations == {"a": 1, "b": 2}

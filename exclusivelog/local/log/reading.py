@@ -345,7 +345,7 @@ def verify(ledger: Store, unflushed: bool = False) -> Report:
     counted."""
     topics, entries, messages, problems = 0, 0, 0, list[str]()
     with ledger.read() as tables:
-        there = tables.topics.all()
+        there = tables.topics.named()
         damaged = tables.journal.damaged_at()
     if damaged is not None:
         problems.append(

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterable
 
 from exclusivelog.local.records import View
-from exclusivelog.local.storage.forgetting import has_more
 from exclusivelog.local.storage.tables import Store
 
 DROPPED_AT_ONCE = 1000
@@ -34,19 +33,6 @@ def delete_pending(
                 if not tables.entries.drop(topic, DROPPED_AT_ONCE, before):
                     tables.deletions.remove(topic, before)
                     break
-
-
-def forget_ended(
-    ledger: Store, most: float = math.inf, ended: Callable[[], bool] = lambda: False
-) -> None:
-    """Delete rows of what has ended (see forgetting.py), in at most `most` transactions, or until
-    `ended()`. Each checkpoint deletes some, but there may be none for a long time."""
-    while most > 0 and not ended():
-        with ledger.read() as tables:
-            if not has_more(tables):
-                return
-        with ledger.write_checkpointed():
-            most -= 1
 
 
 def give_up_view(ledger: Store, topic: int, view: View | None) -> None:

@@ -40,10 +40,11 @@ from exclusivelog.errors import (
 from exclusivelog.local.faults import retry_damaged
 from exclusivelog.local.log.reading import offset_at_time
 from exclusivelog.local.maintenance.compression import compress_old
-from exclusivelog.local.maintenance.deletion import delete_pending, forget_ended
+from exclusivelog.local.maintenance.deletion import delete_pending
 from exclusivelog.local.maintenance.rewriting import free_room, is_due, rewrite
 from exclusivelog.local.shm.lockfile import boot_id
 from exclusivelog.local.storage.compression import OLD, naming
+from exclusivelog.local.storage.forgetting import forget_ended
 from exclusivelog.local.storage.tables import Store, Tables
 from exclusivelog.types import Retention
 

@@ -91,7 +91,7 @@ def _compact_once(ledger: Store, topic: int, slot: int, engine: str) -> Compacte
         with ledger.write_concurrent() as tables:
             row = tables.topics.get(topic)
             former = tables.views.view(topic)
-            view = View(tables.rows.next_id(b"topic"), row.next_offset)
+            view = View(tables.topics.list.next_id(), row.next_offset)
             tables.views.begin(view.id, slot, engine)
         work = _Work(ledger, topic, row.first_offset, former, view)
         last, read, deleted_to = _last_of_each_key(work)
@@ -253,7 +253,7 @@ def write_snapshot(
     began = _core.monotonic()
     try:
         with ledger.write_concurrent() as tables:
-            snapshot = View(tables.rows.next_id(b"topic"), offset)
+            snapshot = View(tables.topics.list.next_id(), offset)
             tables.views.begin(snapshot.id, slot, engine)
         count = _write_items(ledger, topic, snapshot, items)
         with ledger.write_concurrent() as tables:

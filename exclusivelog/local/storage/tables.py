@@ -19,7 +19,10 @@ meta       b"format" | b"topic", b"session", b"mail", ...   msgpack | last id gi
                                                             entries were compressed again]
            b"dead", segment id                              bytes of entries that do not live (u64)
            b"ended", number                                 topic id, producer name: the library
-                                                            gave it, and its session has ended
+                                                            gave it, and its session has ended; or
+                                                            topic id: deleted, and made again
+           b"listed", topic name                            topic id: of topics that exist, if ...
+           b"last listed"                                   ... this is the last topic id
            b"role ...", ...                                 of roles (see role_rows.py)
 names      topic name, UTF-8                                topic id (u64)
 topics     topic id                                         topic row (_core.TopicRow)
@@ -97,6 +100,8 @@ from exclusivelog.local.records import (
     KIND,
     LARGE_BYTES,
     LAST_ENDED,
+    LAST_LISTED,
+    LISTED,
     OVERDUE,
     PAIR,
     PRIORITIES,
@@ -153,13 +158,79 @@ APPLIED = struct.Struct(">QQQQ")
 Kind = dict[str, str | None]  # the state that a topic holds; see `TopicTable.kind`
 
 
-class TopicTable:
-    """Topics: their names and rows, their time marks, and what state they hold."""
+def note_ended(rows: Rows, place: bytes) -> int:
+    """Note what is to be forgotten later (see forgetting.py); returns its number."""
+    number = rows.next_id(LAST_ENDED)
+    rows.put("meta", ENDED + U64.pack(number), place)
+    return number
 
-    __slots__ = ("_being_changed", "rows")
+
+class TopicList:
+    """The names of the topics that exist, so that no call reads those of deleted topics.
+
+    A version of the library that does not know the list gives ids as well. So it is complete only
+    if it has the last id; else the next opening makes it anew.
+    """
+
+    __slots__ = ("rows",)
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
+
+    @property
+    def last_id(self) -> int:
+        """The last id that a topic or view was given; 0 if there was none."""
+        return self.rows.find("meta", b"topic", u64) or 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Does it have all topics?"""
+        return (self.rows.find("meta", LAST_LISTED, u64) or 0) == self.last_id
+
+    def next_id(self) -> int:
+        """An id for a new topic or view."""
+        complete = self.is_complete
+        number = self.rows.next_id(b"topic")
+        if complete:
+            self.rows.put("meta", LAST_LISTED, U64.pack(number))
+        return number
+
+    def add(self, name: str, topic: int) -> None:
+        """A topic was made."""
+        self.rows.put("meta", LISTED + name.encode(), U64.pack(topic))
+
+    def remove(self, name: str) -> None:
+        """A topic was deleted. Its row stays, for its epoch (rule B1)."""
+        self.rows.delete("meta", LISTED + name.encode())
+
+    def all(self) -> list[tuple[str, int]]:
+        """(name, id) of all that it has."""
+        return [
+            (key[len(LISTED) :].decode(), self.rows.decode("meta", u64, data))
+            for key, data in self._rows()
+        ]
+
+    def replace(self, topics: Iterable[tuple[str, int]]) -> None:
+        """Make it anew, of these (name, id)."""
+        for key, _ in list(self._rows()):
+            self.rows.delete("meta", key)
+        for name, topic in topics:
+            self.add(name, topic)
+        self.rows.put("meta", LAST_LISTED, U64.pack(self.last_id))
+
+    def _rows(self) -> Iterator[tuple[bytes, bytes]]:
+        cursor = self.rows.cursor("meta")
+        found = cursor if cursor.set_range(LISTED) else ()
+        return itertools.takewhile(lambda row: row[0].startswith(LISTED), found)
+
+
+class TopicTable:
+    """Topics: their names and rows, their time marks, and what state they hold."""
+
+    __slots__ = ("_being_changed", "list", "rows")
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows, self.list = rows, TopicList(rows)
         self._being_changed: dict[int, TopicRow] = {}
 
     @contextlib.contextmanager
@@ -179,15 +250,36 @@ class TopicTable:
         return self.rows.find("names", name.encode(), u64)
 
     def get(self, topic: int) -> TopicRow:
-        """The topic's row; it must exist."""
+        """The topic's row. TopicNotFoundError if the topic was deleted, made again, and forgotten;
+        LedgerCorruptedError if the row is damaged, or missing otherwise."""
+        row = self.rows.find("topics", U64.pack(topic), TopicRow.unpack)
+        if row is not None:
+            return row
+        if topic < self.list.last_id:
+            raise TopicNotFoundError(f"{self.rows.path}: topic number {topic} was deleted")
+        raise self._missing(topic)
+
+    def _of_name(self, topic: int) -> TopicRow:
+        """The row of an id that a name has: it is never forgotten."""
         row = self.rows.find("topics", U64.pack(topic), TopicRow.unpack)
         if row is None:
-            raise LedgerCorruptedError(f"{self.rows.path}: the row of topic {topic} is missing")
+            raise self._missing(topic)
         return row
 
+    def _missing(self, topic: int) -> LedgerCorruptedError:
+        return LedgerCorruptedError(f"{self.rows.path}: the row of topic {topic} is missing")
+
+    def _is_deleted(self, topic: int) -> bool:
+        """Does its row say so? A damaged one does not."""
+        try:
+            row = self.rows.find("topics", U64.pack(topic), TopicRow.unpack)
+        except LedgerCorruptedError:
+            return False
+        return row is not None and bool(row.flags & _core.DELETED)
+
     def intact(self, topic: int, consequence: str) -> TopicRow | None:
-        """The topic's row; None if it is damaged, which is logged with the consequence. Use it for
-        work on many topics in one transaction, which one damaged row must not stop."""
+        """The topic's row; None if it is gone, or damaged, which is logged with the consequence.
+        Use it for work on many topics in one transaction, which one damaged row must not stop."""
         try:
             return self.get(topic)
         except LedgerCorruptedError as error:
@@ -195,6 +287,8 @@ class TopicTable:
                 log, logs.ROW_DAMAGED, ledger=self.rows.path, reason=str(error),
                 consequence=consequence,
             )  # fmt: skip
+            return None
+        except TopicNotFoundError:
             return None
 
     def put(self, row: TopicRow) -> None:
@@ -205,29 +299,48 @@ class TopicTable:
     def find(self, name: str) -> TopicRow | None:
         """The row of the topic of that name, unless it was deleted."""
         topic = self.id_of(name)
-        row = None if topic is None else self.get(topic)
-        return None if row is None or row.flags & _core.DELETED else row
+        if topic is None:
+            return None
+        row = self._of_name(topic)
+        return None if row.flags & _core.DELETED else row
 
     def create(self, name: str) -> TopicRow:
         """Make a topic of that name; there must be none."""
         row = TopicRow()
-        row.id = self.rows.next_id(b"topic")
+        row.id = self.list.next_id()
         row.name = name
         former = self.id_of(name)
         if former is not None:
-            row.epoch = self.get(former).epoch  # no epoch is used twice (rule B1)
+            row.epoch = self._of_name(former).epoch  # no epoch is used twice (rule B1)
             row.flags = _core.RECREATED
             OnceTable(self.rows).move_fences(former, row.id)  # rule B4
+            note_ended(self.rows, U64.pack(former))
         self.put(row)
         self.rows.put("names", row.name.encode(), U64.pack(row.id))
+        self.list.add(row.name, row.id)
         return row
 
     def all(self) -> list[tuple[str, int]]:
-        """(name, id) of all topics in the order of their names, deleted ones too."""
+        """(name, id) of all topics in the order of their names, without deleted ones. If versions
+        without the list have used the ledger since it was opened, some deleted ones are there."""
+        return self.list.all() if self.list.is_complete else self.named()
+
+    def named(self) -> list[tuple[str, int]]:
+        """The same with all deleted ones, whose epochs are kept by their names (rule B1)."""
         return [
             (key.decode(), self.rows.decode("names", u64, data))
             for key, data in self.rows.cursor("names")
         ]
+
+    def relist(self) -> None:
+        """Make the list anew."""
+        there = [(name, topic) for name, topic in self.named() if not self._is_deleted(topic)]
+        self.list.replace(there)
+
+    def forget(self, topic: int) -> None:
+        """Delete the row of a topic that was deleted and made again."""
+        if self._is_deleted(topic) and self.id_of(self.get(topic).name) != topic:
+            self.rows.delete("topics", U64.pack(topic))
 
     def marks(self, topic: int) -> list[Mark]:
         """The topic's time marks, in the order of their offsets."""
@@ -680,10 +793,8 @@ class ProducerTable:
         if sequence < 0 and not (given and self._is_needed(session.topic)):
             self.rows.delete("producers", key)  # it never sent anything: keep no row (rule A2)
         elif given:
-            number = self.rows.next_id(LAST_ENDED)
-            field = AUTOMATIC | HAS_ENDED | number
+            field = AUTOMATIC | HAS_ENDED | note_ended(self.rows, key)
             self.rows.put("producers", key, PRODUCER.pack(sequence, field))
-            self.rows.put("meta", ENDED + U64.pack(number), key)
         else:
             self.put(session.topic, session.name, sequence, 0)
 
@@ -1138,9 +1249,12 @@ class ClaimTable:
         return self.rows.find("claims", claim_key(group, resource), PAIR.unpack) or (0, 0)
 
     def put_claim(self, group: str, resource: str, generation: int, claimant: int) -> None:
-        """Write what `claim` reads."""
-        row = PAIR.pack(generation, claimant)
-        self.rows.put("claims", claim_key(group, resource), row)
+        """Write what `claim` reads: no row for a resource whose generations begin anew."""
+        key = claim_key(group, resource)
+        if generation or claimant:
+            self.rows.put("claims", key, PAIR.pack(generation, claimant))
+        else:
+            self.rows.delete("claims", key)
 
     def claimant(self, claimant: int) -> Claimant | None:
         """A claim session; None if it was revoked or released."""
@@ -1331,6 +1445,10 @@ class DeletionTable:
     def add_before(self, topic: int, offset: int) -> None:
         """Mark a topic's entries that end before an offset for deletion."""
         self.rows.put("trash", U64.pack(topic), U64.pack(offset))
+
+    def has(self, topic: int) -> bool:
+        """Are rows of this topic still to be deleted?"""
+        return self.rows.get("trash", U64.pack(topic)) is not None
 
     def all(self) -> dict[int, int | None]:
         """{topic: the offset before which its entries are to be deleted, or None: all of it}."""
