@@ -197,4 +197,5 @@ def _mark_deleted(ledger: Ledger, sessions: Sessions, name: str) -> int:
         tables.deletions.add(row.id)
         tables.views.drop(row.id)
         tables.announce.add(row.id)
+        tables.check_reserve()
     return row.epoch

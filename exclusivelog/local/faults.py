@@ -100,11 +100,13 @@ def retry_damaged(read: Callable[[], Found]) -> Found:
             before = str(error)
 
 
-def map_full(path: str) -> LedgerFullError:
-    """The error for tables that have reached `map_size`."""
-    return LedgerFullError(
-        f"{path}: the map is full; open the ledger with a larger map_size, or trim or delete topics"
-    )
+def map_full(path: str, pinned_by: str = "") -> LedgerFullError:
+    """The error for tables that have reached `map_size`. `pinned_by`: the read that keeps LMDB from
+    using pages again, if one does."""
+    way_out = "open the ledger with a larger map_size, or trim or delete topics"
+    if pinned_by:
+        way_out = f"{pinned_by}. End that read or its process, or {way_out}"
+    return LedgerFullError(f"{path}: the map is full; {way_out}")
 
 
 def _ran_out_of_room(path: str) -> bool:

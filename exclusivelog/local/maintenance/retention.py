@@ -201,6 +201,7 @@ def _trim(
                 tables.deletions.add_before(topic, first)
                 tables.topics.drop_marks(topic, first)
                 tables.announce.add(topic)
+                tables.check_reserve()
                 break
         renew(topic)
     logs.emit(

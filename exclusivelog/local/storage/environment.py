@@ -10,7 +10,6 @@ import _thread
 import contextlib
 import errno
 import functools
-import math
 import mmap
 import os
 import re
@@ -53,6 +52,8 @@ from exclusivelog.local.files import (
     why_shared,
 )
 from exclusivelog.local.records import NAMES, Rows
+from exclusivelog.local.storage import free_pages
+from exclusivelog.local.storage.free_pages import FAR, Room
 from exclusivelog.local.storage.mounts import is_mounted_read_only
 from exclusivelog.local.versions import FORMAT, refuse_format
 from exclusivelog.version import __version__
@@ -374,7 +375,8 @@ class Environment:
         self, directory: Directory, mode: int, map_size: int, max_readers: int, readonly: bool,
         in_use: Callable[[], bool], data: int | None, deaths: _core.DeathWatch,
     ) -> None:  # fmt: skip
-        self.path = directory.path
+        self.path, self._directory = directory.path, directory
+        self.pinned = 0  # bytes, when the room was counted last
         self.gate = _core.Gate()
         self._resizing = threading.Lock()
         self._quiet = False
@@ -480,14 +482,28 @@ class Environment:
         finally:
             self.gate.leave()
 
-    def room(self, rows: Rows) -> float:
-        """How many bytes more the tables may take, as this transaction has changed them; below 0,
-        they take some of the reserve. Infinite while they are far from that."""
+    def room(self, rows: Rows) -> Room:
+        """The room that is left for the tables, as this write transaction has changed them."""
         info, page = self.lmdb.info(), self.lmdb.stat()["psize"]
         most = info["map_size"] - MAP_RESERVED
         if most >= COUNTED_FROM and 2 * (info["last_pgno"] + 1) * page < most:
-            return math.inf
-        return float(most - rows.count_pages() * page)
+            return FAR  # from the map's end
+        self.pinned = page * self._count_pinned(info["last_txnid"])
+        left = most - rows.count_pages() * page - self.pinned
+        kept = self.pinned >= MAP_RESERVED / 4 and left < -MAP_RESERVED / 2
+        return Room(float(left), kept)
+
+    def _count_pinned(self, last: int) -> int:
+        """How many pages are free, but not for LMDB as long as an open read may use them."""
+        if all(each.transaction >= last for each in parse_readers(self.lmdb.readers())):
+            return 0
+        self.lmdb.reader_check()  # a dead process reads nothing
+        found = parse_readers(self.lmdb.readers())
+        oldest = min((each.transaction for each in found), default=last)
+        if oldest >= last:
+            return 0
+        with _opened(self._directory, DATA) as fd:
+            return free_pages.count(fd, oldest)
 
     def adopt_map_size(self) -> None:
         """Make the map as large as another process has made it. LMDB moves the map, so this waits

@@ -35,7 +35,7 @@ from exclusivelog import _core
 from exclusivelog.errors import LedgerError
 from exclusivelog.events import EVENTS
 from exclusivelog.foreign import pass_on_foreign
-from exclusivelog.local.faults import translated
+from exclusivelog.local.faults import map_full, translated
 from exclusivelog.local.files import DATA, JOURNAL, LOCK, OWNERS, standard_descriptors_taken
 from exclusivelog.local.storage.changes import is_logged, log_changes
 from exclusivelog.local.storage.checkpointer import Checkpointer, apply_frames, recover
@@ -375,7 +375,15 @@ class Ledger:
 
     def translated(self, error: BaseException) -> Exception | None:
         """The library's error for one of LMDB's or the system's; None for any other."""
+        if isinstance(error, lmdb.MapFullError):
+            return map_full(self.path, self._pinned_by())
         return self.integrity.translated(error)
+
+    def _pinned_by(self) -> str:
+        pinned = self._environment.pinned
+        with contextlib.suppress(LedgerError):
+            return self.usage.describe_oldest(pinned) if pinned else ""
+        return ""
 
     # ---- facts ---------------------------------------------------------------------------
 
@@ -432,6 +440,8 @@ class Transaction(_Section):
         if tables.settle is not None:
             tables.settle(tables)
         tables.check_room()
+        if not self.held:  # it concerns no owner
+            tables.check_reserve()
         write_events(tables)
         tables.journal.record_generation()
         if self.held and self.journal is not None and tables.rows.changed:

@@ -65,7 +65,6 @@ import contextlib
 import functools
 import itertools
 import logging
-import math
 import os
 import struct
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -87,7 +86,6 @@ from exclusivelog.errors import (
     TopicTerminatedError,
 )
 from exclusivelog.foreign import Ignoring
-from exclusivelog.local.faults import map_full
 from exclusivelog.local.records import (
     ANNOUNCED,
     APPLIED_JOURNAL,
@@ -119,6 +117,7 @@ from exclusivelog.local.records import (
     unpack_session,
 )
 from exclusivelog.local.storage import compression
+from exclusivelog.local.storage.free_pages import FAR, Room
 from exclusivelog.local.storage.segments import (
     LARGE_ENTRY,
     REFERENCE,
@@ -1684,7 +1683,7 @@ class Tables:
     def __init__(
         self, txn: lmdb.Transaction[bytes], databases: dict[str, Any], path: str,
         segments: Segments, journal: _core.Journal | None = None,
-        room: Callable[[Rows], float] = lambda rows: math.inf,
+        room: Callable[[Rows], Room] = lambda rows: FAR,
     ) -> None:  # fmt: skip
         self.rows = Rows(txn, databases, path)
         self._room = room
@@ -1757,13 +1756,23 @@ class Tables:
 
     def room(self) -> float:
         """How many bytes more the tables may take; below 0, they take some of the reserve."""
-        return self._room(self.rows)
+        return self._room(self.rows).left
+
+    def is_kept(self) -> bool:
+        """Do open reads keep so much of the reserve that the rest is for changes of ownership?"""
+        return self._room(self.rows).kept
+
+    def check_reserve(self) -> None:
+        """LedgerFullError unless the transaction, which changes no owner, leaves enough of the
+        reserve to those that do, while a long read keeps LMDB from using its pages again (H2)."""
+        if self.rows.changed and self.is_kept():
+            raise lmdb.MapFullError("check_reserve")
 
     def check_room(self) -> None:
         """LedgerFullError if messages that the transaction has written do not fit: the reserve is
         for changes of ownership, trims and deletions (rule H2)."""
         if self.entries.added and self.room() + self.large.excess < 0:
-            raise map_full(self.rows.path)
+            raise lmdb.MapFullError("check_room")  # its translation names a read that is the cause
 
     def include_journal(self) -> None:
         """Include the journal's frames in `last_sequence` and `latest`. Exclude appends."""

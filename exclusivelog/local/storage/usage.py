@@ -127,6 +127,20 @@ class PinnedPages:
             "transactions_behind": last - found.transaction,
         }
 
+    def describe_oldest(self, env: lmdb.Environment, pinned: int) -> str:
+        """The read with the oldest snapshot, which pins so many bytes, for the text of an error;
+        the empty string if every read has the newest snapshot."""
+        last, now = env.info()["last_txnid"], _core.monotonic()
+        found = min(parse_readers(env.readers()), key=lambda each: each.transaction, default=None)
+        if found is None or found.transaction >= last:
+            return ""
+        seconds = now - self._since.setdefault(found, now)
+        return (
+            f"{pinned >> 10} KiB of it cannot be used again before a read ends that is "
+            f"{last - found.transaction} transactions old and was first seen {seconds:.0f} s ago, "
+            f"by {self._name(found)}"
+        )
+
     def _check(self, env: lmdb.Environment) -> None:
         last, now = env.info()["last_txnid"], _core.monotonic()
         behind = {
@@ -306,6 +320,11 @@ class Usage:
         """The read with the oldest snapshot; None if every read has the newest one."""
         with self._environment() as env:
             return self.pinned.oldest(env)
+
+    def describe_oldest(self, pinned: int) -> str:
+        """The same for the text of an error; `pinned`: the bytes that the read pins."""
+        with self._environment() as env:
+            return self.pinned.describe_oldest(env, pinned)
 
     def oldest_read(self) -> float:
         """The last transaction that the read with the oldest snapshot sees. Infinite if there is no
