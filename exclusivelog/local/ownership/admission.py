@@ -63,7 +63,7 @@ def has_living(
     return found.winner is not None or found.retry_waiter is not None or bool(found.stale)
 
 
-DROPPED_AT_ONCE = 100  # dead waiters, where a living one waits for the end of the transaction
+DROPPED_AT_ONCE = 20  # dead waiters, where a living one waits for the end of the transaction
 
 
 class Promotion(NamedTuple):
