@@ -369,8 +369,11 @@ DELETED = _line("deleted", _I, "topic %(topic)r was deleted at epoch %(epoch)s")
 
 SLOW_LOCK = _line(
     "slow_lock", _W,
-    "waited half a second for the writer lock, held by %(holder)s. If that process is "
-    "stopped, all writers wait until it is resumed or killed",
+    "%(waiting)s wait for %(holder)s, which holds %(lock)s and %(doing)s",
+)  # fmt: skip
+SLOW_OPENING = _line(
+    "slow_opening", _W,
+    "no process can open the ledger until %(holder)s has opened it. It %(doing)s",
 )  # fmt: skip
 KILLING = _line(
     "killing", _E,

@@ -26,6 +26,10 @@ cdef extern from "_native/deaths.h":
     int xd_add_lmdb(xd_watch*, int, bint) noexcept nogil
 
 
+cdef int SPINS_FOR_READERS = 2000
+cdef int64_t STALL_NS = 500_000_000
+
+
 def has_ended(uint32_t thread):
     """Has this thread ended, so that it will never run again? False if that is unknown. The id is
     one of this pid namespace."""
@@ -48,6 +52,7 @@ cdef class DeathWatch:
     cdef xd_watch watch
     cdef bint readonly
     cdef bint started
+    cdef public object on_stall     # called after each half second of a wait in `await_readers`
 
     def __cinit__(self, SharedWords words not None, Py_ssize_t life, uint64_t namespace,
                   bytes name not None, uint64_t inode, bint readonly=False):
@@ -92,6 +97,7 @@ cdef class DeathWatch:
     def stop(self):
         """Look no more, and unmap LMDB's lock file: a mapping keeps the locks of its descriptor.
         Also in a forked child. A second call has no effect."""
+        self.on_stall = None  # it refers to this object
         self._stop()
 
     cdef void _stop(self) noexcept:
@@ -102,6 +108,32 @@ cdef class DeathWatch:
         if self.watch.lmdb != NULL:
             munmap(self.watch.lmdb, XD_LMDB_PAGE)
             self.watch.lmdb = NULL
+
+    cdef uint32_t _reader(self) noexcept:
+        # The thread that holds LMDB's lock of readers.
+        if not xd_is_lmdb(&self.watch):
+            return 0
+        return xl_load(self.watch.lmdb_locks[0].word) & FUTEX_TID_MASK
+
+    cpdef await_readers(self):
+        """Wait until no thread holds LMDB's lock of readers. LMDB would wait for a process that is
+        stopped with it with the interpreter's lock, so that nothing in this process could go on."""
+        cdef uint32_t process
+        cdef int64_t looked
+        if not self._reader():
+            return
+        for _ in range(SPINS_FOR_READERS):  # it is held for less than a microsecond
+            if not self._reader():
+                return
+        process, looked = xi_here(), xl_now()
+        while self._reader():
+            _time.sleep(0.0002)
+            if process != xi_here():
+                raise _inherited()
+            if xl_now() - looked >= STALL_NS:
+                looked = xl_now()
+                if self.on_stall is not None:
+                    self.on_stall()
 
     @property
     def marked(self):

@@ -11,6 +11,11 @@ cdef class Gate:
     cdef readonly Py_ssize_t inside
     cdef bint shut
     cdef bint ended
+    cdef DeathWatch deaths
+
+    def look_at(self, DeathWatch deaths not None):
+        """Let reads begin only while nobody holds LMDB's lock of readers, as `deaths` sees it."""
+        self.deaths = deaths
 
     def enter(self):
         """Enter; wait while the gate is shut. False if it is shut permanently."""
@@ -162,6 +167,8 @@ cdef class Section:
             if self.lock is not None and self.journal is not None:
                 self.journal.take_writer_lock(self.until)
                 self.turned = True
+            if self.lock is None and self.gate.deaths is not None:
+                self.gate.deaths.await_readers()
             self.txn = self.begin()
             self.inside = self.opened(self.txn)
             if self.exclusive:

@@ -127,8 +127,9 @@ class LocalCatalog:
             return []  # no engine has the ledger open to write: the next one begins anew
         with ledger.environment() as tables:
             return lasting_locks(
-                ledger.deaths, ledger.journal, ledger.watch, lambda: tables.info()["last_txnid"]
-            )
+                ledger.deaths, ledger.journal, ledger.watch, ledger.lockfile,
+                lambda: tables.info()["last_txnid"],
+            )  # fmt: skip
 
     def stats(self) -> EngineStats:
         """The figures of `EngineStats`."""

@@ -741,7 +741,7 @@ def test_c3_those_who_wait_behind_others_name_the_one_that_is_stopped(
     """They must not tell people to kill a process that is in good health."""
     process, between = worker(name="hung"), worker(name="between")
     with waiting_behind_another(process, between, engine):
-        until(lambda: "half a second" in caplog.text)
+        until(lambda: "all writers wait for" in caplog.text)
         assert "engine 'between'" not in caplog.text
         assert "engine 'hung'" in caplog.text
 

@@ -38,13 +38,11 @@ process's own namespace, unless it has called `unshare(CLONE_NEWTIME)`.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
+import functools
 import mmap
 import os
-import random
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 from exclusivelog import _core
@@ -59,6 +57,8 @@ from exclusivelog.local.files import (
     remove_temporary,
     temporary_name,
 )
+from exclusivelog.local.shm import tasks
+from exclusivelog.local.shm.opening_lock import OpeningWait
 from exclusivelog.local.shm.slots import (
     ALIVE,
     ARRIVALS,
@@ -67,6 +67,7 @@ from exclusivelog.local.shm.slots import (
     SLOT_SIZE,
     SLOTS,
     Slots,
+    describe,
     pid_namespace,
 )
 from exclusivelog.local.versions import LOCK_NAME, LOCK_VERSION, refuse_other_lock_file
@@ -298,27 +299,20 @@ class LockFile:
             )
 
     def _lock_for_opening(self) -> None:
-        seen, deadline, pause = -1, 0.0, 0.001
-        while True:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except OSError as error:
-                pass_on_foreign(error)
-                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.EINTR):
-                    raise LedgerError(f"{self.path} cannot be locked: {error.strerror}") from error
-            # Hundreds of processes may wait: extend the deadline whenever one has opened the
-            # ledger.
-            if (arrivals := self.atomics.load(ARRIVALS)) != seen:
-                seen, deadline = arrivals, _core.monotonic() + OPENING_TIMEOUT
-            if _core.monotonic() > deadline:
-                raise LedgerError(
-                    f"{self.path} has been locked by another process for {OPENING_TIMEOUT:.0f} s; "
-                    "if it is stopped while it opens the ledger, resume or kill it"
-                )
-            # Back off: many polling processes would take the CPU from the one that opens.
-            pause = min(1.2 * pause, 0.2)
-            time.sleep(random.uniform(0.5, 1.0) * pause)
+        arrivals = functools.partial(self.atomics.load, ARRIVALS)
+        wait = OpeningWait(self._fd, self.path, self._engines_of, arrivals)
+        if not wait.take(OPENING_TIMEOUT):
+            raise LedgerError(
+                f"{self.path} has been locked for {OPENING_TIMEOUT:.0f} s by {wait.holder()}. "
+                "Then open the ledger again"
+            )
+
+    def opener(self) -> int | None:
+        """The process that holds the lock for opening, if the kernel shows one."""
+        return tasks.flock_holder(self._fd) if self.shared else None
+
+    def _engines_of(self, pid: int) -> str:
+        return ", ".join(describe(engine) for _, engine in self.slots.in_process(pid))
 
     # ---- one life: the time for which at least one engine has the ledger open --------------
 
@@ -445,16 +439,9 @@ def _replace(directory: Directory, fd: int, mode: int) -> int:
 
 def _lock_alone(fd: int, path: str) -> None:
     """Take the lock that every version holds while it opens a ledger."""
-    deadline = _core.monotonic() + OPENING_TIMEOUT
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError as error:
-            pass_on_foreign(error)
-            if _core.monotonic() > deadline:
-                raise LedgerVersionError(
-                    f"{path} is another version's lock file, and a process of that version has "
-                    f"locked it for {OPENING_TIMEOUT:.0f} s; close that process first"
-                ) from None
-        time.sleep(0.002)
+    wait = OpeningWait(fd, path)
+    if not wait.take(OPENING_TIMEOUT):
+        raise LedgerVersionError(
+            f"{path} is another version's lock file, locked for {OPENING_TIMEOUT:.0f} s by "
+            f"{wait.holder()}; close that process first"
+        )

@@ -7,20 +7,30 @@ from collections.abc import Callable
 
 from exclusivelog import _core
 from exclusivelog.backend import LastingLock
-from exclusivelog.local.shm.slots import StallWatch, is_stopped
+from exclusivelog.local.shm.lockfile import LockFile
+from exclusivelog.local.shm.slots import StallWatch
+from exclusivelog.local.shm.tasks import is_stopped
 
 # As `DeathWatch.held` lists them.
 APPENDS, FLUSHES, WRITERS, READERS, TABLES = LOCKS = (
     "the append lock", "the flush lock", "the writer lock", "LMDB's lock of readers",
     "LMDB's lock of writers",
 )  # fmt: skip
+OPENING = "the lock for opening"
 LASTING_SECONDS = 1.2  # an engine takes a dead thread's lock sooner
 LOOK_SECONDS = 0.02
 
 
+def lock_of_readers(deaths: _core.DeathWatch) -> int:
+    """The thread that holds LMDB's lock of readers; 0 for none."""
+    thread: int = deaths.held()[LOCKS.index(READERS)]
+    return thread
+
+
 def lasting_locks(
-    deaths: _core.DeathWatch, journal: _core.Journal, watch: StallWatch, commits: Callable[[], int]
-) -> list[LastingLock]:
+    deaths: _core.DeathWatch, journal: _core.Journal, watch: StallWatch, lockfile: LockFile,
+    commits: Callable[[], int],
+) -> list[LastingLock]:  # fmt: skip
     """Look at the locks repeatedly, until each was free once, or changed something. `commits`: the
     number of the last transaction of the tables."""
 
@@ -33,8 +43,8 @@ def lasting_locks(
         return thread, *moved.get(lock, ())
 
     def look() -> dict[str, tuple[int, ...]]:
-        held = zip(LOCKS, deaths.held(), strict=True)
-        return {lock: progress(lock, thread) for lock, thread in held if thread}
+        held = {**dict(zip(LOCKS, deaths.held(), strict=True)), OPENING: lockfile.opener() or 0}
+        return {lock: progress(lock, thread) for lock, thread in held.items() if thread}
 
     began = _core.monotonic()
     lasting = look()

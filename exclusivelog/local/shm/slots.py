@@ -56,6 +56,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -70,8 +71,9 @@ from exclusivelog.local.files import (
     Directory,
     is_locked,
     lock_open_file,
-    read_whole,
 )
+from exclusivelog.local.shm import tasks
+from exclusivelog.local.shm.tasks import is_stopped, process_of
 from exclusivelog.types import EngineInfo
 from exclusivelog.version import __version__
 
@@ -98,13 +100,6 @@ SHORTEST_WATCH_SECONDS = 0.05
 FIRST_BEAT_SECONDS = 0.25  # after which an engine knows how often its heartbeats have to come
 MOST_PAUSES = 1000  # that are remembered
 LEAST_PAUSE_NS = 100_000_000  # a busy machine lets a thread wait for less than this
-
-
-def is_stopped(thread: int) -> bool:
-    """Is this thread stopped, by a signal or a debugger?"""
-    with Ignoring(OSError):
-        return read_whole(f"/proc/{thread}/stat").rpartition(b")")[2].split()[0] in b"Tt"
-    return False
 
 
 def own_beat_seconds(keepalive: float | None) -> float:
@@ -601,14 +596,18 @@ def writers_live(journal: int) -> bool:
 
 log = logging.getLogger(__name__)
 
+# A wait looks at the holder every half second. It is reported at the second look, or, if it runs or
+# waits for a CPU, as on a busy machine, after so many seconds.
+LASTING_SECONDS, BUSY_SECONDS = 0.4, 5.0
 
-def process_of(thread: int) -> int | None:
-    """The id of the process of a thread; None if the thread has ended, or is hidden from this
-    process."""
-    with Ignoring(OSError, ValueError, StopIteration):
-        status = read_whole(f"/proc/{thread}/status").splitlines()
-        return int(next(line for line in status if line.startswith(b"Tgid:")).split()[1])
-    return None
+
+@dataclass
+class Stall:
+    """A thread that holds a lock. One of the numbers in `progress` changes if it makes progress."""
+
+    progress: tuple[int, ...]
+    since: int  # when it was first seen, ns
+    reported: bool = False
 
 
 class StallWatch:
@@ -622,7 +621,8 @@ class StallWatch:
         self._path = path
         self._slots = slots
         self._journal = journal  # a reference cycle, which the journal's close breaks
-        self._reported = (0, 0, 0)
+        self._reader = 0  # the stopped thread with LMDB's lock of readers that was reported
+        self._stalls = dict[int, Stall]()  # of the threads that hold a lock, as last looked at
 
     def stalled(self, thread: int) -> str:
         """Callback of the journal: this process has waited for that thread for half a second.
@@ -630,17 +630,32 @@ class StallWatch:
         # The thread may itself wait for another thread, which is stopped.
         inside = [other for other in self._inside() if other]
         thread = next(filter(is_stopped, inside), thread)
-        holder = self._report(thread)
+        self._report(thread)
         if self.killers:
             for suspect in {thread, *inside}:
                 self._kill_if_inside(suspect)
-        return holder
+        return self.describe(thread)
+
+    def check_readers(self, holder: Callable[[], int]) -> None:
+        """Callback of `_core.DeathWatch`: this process has waited for LMDB's lock of readers for
+        half a second. Logs a holder that is stopped, and kills it if that is allowed. `holder()`:
+        its thread."""
+        thread = holder()
+        if not thread or not is_stopped(thread):
+            self._reader = 0
+            return
+        if thread != self._reader:
+            self._reader = thread
+            self._log(thread, "all readers", "LMDB's lock of readers")
+        pid = process_of(thread)
+        if pid is not None:
+            self.kill_if_stalled(pid, lambda: holder() == thread, "while it begins a read")
 
     def holder(self) -> str | None:
         """Who appends or holds the writer lock without making progress, if any. A process that does
         so for a moment is not named."""
         inside = [thread for thread in self._inside() if thread]
-        waited_for = (thread for thread in inside if self._stall(thread) == self._reported)
+        waited_for = (thread for thread in inside if self._is_reported(thread))
         thread = next(filter(is_stopped, inside), next(waited_for, None))
         return None if thread is None else self._describe(thread)[0]
 
@@ -648,20 +663,44 @@ class StallWatch:
         threads: tuple[int, int] = self._journal.inside
         return threads
 
-    def _report(self, thread: int) -> str:
-        holder, pid, engines = self._describe(thread)
-        stall = self._stall(thread)
-        if stall != self._reported:
-            self._reported = stall
-            logs.emit(
-                log, logs.SLOW_LOCK, ledger=self._path, **_of_process(pid, engines), holder=holder
-            )
-        return holder
+    def _report(self, thread: int) -> None:
+        """Log a holder that makes no progress. On a busy machine a wait may last although the lock
+        goes from hand to hand, or this process may not have run itself."""
+        stall, state = self._look(thread), tasks.state_of(thread)
+        least = {tasks.STOPPED: 0.0, tasks.RUNS: BUSY_SECONDS}.get(state, LASTING_SECONDS)
+        if not stall.reported and self._seconds(stall) >= least:
+            stall.reported = True
+            self._log(thread, "all writers", "the writer lock")
 
-    def _stall(self, thread: int) -> tuple[int, int, int]:
-        """Numbers of which one changes if the thread makes progress."""
+    def _log(self, thread: int, waiting: str, lock: str) -> None:
+        holder, pid, engines = self._describe(thread)
+        logs.emit(
+            log, logs.SLOW_LOCK, ledger=self._path, **_of_process(pid, engines), holder=holder,
+            waiting=waiting, lock=lock, doing=tasks.DOING[tasks.state_of(thread)],
+        )  # fmt: skip
+
+    def _look(self, thread: int) -> Stall:
+        stall, progress = self._stalls.get(thread), self._progress(thread)
+        if stall is None or stall.progress != progress:
+            stall = Stall(progress, _core.now())
+        inside = self._inside()
+        kept = {other: each for other, each in self._stalls.items() if other in inside}
+        self._stalls = {**kept, thread: stall}
+        return stall
+
+    def _seconds(self, stall: Stall) -> float:
+        """For how long it has lasted, while this process ran."""
+        now, observer = _core.now(), self._slots.observer
+        observer.note(now)
+        return (now - stall.since - observer.missed(stall.since)) / 1e9
+
+    def _is_reported(self, thread: int) -> bool:
+        stall = self._stalls.get(thread)
+        return stall is not None and stall.reported and stall.progress == self._progress(thread)
+
+    def _progress(self, thread: int) -> tuple[int, ...]:
         appends = self._inside()[0] == thread
-        return thread, self._journal.version, self._journal.tail if appends else 0
+        return self._journal.version, self._journal.tail if appends else 0
 
     def describe(self, thread: int) -> str:
         """The engines of a thread's process, or else the thread, for a message."""
@@ -671,7 +710,8 @@ class StallWatch:
         """The text about a thread, its process and the engines there."""
         pid = process_of(thread)
         engines = [] if pid is None else [each for _, each in self._slots.in_process(pid)]
-        return ", ".join(map(describe, engines)) or f"thread {thread}", pid, engines
+        name = f"thread {thread}" if pid is None else tasks.name_of(pid)
+        return ", ".join(map(describe, engines)) or name, pid, engines
 
     def _kill_if_inside(self, thread: int) -> None:
         pid = process_of(thread)

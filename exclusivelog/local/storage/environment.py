@@ -378,6 +378,7 @@ class Environment:
         self.path, self._directory = directory.path, directory
         self.pinned = 0  # bytes, when the room was counted last
         self.gate = _core.Gate()
+        self.gate.look_at(deaths)
         self._resizing = threading.Lock()
         self._quiet = False
         with _opened(directory, DATA) if data is None else contextlib.nullcontext(data) as data:
@@ -401,6 +402,7 @@ class Environment:
                 if self._lock >= 0:
                     lock_open_file(self._lock, "read")
                 self._watch_deaths(deaths)
+                deaths.await_readers()
                 self.lmdb.reader_check()
                 if any(each.pid == os.getpid() for each in parse_readers(self.lmdb.readers())):
                     # A dead process had our process id, and died inside a read: LMDB takes its

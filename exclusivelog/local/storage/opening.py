@@ -15,6 +15,7 @@ from exclusivelog import _core, logs, threads
 from exclusivelog.errors import LedgerCorruptedError, LedgerError
 from exclusivelog.local.files import DATA, JOURNAL, Directory, own_blocks
 from exclusivelog.local.shm.lockfile import JOURNAL_OFFSET, TOPICS, LockFile
+from exclusivelog.local.shm.locks import lock_of_readers
 from exclusivelog.local.shm.slots import Presence, StallWatch, writers_live
 from exclusivelog.local.storage.environment import (
     Environment,
@@ -202,6 +203,9 @@ class OpenFiles:
         """From now on, no lock outlives its thread for long: opening takes some, too."""
         self.deaths = deaths = self.lockfile.watch_deaths(self.journal, self.readonly)
         undo.callback(deaths.stop)
+        if self.watch is not None:
+            holder = functools.partial(lock_of_readers, deaths)
+            deaths.on_stall = functools.partial(self.watch.check_readers, holder)
         with threads.needed(self.path):
             deaths.start()
 
