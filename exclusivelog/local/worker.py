@@ -180,6 +180,11 @@ class BackgroundWorker:
             chunk = sessions[start : start + RELEASED_AT_ONCE]
             self._sessions.release(chunk, read=(self._engine_id, 2**64 - 1))
 
+    @property
+    def is_behind(self) -> bool:
+        """Has it not had the writer lock since `release_later` was called?"""
+        return bool(self._abandoned)
+
     def release_later(self, session: Session) -> None:
         """Have the thread release one session, whether it holds its topic or waits for it."""
         self._abandoned.append(session)

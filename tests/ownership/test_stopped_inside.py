@@ -25,6 +25,7 @@ import exclusivelog.aio
 from exclusivelog import threads
 from exclusivelog.local.ownership import pending
 from exclusivelog.producer import ProducerFuture
+from exclusivelog.waits import give_up_all
 from testing.processes import (
     EXCLUSIVE,
     FENCING,
@@ -372,6 +373,35 @@ def test_d5_a_cancel_does_not_wait_for_a_stopped_process(
         assert future.cancelled()
     until(lambda: topic.waiters == [])
     assert process.call(send, b"still the owner") == 0
+
+
+@pytest.mark.long
+@pytest.mark.rule("D5", "K3")
+def test_k3_many_requests_are_given_up_with_one_wait_for_a_stopped_process(
+    engine: xl.Engine, worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an interrupt of a wait for many topics does."""
+    monkeypatch.setattr(pending, "CANCELLED_WITHIN", 0.1)
+    process, requests = worker(name="stopped"), engine.backend.sessions
+    assert process.call(open_producer, EXCLUSIVE) == 1
+    futures = [engine.topic("orders").producer_async(WAIT) for _ in range(20)]
+    cancel, waits = requests.cancel, list[int]()
+
+    def counted(session: Any, until: int = 0) -> bool:
+        waits.append(session.id)
+        return bool(cancel(session, until))
+
+    monkeypatch.setattr(requests, "cancel", counted)
+    with blocked_by(process):
+        within(lambda: give_up_all(futures))
+        assert all(future.cancelled() for future in futures)
+        assert len(waits) == 1
+    until(lambda: engine.topic("orders").waiters == [])
+    assert process.call(send, b"still the owner") == 0
+    again = engine.topic("orders").producer_async(WAIT)
+    until(lambda: not engine.backend.worker.is_behind)
+    assert again.cancel()
+    assert len(waits) == 2
 
 
 @pytest.mark.long

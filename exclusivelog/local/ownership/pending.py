@@ -313,6 +313,10 @@ class Worker(Protocol):
     def release_orphans(self) -> None:
         """Release sessions that were granted to interrupted calls."""
 
+    @property
+    def is_behind(self) -> bool:
+        """Has it not had the writer lock since `release_later` was called?"""
+
     def release_later(self, session: Session) -> None:
         """Release one session as soon as the writer lock is free."""
 
@@ -676,15 +680,15 @@ class Pending:
         its future is settled when this returns.
 
         If the writer lock is not free within `CANCELLED_WITHIN`, the background thread removes it
-        later."""
+        later, and all that are withdrawn until it has had the lock: a thousand of them must not
+        wait for that one after the other."""
         engine = self._engine()
+        if engine.worker.is_behind:
+            return self._withdraw_later(session)
         try:
             cancelled = engine.sessions.cancel(session, time_limit(CANCELLED_WITHIN, _core.now()))
         except WaitTimeoutError:
-            if self._abandon(session) is None:
-                return False
-            self.queued.settled(session.id)
-            return True
+            return self._withdraw_later(session)
         if cancelled:
             self.queued.drop(session.id)
             return True
@@ -692,9 +696,17 @@ class Pending:
         engine.worker.wake()  # some notifications may be for the background thread
         return False
 
+    def _withdraw_later(self, session: Session) -> bool:
+        if self._abandon(session) is None:
+            return False
+        self.queued.settled(session.id)
+        return True
+
     def forget(self, future: AnyFuture) -> bool:
         """Remove a request that waits for a hand-over; False if it is not one."""
         if not self._arrivals or self._engine().forked:  # its lock may be the parent's
+            return False
+        if future.session is not None:  # it waits in the queue
             return False
         if self._arrivals.take_future(future):
             return True
