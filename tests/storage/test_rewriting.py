@@ -320,6 +320,41 @@ def test_h2_on_a_full_disk_a_deletion_frees_what_others_shared(
 
 
 @pytest.mark.rule("H2")
+@pytest.mark.long
+@pytest.mark.usual_journal
+@pytest.mark.parametrize("background", [True, False])
+def test_h2_rewriting_leaves_room_on_a_disk_that_is_nearly_full(
+    tmp_path, monkeypatch, background
+) -> None:
+    """What lives needs more than is free, and the reserve is spent, or not for the background."""
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 256 << 20)
+    with disk(tmp_path / "disk", 60) as where, xl.open(where / "log") as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(segments, "LEAST_SEGMENT_BYTES", 256 << 20)  # as on a larger disk
+            fill_mixed(engine, 52, every=2)  # 5.2 MB of "rare", which are moved in two parts
+        with monkeypatch.context() as patch:
+            patch.setattr(rewriting, "rewrite", lambda *_, **__: None)
+            engine.topic("bulk").trim(engine.topic("bulk").next_offset)
+        if not background:
+            engine.ledger.reserve._spend()
+        leave(where, 4300 << 10)  # with 1 MiB of the reserve, it would do
+        before = free_on(where)
+        if background:
+            engine.backend.retention_worker.go_round()
+        else:
+            rewriting.free_room(engine.ledger)
+        assert free_on(where) >= before // 4
+        (where / "ballast").unlink()
+        assert values(engine.topic("rare")) == [some(number) for number in range(0, 52, 2)]
+        assert engine.verify().ok
+
+
+def free_on(where: Path) -> int:
+    facts = os.statvfs(where)
+    return facts.f_bavail * facts.f_frsize
+
+
+@pytest.mark.rule("H2")
 def test_h2_a_ledger_at_its_limit_has_room_again_after_a_deletion(path) -> None:
     """The limit is that of all segments together: they are rewritten although it is reached."""
     with xl.open(path, map_size=32 << 20) as engine:

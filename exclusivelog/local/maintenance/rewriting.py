@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from exclusivelog.errors import ExclusiveLogError
 from exclusivelog.foreign import pass_on_foreign
 from exclusivelog.local.maintenance.deletion import delete_pending
-from exclusivelog.local.storage.reserve import RESERVED
+from exclusivelog.local.storage.reserve import LEFT
 from exclusivelog.local.storage.segments import REFERENCE
 from exclusivelog.local.storage.tables import Segment, Store, Tables
 
@@ -58,7 +58,7 @@ def free_room(ledger: Store) -> None:
     most = MOST_AT_ONCE if scarce else SOME_AT_ONCE
     # The trim or deletion itself has succeeded: the background tries again, and logs why not.
     with contextlib.suppress(ExclusiveLogError):
-        ledger.reserve.help(lambda: rewrite(ledger, most=most))
+        ledger.reserve.help(lambda: rewrite(ledger, most=most, helped=True))
 
 
 def is_due(ledger: Store, tables: Tables) -> bool:
@@ -66,7 +66,7 @@ def is_due(ledger: Store, tables: Tables) -> bool:
     slack, scarce = tables.large.segment_bytes, _is_scarce(ledger, tables)
     if tables.large.total_bytes() <= slack and not scarce:
         return False
-    found = _within_reach(ledger, tables)
+    found = _within_reach(ledger, tables, scarce)
     return any(each.dead is None for each in found) or bool(chosen(found, slack, scarce))
 
 
@@ -101,11 +101,25 @@ def _is_scarce(ledger: Store, tables: Tables) -> bool:
     return tables.large.nearly_full or (disk is not None and disk.low)
 
 
-def _within_reach(ledger: Store, tables: Tables) -> list[Segment]:
+def _room(ledger: Store, scarce: bool, helped: bool) -> float:
+    """The bytes that may be written before anything is freed. Messages need room meanwhile, and a
+    read may keep the old segment: so `LEFT` bytes stay free or, where there is little room, a
+    quarter of what is free. `helped`: the caller gets the reserve, if it is left."""
+    disk = ledger.usage.room.disk()
+    if disk is None:
+        return math.inf
+    if ledger.reserve.lent:
+        return disk.free
+    left = min(LEFT, disk.free // 4) if scarce else LEFT
+    return max(0, disk.free - left) + (ledger.reserve.left if scarce and helped else 0)
+
+
+def _within_reach(
+    ledger: Store, tables: Tables, scarce: bool, helped: bool = False
+) -> list[Segment]:
     """The segments without those that have a damaged entry, or whose entries do not fit on the
     disk a second time."""
-    disk = ledger.usage.room.disk()
-    room = math.inf if disk is None else disk.free + RESERVED
+    room = _room(ledger, scarce, helped)
     return [
         each for each in tables.large.survey()
         if each.id not in ledger.segments.stuck and (each.dead is None or each.live_bytes <= room)
@@ -116,19 +130,21 @@ def _within_reach(ledger: Store, tables: Tables) -> list[Segment]:
 
 
 def rewrite(
-    ledger: Store, ended: Callable[[], bool] = lambda: False, most: float = math.inf
-) -> None:
+    ledger: Store, ended: Callable[[], bool] = lambda: False, most: float = math.inf,
+    helped: bool = False,
+) -> None:  # fmt: skip
     """Rewrite segments, if that is due, until about `most` bytes were written, or until
-    `ended()`."""
+    `ended()`. `helped`: `Reserve.help` calls it."""
     _count_dead(ledger)
     with ledger.read() as tables:
         slack, scarce = tables.large.segment_bytes, _is_scarce(ledger, tables)
-        segments = chosen(_within_reach(ledger, tables), slack, scarce)
+        segments = chosen(_within_reach(ledger, tables, scarce, helped), slack, scarce)
     if not segments:
         return
     places = _references(ledger, {each.id for each in segments})
     for each in segments:
-        if most <= 0 or ended():
+        # Earlier ones may have used the room: a read keeps them, or others have written.
+        if most <= 0 or ended() or each.live_bytes > _room(ledger, scarce, helped):
             return
         for size in _rewrite_one(ledger, each.id, places[each.id]):
             most -= size

@@ -38,11 +38,20 @@ class Reserve:
         self._directory = directory
         self._end = _core.JOURNAL_HEADER_BYTES + capacity
         self.spent = False
+        self.lent = False  # does `free` run with it?
+
+    @property
+    def left(self) -> int:
+        """The bytes that `help` can give to what it calls: none once any process has spent them."""
+        return RESERVED if self._is_kept() and not self.spent else 0
+
+    def _is_kept(self) -> bool:
+        facts = self._directory.facts(JOURNAL)
+        return facts is not None and facts.st_blocks * BLOCK >= self._end + KEPT
 
     def keep(self) -> None:
         """Allocate it, unless there is little room, or the file system has no such blocks."""
-        facts = self._directory.facts(JOURNAL)
-        if facts is not None and facts.st_blocks * BLOCK >= self._end + KEPT:
+        if self._is_kept():
             self.spent = False  # it is there, as at most openings: that is known without the file
             return
         with Ignoring(OSError), self._opened(JOURNAL) as fd:
@@ -61,7 +70,11 @@ class Reserve:
                 raise
             logs.emit(log, logs.RESERVE_SPENT, ledger=self._directory.path, reason=str(error))
             self._spend()
-            return free()
+            self.lent = True
+            try:
+                return free()
+            finally:
+                self.lent = False
 
     def _spend(self) -> None:
         self.spent = True
