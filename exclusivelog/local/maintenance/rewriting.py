@@ -108,10 +108,11 @@ def _room(ledger: Store, scarce: bool, helped: bool) -> float:
     disk = ledger.usage.room.disk()
     if disk is None:
         return math.inf
+    room: float = disk.free
     if ledger.reserve.lent:
-        return disk.free
-    left = min(LEFT, disk.free // 4) if scarce else LEFT
-    return max(0, disk.free - left) + (ledger.reserve.left if scarce and helped else 0)
+        return room
+    room = max(0.0, room - (min(LEFT, room / 4) if scarce else LEFT))
+    return room + (ledger.reserve.left if scarce and helped else 0)
 
 
 def _within_reach(
