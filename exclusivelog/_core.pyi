@@ -715,7 +715,8 @@ class Plain:
 @final
 class Shape:
     kind: type | None
-    names: tuple[str, ...]
+    @property
+    def names(self) -> tuple[str, ...]: ...
     parts: tuple[Shape, ...]
     key: Shape | None
     item: Shape | None
@@ -731,6 +732,7 @@ class Shape:
         optional: Shape | None = None,
         choices: dict[type, Shape] | None = None,
     ) -> None: ...
+    def has_fields(self, names: tuple[str, ...], parts: tuple[Shape, ...]) -> None: ...
     def holds(self, value: Any) -> bool: ...
 
 class Coder:

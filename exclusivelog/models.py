@@ -246,9 +246,12 @@ class _Shapes:
         shape = _core.Shape(info.cls, "fields")
         self._known[id(info)] = info, shape  # `info` is kept, and so is its id
         if not _stores_what_it_is_given(info):
-            shape.kind = None
-        shape.names = tuple(field.name for field in info.fields)
-        shape.parts = tuple(self.of(field.type) for field in info.fields)
+            shape.kind = None  # it holds nothing
+            return shape
+        shape.has_fields(
+            tuple(field.name for field in info.fields),
+            tuple(self.of(field.type) for field in info.fields),
+        )
         return shape
 
 

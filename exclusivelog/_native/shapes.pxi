@@ -4,6 +4,24 @@
 # A class is looked at once: what its objects consist of is a `Shape`. An object is then looked at
 # part by part, which costs less than to encode it.
 
+cdef extern from *:
+    """
+    #include <stddef.h>
+    #include "structmember.h"
+
+    /* Where a slot is in an object of its class; 0 if it is no slot. */
+    static Py_ssize_t slot_offset(PyObject* found) {
+        if (!Py_IS_TYPE(found, &PyMemberDescr_Type)) return 0;
+        PyMemberDef* member = ((PyMemberDescrObject*)found)->d_member;
+        return member->type == T_OBJECT_EX ? member->offset : 0;
+    }
+    """
+    Py_ssize_t slot_offset(object found)
+
+cdef extern from "Python.h":
+    object PyObject_GenericGetDict(object, void*)
+    PyObject* PyDict_GetItemWithError(dict, object)
+
 cdef enum:  # what is looked at in an object of a class
     NOTHING_MORE  # it comes back
     AN_INT
@@ -37,7 +55,10 @@ cdef class Shape:
     """
 
     cdef public object kind
-    cdef public tuple names, parts
+    cdef readonly tuple names
+    cdef public tuple parts
+    cdef Py_ssize_t* slots  # of each field: where it is in an object; 0: its `__dict__` may have it
+    cdef bint in_dict
     cdef public Shape key, item, optional
     cdef public dict choices
     cdef int look
@@ -50,12 +71,35 @@ cdef class Shape:
         self.item, self.key, self.parts = item, key, parts
         self.optional, self.choices, self.names = optional, choices, ()
 
+    def __dealloc__(self):
+        free(self.slots)
+
+    def has_fields(self, tuple names not None, tuple parts not None):
+        """Objects consist of these fields. Called once."""
+        self.slots = <Py_ssize_t*>malloc(max(1, len(names)) * sizeof(Py_ssize_t))
+        if self.slots == NULL:
+            raise MemoryError()
+        for at, name in enumerate(names):
+            self.slots[at] = slot_offset(_static(self.kind, name))
+            self.in_dict |= self.slots[at] == 0
+        self.in_dict = self.in_dict and self.kind.__dictoffset__ != 0
+        self.names, self.parts = names, parts
+
     def holds(self, value):
         """Whether an object consists of this. False: nothing is known of it."""
         return bool(_holds(self, value, LEVELS))
 
 
 cdef Shape _UNKNOWN = Shape()
+cdef object _UTC = _datetime.UTC
+
+
+cdef object _static(object kind, object name):
+    """What a class has by this name, not bound to an object; None if nothing."""
+    for base in kind.__mro__:
+        if name in vars(base):
+            return vars(base)[name]
+    return None
 
 
 cdef int _holds(Shape shape, object value, int left) except -1:
@@ -76,7 +120,7 @@ cdef int _holds(Shape shape, object value, int left) except -1:
     elif shape.look == A_FLOAT:
         return isfinite(PyFloat_AS_DOUBLE(value))
     elif shape.look == A_DATETIME:
-        return not value.fold and (value.tzinfo is None or value.tzinfo is _datetime.UTC)
+        return not value.fold and (value.tzinfo is None or value.tzinfo is _UTC)
     elif shape.look == A_TIME:
         return not value.fold and value.tzinfo is None
     elif shape.look == A_DECIMAL:
@@ -96,9 +140,11 @@ cdef bint _is_one_of(tuple members, object value):
 
 cdef int _hold_parts(Shape shape, object value, int left) except -1:
     cdef Py_ssize_t at, length = PyTuple_GET_SIZE(shape.parts)
+    cdef dict given
     if shape.look == FIELDS:
+        given = PyObject_GenericGetDict(value, NULL) if shape.in_dict else None
         for at in range(length):
-            part = getattr(value, <object>PyTuple_GET_ITEM(shape.names, at), _MISSING)
+            part = _field(shape, value, given, at)
             if not _holds(<Shape>PyTuple_GET_ITEM(shape.parts, at), part, left):
                 return False
     elif shape.look == A_ROW:
@@ -121,6 +167,19 @@ cdef int _hold_parts(Shape shape, object value, int left) except -1:
             if not _holds(shape.item, part, left):
                 return False
     return True
+
+
+cdef inline object _field(Shape shape, object value, dict given, Py_ssize_t at):
+    """A field of an object, read where the encoder reads it: half the time of `getattr`."""
+    cdef PyObject* found = NULL
+    name = <object>PyTuple_GET_ITEM(shape.names, at)
+    if shape.slots[at] != 0:
+        found = (<PyObject**>(<char*><PyObject*>value + shape.slots[at]))[0]
+    elif given is not None:
+        found = PyDict_GetItemWithError(given, name)
+    if found != NULL:
+        return <object>found
+    return getattr(value, name, _MISSING)
 
 
 cdef class Coder:

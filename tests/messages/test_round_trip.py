@@ -228,6 +228,41 @@ def test_g10_objects_with_plain_fields_alone_are_not_decoded_to_find_out() -> No
         assert not shape.holds(odd), odd
 
 
+@dataclasses.dataclass
+class HalfSlotted:
+    """The slot of `first` stands where an object of a class with one slot more has `second`."""
+
+    __slots__ = ("first",)
+    first: int
+
+
+@dataclasses.dataclass
+class Wider(HalfSlotted):
+    second: str
+    third: float = 0.5
+
+
+@dataclasses.dataclass(slots=True)
+class WhollySlotted(HalfSlotted):
+    second: str
+
+
+@pytest.mark.parametrize("cls", [Wider, WhollySlotted])
+def test_g10_fields_are_found_in_slots_and_in_the_dict(cls: Any) -> None:
+    shape = serde.model(cls).dumps.__self__.shape  # type: ignore[attr-defined]
+    good = cls(1, "a")
+    assert shape.holds(good)
+    for first, second in ((True, "a"), (1, Text("a")), (1 << 70, "a")):
+        assert not shape.holds(cls(first, second))
+    for name in ("first", "second"):
+        without = cls(1, "a")
+        delattr(without, name)
+        assert not shape.holds(without)
+    if cls is Wider:  # a default of the class is not what the object has
+        good.__dict__.pop("third")
+        assert difference(good, serde.model(cls).loads(serde.model(cls).dumps(good))) is None
+
+
 @pytest.mark.parametrize("cls", [Choice, Option])
 def test_g10_of_an_enum_only_what_every_process_has_is_taken(topic: xl.Topic, cls: Any) -> None:
     """Not a member that a process has added, nor one that is encoded as another one."""
