@@ -252,6 +252,13 @@ def test_figures_are_frozen_and_still_read_like_a_mapping(engine: xl.Engine) -> 
         stats["keys"]
 
 
+def test_so_do_those_of_a_topic_and_of_a_producer(topic: xl.Topic) -> None:
+    with topic.producer() as producer:
+        for stats in (topic.stats(), producer.stats()):
+            assert dict(stats).keys() == {each.name for each in dataclasses.fields(stats)}
+            assert all(stats[name] == getattr(stats, name) for name in dict(stats))
+
+
 @pytest.mark.parametrize("ns", [0, 1, 255, 256, 257, 1000, 2**20 - 1, 2**20, 2**36, 2**62])
 def test_a_value_is_below_its_bound_and_not_below_the_one_before(ns: int) -> None:
     figures = _core.Figures(_core.SharedWords(bytearray(_core.FIGURES_SIZE)), 0)
