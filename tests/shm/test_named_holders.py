@@ -32,10 +32,10 @@ OPENS_AND_STOPS = """
     import exclusivelog as xl
     from exclusivelog.local.storage import opening
     check = opening.check_header
-    def stop(directory):
+    def stop(*args):
         print(os.getpid(), flush=True)
         signal.raise_signal(signal.SIGSTOP)
-        check(directory)
+        check(*args)
     opening.check_header = stop
     xl.open(sys.argv[1]).close()
     print("opened", flush=True)

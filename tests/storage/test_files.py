@@ -19,7 +19,7 @@ import msgpack
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.local import records
+from exclusivelog.local import files, records
 from exclusivelog.local.shm import lockfile, slots
 from exclusivelog.local.storage import mounts
 from exclusivelog.local.storage.mounts import file_system
@@ -398,6 +398,24 @@ def test_h2_a_strange_lock_mdb_is_made_anew_or_refused(path, content) -> None:
         lock.unlink()
         said = finish(TELLS_ALL, path)
     assert said == "x\n"
+
+
+@pytest.mark.parametrize("readonly", [True, False])
+def test_h2_an_open_opens_the_tables_and_the_journal_no_more_than_needed(
+    path, monkeypatch, readonly
+) -> None:
+    """Each time costs four system calls. The journal: to map it, and, to write, for its locks."""
+    xl.open(path).close()
+    opened, names = files.Directory.open, []
+
+    def counted(directory, name, *args):
+        names.append(name)
+        return opened(directory, name, *args)
+
+    monkeypatch.setattr(files.Directory, "open", counted)
+    with xl.open(path, readonly=readonly):
+        assert names.count("data.mdb") == (2 if readonly else 1)
+        assert names.count("journal") == (1 if readonly else 2)
 
 
 def test_h2_a_process_is_stopped_while_opening(path, monkeypatch) -> None:

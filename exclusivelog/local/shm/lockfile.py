@@ -227,7 +227,8 @@ class LockFile:
         if self.shared:
             self._fd = make_lock_file(directory, mode)
         try:
-            other = self.shared and self._is_of_another_version()
+            ours = self.shared and self._is_ours()
+            other = self.shared and not ours and self._is_of_another_version()
             if other or not self.shared:
                 check()  # that this version opens the ledger, before the file is replaced
             if other:
@@ -238,7 +239,7 @@ class LockFile:
                     self.shared = False
                 else:
                     self._fd = _replace(directory, fd, mode)
-            if self.shared:
+            if self.shared and not ours:
                 self._check_whole()
             # Without a shared file, a reader sees no live engine, and no engine wakes it.
             self._map = mmap.mmap(self._fd, SIZE)
@@ -249,6 +250,12 @@ class LockFile:
         self.slots = Slots(self.path, self._map, self.atomics)
         self.figures = _core.Figures(self.atomics, FIGURES)
         self.counters = TopicCounters(self.atomics, self.shared, self.figures)
+
+    def _is_ours(self) -> bool:
+        """Is it whole, and of this version?"""
+        return os.fstat(self._fd).st_size == SIZE and os.pread(self._fd, 8, 0) == MAGIC.to_bytes(
+            8, "little"
+        )
 
     def _is_of_another_version(self) -> bool:
         size, magic = os.fstat(self._fd).st_size, os.pread(self._fd, 8, 0)

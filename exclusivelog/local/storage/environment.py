@@ -87,12 +87,13 @@ def make_directory(path: str, mode: int) -> None:
         sync_directory(above)
 
 
-def refuse_incomplete(directory: Directory) -> None:
+def refuse_incomplete(directory: Directory) -> tuple[bool, bool]:
     """LedgerError for an unfinished backup (rule H4), for files that are not this ledger's own, or
-    a copy that shares files with another directory."""
+    a copy that shares files with another directory. Returns whether there are tables, and a
+    journal."""
     refuse_unfinished_backup(directory)
-    for name in (DATA, JOURNAL):
-        facts = directory.facts(name)
+    found = {name: directory.facts(name) for name in (DATA, JOURNAL)}
+    for name, facts in found.items():
         if facts is not None:
             directory.refuse_foreign(name, facts)
         if facts is None or facts.st_nlink <= 1:
@@ -105,6 +106,7 @@ def refuse_incomplete(directory: Directory) -> None:
                 os.close(fd)
             if why:
                 raise LedgerError(why)
+    return found[DATA] is not None, found[JOURNAL] is not None
 
 
 def refuse_unfinished_backup(directory: Directory) -> None:
@@ -294,31 +296,25 @@ def _make_data_file(directory: Directory) -> None:
         os.close(fd)
 
 
-def own_meta_pages(directory: Directory) -> None:
+def own_meta_pages(fd: int) -> None:
     """Give the pages with which LMDB ends a transaction blocks of their own, where there is room. A
-    write to any other page may fail on a full disk, but after one to these LMDB fails for good."""
+    write to any other page may fail on a full disk, but after one to these LMDB fails for good.
+    `fd`: of data.mdb."""
     with Ignoring(OSError):
-        fd = directory.open(DATA, os.O_RDWR)
-        try:
-            # Beyond its end, the file would grow.
-            _core.unshare_blocks(fd, min(META_PAGES_BYTES, os.fstat(fd).st_size))
-        finally:
-            os.close(fd)
+        # Beyond its end, the file would grow.
+        _core.unshare_blocks(fd, min(META_PAGES_BYTES, os.fstat(fd).st_size))
 
 
-def check_header(directory: Directory) -> None:
+def check_header(directory: Directory, opened: int | None = None) -> None:
     """LedgerCorruptedError for a file that LMDB would accept, and that would then crash the
-    process."""
+    process. `opened`: a descriptor of data.mdb, if there is one."""
     data = os.path.join(directory.path, DATA)
-    fd = directory.open(DATA, os.O_RDONLY)
-    try:
+    with _opened(directory, DATA) if opened is None else contextlib.nullcontext(opened) as fd:
         metas = [os.pread(fd, META_BYTES, 0)]
         _check_kind(data, metas[0])
         page_size = struct.unpack_from("<I", metas[0].ljust(META_BYTES), META_PAGE_SIZE)[0]
         metas.append(os.pread(fd, META_BYTES, page_size))
         size = os.fstat(fd).st_size  # after reading the header: a writer may extend the file
-    finally:
-        os.close(fd)
     whole = [meta for meta in metas if len(meta) == META_BYTES]
     newest = max(whole, key=lambda meta: struct.unpack_from("<Q", meta, META_TXN), default=None)
     last_page = 1 if newest is None else struct.unpack_from("<Q", newest, META_LAST_PAGE)[0]

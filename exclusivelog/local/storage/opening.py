@@ -98,7 +98,6 @@ class OpenFiles:
                 create_environment(directory, self.options.mode)
             if self.readonly:
                 copy_up(directory, (DATA, JOURNAL))
-            check_header(directory)
             presence = self._open_journal(undo)
             self._watch_deaths(undo)
             self.environment = Environment(
@@ -122,8 +121,7 @@ class OpenFiles:
 
     def _check_directory(self) -> None:
         directory = self.directory
-        refuse_incomplete(directory)
-        there = directory.facts(DATA) is not None
+        there, has_journal = refuse_incomplete(directory)
         if not there:
             if not self.options.create:
                 raise LedgerError(
@@ -133,7 +131,7 @@ class OpenFiles:
             refuse_other_files(directory)
             refuse_missing_data(directory)
             there = directory.facts(DATA) is not None
-        if there and not inode(directory):
+        if there and not has_journal:
             self._check_tables_alone()
 
     def _check_tables_alone(self) -> None:
@@ -167,6 +165,8 @@ class OpenFiles:
     def _open_journal(self, undo: contextlib.ExitStack) -> Presence | None:
         """Open the journal, and find out whether the shared memory about it is valid. Returns the
         locks of this process; None for a reader."""
+        if self.readonly:
+            check_header(self.directory)
         if self.readonly and not inode(self.directory):
             return None  # no engine has opened this ledger to write
         fd, capacity = open_file(self.directory, self.options.mode & 0o666, self.readonly)
@@ -187,10 +187,11 @@ class OpenFiles:
                 return None
             self._presence = presence = Presence(self.directory)
             undo.callback(presence.close)
+            check_header(self.directory, presence.data)
             presence.enter()
             if presence.alone:
                 own_blocks(fd)
-                own_meta_pages(self.directory)
+                own_meta_pages(presence.data)
                 self.lockfile.begin_here()
             else:
                 self._check_same_files(journal)
