@@ -284,7 +284,7 @@ def test_a_promotion_that_fails_half_way_is_made_up_for(
     """The owner closes; the transaction that passes the topic on fails, or is interrupted. The
     producer is closed, so no other call will release the topic: the engine must do it, or the
     waiter waits without end behind an owner that no longer exists."""
-    owner = topic.producer(EXCLUSIVE)
+    owner = topic.producer(EXCLUSIVE, name="owner")
     owner.send(b"x")
     with xl.open(engine.path) as other:
         waiter = other.topic("orders").producer_async(WAIT)
