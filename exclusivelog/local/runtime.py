@@ -157,14 +157,17 @@ class OpenEngine(abc.ABC):
 
     def _clear_up(self) -> None:
         """Complete deletions of dead processes, and remove what dead engines have left."""
-        try:
-            delete_pending(self.ledger, AT_OPEN)
-            self.sessions.evict_gone()
-            forget_ended(self.ledger, AT_OPEN)
-            relist_topics(self.ledger)
-            self.sessions.drop_notifications_of_dead_engines()
-        except ExclusiveLogError as error:
-            self._log(logs.NOT_CLEARED, reason=str(error))
+        for step in (
+            functools.partial(delete_pending, self.ledger, AT_OPEN),
+            self.sessions.evict_gone,
+            functools.partial(forget_ended, self.ledger, AT_OPEN),
+            functools.partial(relist_topics, self.ledger),
+            self.sessions.drop_notifications_of_dead_engines,
+        ):
+            try:
+                step()
+            except ExclusiveLogError as error:  # a damaged row, say: go on with the others
+                self._log(logs.NOT_CLEARED, reason=str(error))
 
     def _log(self, line: logs.Line, **fields: Any) -> None:
         logs.emit(log, line, ledger=self.path, engine=self.name, engine_id=self.id, **fields)

@@ -10,7 +10,8 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import _core
-from exclusivelog.local.records import NAMES
+from exclusivelog.local.log import reading
+from exclusivelog.local.records import ENDED, LAST_ENDED, NAMES, U64
 from exclusivelog.local.storage import forgetting
 from testing.processes import State, rows
 
@@ -388,3 +389,66 @@ def test_what_stays_of_new_names_is_as_small_as_the_page_says(engine) -> None:
     }  # fmt: skip
     assert grown["names"][1] + grown["topics"][1] <= 4 * (200 + 2 * len("job 1000"))
     assert grown["claims"][1] <= 4 * (2 * 40 + len("groupreaders") + 2 * len("job 1000"))
+
+
+# ---- beside damage, roles and reads ------------------------------------------------------
+
+
+def test_a_role_is_listed_although_a_topic_that_it_bound_is_forgotten(engine, soon) -> None:
+    engine.topic("bound")
+    engine.role("r", topics=["bound"]).close()
+    delete_again_and_again(engine, ["bound", "bound"])
+    use(engine.topic("t"), 2)
+    forget(engine)
+    assert [(info.name, info.topics) for info in engine.roles()] == [("r", ())]
+
+
+@pytest.mark.rule("G9")
+@pytest.mark.parametrize("row", ["ended", "last ended", "names", "topics"])
+def test_g9_a_damaged_row_of_what_has_ended_stops_no_checkpoint(engine, monkeypatch, row) -> None:
+    producer = engine.topic("alive").producer("exclusive", name="p")
+    deleted = engine.topic("t").id
+    delete_again_and_again(engine, ["t", "t"])
+    use(engine.topic("t"), 2)
+    with engine.ledger.write_exclusive() as tables:
+        notes = [key for key, _ in tables.rows.cursor("meta") if key.startswith(ENDED)]
+        old = U64.pack(deleted)
+        table, key = {
+            "ended": ("meta", notes[0]), "last ended": ("meta", LAST_ENDED),
+            "names": ("names", b"t"), "topics": ("topics", old),
+        }[row]  # fmt: skip
+        assert tables.rows.get(table, key) is not None
+        tables.rows.put(table, key, b"abc")
+    monkeypatch.setattr(forgetting, "KEPT", 0)
+    forget(engine)
+    assert producer.send(b"x") == 0
+    engine.ledger.checkpoint()
+    with engine.transaction() as txn:
+        producer.send(b"y", transaction=txn)
+
+
+def test_a_topic_that_is_forgotten_under_verify_is_no_damage(engine, soon) -> None:
+    topic = engine.topic("t")
+    delete_again_and_again(engine, ["t", "t"])
+    engine.topic("t")
+    forget(engine)
+    with pytest.raises(xl.TopicNotFoundError):
+        topic.stats()
+    assert reading._verify_one(engine.ledger, topic.id, False) is None
+
+
+@pytest.mark.rule("C2")
+def test_c2_a_damaged_row_keeps_an_opening_from_nothing_else(path, worker, soon) -> None:
+    """Of what dead processes had open, one row is damaged."""
+    dead, other = worker(name="dead"), worker(name="other")
+    for process in dead, other:
+        process.call(open_many, 3)
+    with xl.open(path) as engine:
+        with engine.ledger.write_exclusive() as tables:
+            key, _ = next(iter(tables.rows.cursor("holders")))
+            tables.rows.put("holders", key, b"abc")
+        use(engine.topic("other"), 2)
+    for process in dead, other:
+        process.kill()
+    with xl.open(path) as engine:
+        assert len(rows(engine)["holders"]) == 3  # one of the two has none any more

@@ -14,7 +14,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.local.storage import environment, ledger, usage
-from testing.processes import EXCLUSIVE, FENCING, State, Worker, until
+from testing.processes import EXCLUSIVE, FENCING, PATIENCE, State, Worker, until
 
 # Durability changes appends alone.
 pytestmark = [pytest.mark.rule("H2"), pytest.mark.once, pytest.mark.long]
@@ -125,6 +125,12 @@ def test_h2_trims_beside_a_long_read_leave_a_part_of_the_reserve(
             churn(engine, producer)
         assert f"pid {reader.pid}" in str(trim_again_and_again(engine))
         take_over(engine, 5)
+        with (
+            xl.open(path, name="other", map_size=MAP) as other,
+            engine.topic("t").producer(EXCLUSIVE),
+        ):
+            assert engine.unload("t", to=other.id, timeout=PATIENCE)[0].ok
+            other.topic("t").producer(EXCLUSIVE).close()
         reader.call(end_the_read)
         topic = engine.topic("many")
         assert topic.trim(before=topic.next_offset) == topic.next_offset

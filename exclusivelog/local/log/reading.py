@@ -395,6 +395,8 @@ def _verify_one(ledger: Store, topic: int, unflushed: bool) -> tuple[int, int, l
         return ledger.inspect(check, unflushed)
     except LedgerCorruptedError as error:
         return 0, 0, [str(error)]
+    except TopicNotFoundError:  # it was deleted and made again meanwhile, and then forgotten
+        return None
 
 
 # ---- cursors -----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ seat or waiting beside it, and all producers that are opened with `claim=role.cl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 
 import msgpack
@@ -212,6 +212,12 @@ def list_roles(ledger: Store) -> list[RoleInfo]:
         return [_info(tables, alive, *each) for each in role_topics(tables)]
 
 
+def _names(tables: Tables, topics: Iterable[int]) -> tuple[str, ...]:
+    """Their names, sorted. One that was deleted since may be forgotten."""
+    rows = [tables.topics.intact(each, "its name is not listed with its role") for each in topics]
+    return tuple(sorted(row.name for row in rows if row is not None))
+
+
 def _info(tables: Tables, alive: Callable[[int, str], bool], name: str, topic: int) -> RoleInfo:
     row = tables.topics.get(topic)
     owner = owner_of(tables, row)
@@ -220,7 +226,7 @@ def _info(tables: Tables, alive: Callable[[int, str], bool], name: str, topic: i
     waiters = [waiter_info(w) for w in tables.sessions.waiters(topic) if alive(w.slot, w.engine)]
     return RoleInfo(
         name, row.epoch, None if holder is None else owner_info(holder),
-        tuple(sorted(tables.topics.get(each).name for each in bound.topics)),
+        _names(tables, bound.topics),
         {group: tuple(topics) for group, topics in bound.groups.items()},
         {group: tuple(resources) for group, resources in bound.claims.items()},
         tuple(waiters),

@@ -13,6 +13,7 @@ tables in memory.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
@@ -930,17 +931,29 @@ class Sessions:
     def evict_gone(self) -> None:
         """Remove the shared producers and waiters of engines that are gone. Nothing else does, as
         long as nobody wants their topics exclusively. Owners stay until their topics are wanted."""
+        gone: list[Session] = []
         with self._ledger.read() as tables:
-            gone = [
-                session for engine, slot in tables.sessions.engines()
-                if not self._living.exists(slot, engine)
-                for session in tables.sessions.of_engine(engine)
-                if not (session.exclusive and session.epoch)
-            ]  # fmt: skip
+            for engine, slot in tables.sessions.engines():
+                if not self._living.exists(slot, engine):
+                    with contextlib.suppress(LedgerCorruptedError):  # those of others go
+                        gone += [
+                            session
+                            for session in tables.sessions.of_engine(engine)
+                            if not (session.exclusive and session.epoch)
+                        ]
         for start in range(0, len(gone), EVICTED_AT_ONCE):
-            with self._ledger.write_exclusive() as tables:
-                for session in gone[start : start + EVICTED_AT_ONCE]:
-                    self.succession.leave(tables, session, "evict", "dead")
+            chunk = gone[start : start + EVICTED_AT_ONCE]
+            try:
+                self._evict_all(chunk)
+            except LedgerCorruptedError:  # of one of them: the others go
+                for session in chunk:
+                    with contextlib.suppress(LedgerCorruptedError):
+                        self._evict_all([session])
+
+    def _evict_all(self, sessions: Sequence[Session]) -> None:
+        with self._ledger.write_exclusive() as tables:
+            for session in sessions:
+                self.succession.leave(tables, session, "evict", "dead")
 
     def yielding_owner(self, topic: int) -> int:
         """The session that owns the topic, if it has agreed to release it when another one waits;

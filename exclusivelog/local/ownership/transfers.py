@@ -20,13 +20,14 @@ owner or its new one, or is promoted as usual.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from exclusivelog import _core
-from exclusivelog.errors import TopicNotFoundError
+from exclusivelog.errors import LedgerFullError, TopicNotFoundError
 from exclusivelog.local.ownership import role_rows, steps
 from exclusivelog.local.ownership.steps import MOVES, RELEASE, record
 from exclusivelog.local.records import Session, Transfer, describe, is_role, owner_info
@@ -111,7 +112,11 @@ class HandOver:
     def begin(self, names: Sequence[str], wish: Wish) -> list[Begun]:
         """Begin to move these topics, all or none; returns the moves. WaitTimeoutError if that
         cannot begin before the deadline."""
-        return self._announce(names, wish) or self._begin(names, wish)
+        begun: list[Begun] = []
+        # Where a read pins the last pages, only what changes owners has room.
+        with contextlib.suppress(LedgerFullError):
+            begun = self._announce(names, wish)
+        return begun or self._begin(names, wish)
 
     def _announce(self, names: Sequence[str], wish: Wish) -> list[Begun]:
         """Begin to move these topics, while producers go on sending: what may append is not changed

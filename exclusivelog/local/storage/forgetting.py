@@ -10,10 +10,12 @@ in the tables: a checkpoint writes the row of each name that it finds in the jou
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
 
+from exclusivelog.errors import LedgerCorruptedError
 from exclusivelog.local.records import ENDED, LAST_ENDED, U64, u64
 from exclusivelog.local.storage.tables import Store, Tables, is_handed_over
 
@@ -22,12 +24,14 @@ AT_ONCE = 1000  # rows in one transaction, some microseconds each
 
 
 def forget(tables: Tables) -> None:
-    """Delete rows of what has ended, a bounded number. The journal must be in the tables."""
+    """Delete rows of what has ended, a bounded number. The journal must be in the tables. Raises
+    nothing for damaged rows, which stay: it is part of every checkpoint."""
     for number, place in list(itertools.islice(_to_forget(tables), AT_ONCE)):
-        if len(place) == U64.size:
-            tables.topics.forget(u64(place))
-        else:
-            tables.producers.forget(number, place)
+        with contextlib.suppress(LedgerCorruptedError):
+            if len(place) == U64.size:
+                tables.topics.forget(u64(place))
+            else:
+                tables.producers.forget(number, place)
         tables.rows.delete("meta", ENDED + U64.pack(number))
 
 
@@ -46,7 +50,7 @@ def forget_ended(
 
 def _to_forget(tables: Tables) -> Iterator[tuple[int, bytes]]:
     """(number, place) of each: a key in `producers`, or a topic's id."""
-    stop = ENDED + U64.pack(max(0, (tables.rows.find("meta", LAST_ENDED, u64) or 0) - KEPT))
+    stop = ENDED + U64.pack(max(0, _last_ended(tables) - KEPT))
     cursor = tables.rows.cursor("meta")
     if cursor.set_range(ENDED + U64.pack(0)):
         for key, place in cursor:
@@ -56,8 +60,16 @@ def _to_forget(tables: Tables) -> Iterator[tuple[int, bytes]]:
                 yield u64(key[len(ENDED) :]), place
 
 
+def _last_ended(tables: Tables) -> int:
+    with contextlib.suppress(LedgerCorruptedError):
+        return tables.rows.find("meta", LAST_ENDED, u64) or 0
+    return 0
+
+
 def _is_needed(tables: Tables, place: bytes) -> bool:
     """A producer that is handed over continues under its name, and so with its sequence ids."""
+    if len(place) < U64.size:
+        return False  # damaged
     topic = u64(place[: U64.size])
     if len(place) == U64.size:
         return tables.deletions.has(topic)

@@ -410,20 +410,22 @@ class Transaction(_Section):
     def opened(self, txn: lmdb.Transaction[bytes]) -> Tables:
         """The tables for the block."""
         tables: Tables = self.ledger.tables(txn)
-        self._apply_journal(tables)
+        self._apply_journal(tables, forget)
         return tables
 
     def caught_up(self, tables: Tables) -> None:
         """Apply what was appended meanwhile; appends are excluded from here on."""
         self._apply_journal(tables)
 
-    def _apply_journal(self, tables: Tables) -> None:
+    def _apply_journal(
+        self, tables: Tables, then: Callable[[Tables], object] = lambda tables: None
+    ) -> None:
         try:
             if self.journal is not None:
                 # Read before the tail, so that no later frame has a lower version.
                 version = self.journal.version
                 apply_frames(tables, self.journal.tail, version)
-                forget(tables)
+                then(tables)
                 # Nothing else was written yet. Who remembers a topic's end follows the journal,
                 # wherever its frames are.
                 tables.rows.changes.clear()

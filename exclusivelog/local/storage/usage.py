@@ -153,7 +153,7 @@ class PinnedPages:
         self._since = {each: self._since.get(each, now) for each in behind}
         stalled = {
             _culprit(each): each
-            for each, since in self._since.items()
+            for each, since in list(self._since.items())  # errors of sends add to it
             if now - since >= STALLED_SECONDS
         }
         for culprit, each in stalled.items():
