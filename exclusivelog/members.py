@@ -97,9 +97,9 @@ class GroupMember:
 
     def commit_alone(self) -> None:
         """Commit its position, in no transaction."""
-        self.committing = self.offsets_to_commit()
-        self.membership.commit(self.committing)
-        self._note_own_commit(self.committing)
+        self.committing = positions = self.offsets_to_commit()
+        self.membership.commit(positions)
+        self._note_own_commit(positions)  # another thread may have settled it meanwhile
 
     def settle_own_commit(self) -> None:
         """If its own commit was interrupted, find out whether the group has its position."""

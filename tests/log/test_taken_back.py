@@ -348,6 +348,24 @@ def test_g11_a_commit_of_a_reader_s_own_that_was_interrupted_is_known_by_its_out
     assert found == (2 if stored else 1)
 
 
+def test_g11_a_commit_of_a_reader_s_own_may_be_seen_by_another_thread(
+    engine, orders, monkeypatch
+) -> None:
+    """As in asyncio, where another task reads by the same reader meanwhile."""
+    reader = orders.reader(group="g")
+    reader.read_next(0)
+    commit = reader.membership.commit
+
+    def seen(positions: Any) -> None:
+        reader.read_next(0)
+        commit(positions)
+        reader.read_next(0)
+
+    monkeypatch.setattr(reader.membership, "commit", seen)
+    reader.commit()
+    assert (reader.position, reader.membership.position(reader.topic_id)) == (3, 1)
+
+
 def test_g11_a_reader_waits_for_the_commit_that_an_interrupt_has_left(
     engine, orders, monkeypatch
 ) -> None:
