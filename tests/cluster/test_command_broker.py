@@ -175,7 +175,8 @@ def test_the_demo_runs_on_a_cluster(namespace: Namespace, tmp_path: Path) -> Non
     """What `make demo ON=pulsar` runs, once its broker is there, with fewer events."""
     output = tmp_path / "output"
     command = [sys.executable, "-m", "exclusivelog", "demo", "--path", "{}"]
-    few = ["--events", "400", "--rate", "400", "--kills", "1", "--seed", "7"]
+    # Slow enough for a busy machine to see the leader before it is through.
+    few = ["--events", "400", "--rate", "80", "--kills", "1", "--seed", "7"]
     with output.open("w") as file:
         status = run_in(namespace, [*command, *few], timeout=4 * PATIENCE, stdout=file)
     told = output.read_text()
