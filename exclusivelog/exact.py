@@ -25,12 +25,17 @@ from exclusivelog import _core, threads
 # ---- times -------------------------------------------------------------------------------
 
 
+SECOND = dt.timedelta(seconds=1)
+
+
 def _zone_of(value: Any) -> str | None:
     """The name of a time's zone; None for an offset, which its text has. ValueError for others."""
     zone = value.tzinfo
     if zone is None:
         return None
     if type(zone) is dt.timezone and repr(zone) == repr(dt.timezone(zone.utcoffset(None))):
+        if zone != dt.UTC and abs(zone.utcoffset(None)) < SECOND:  # `fromisoformat` reads UTC
+            raise ValueError(f"the zone {zone!r} cannot be kept: it is less than a second from UTC")
         return None
     if type(zone) is zoneinfo.ZoneInfo and zone.key and zoneinfo.ZoneInfo(zone.key) is zone:
         return str(zone.key)

@@ -7,6 +7,7 @@ docs/operations.md lists the metrics.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -126,7 +127,7 @@ class Collector:
     def collect(self) -> Iterator[Any]:
         """The present values of all metrics, for prometheus_client: one family for each metric,
         with the values of all ledgers."""
-        read = {engine.path: self._read(engine) for engine in self._engines}
+        read = {_label_of(engine): self._read(engine) for engine in self._engines}
         found = {path: each for path, each in read.items() if each is not None}
         up = [((path,), int(path in found)) for path in read]
         yield self._family(UP, ("ledger",), up)
@@ -208,6 +209,11 @@ def _printable(line: str) -> str:
         return line
     # In a label, a backslash is written as two.
     return "".join(c if c.isprintable() else "\\" + repr(c)[1:-1] for c in line)
+
+
+def _label_of(engine: Engine) -> str:
+    """The ledger's path; bytes of it that are no UTF-8, which Prometheus does not take, escaped."""
+    return os.fsencode(engine.path).decode(errors="backslashreplace")
 
 
 def _families() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -138,6 +139,15 @@ def test_two_ledgers_are_in_one_family_each(engine: xl.Engine, tmp_path, openmet
     assert registry.get_sample_value("exclusivelog_topics", {"ledger": engine.path}) == 1
     with pytest.raises(TypeError, match="engines"):
         Collector()
+
+
+@pytest.mark.parametrize("openmetrics", [True, False])
+def test_a_path_that_is_no_utf_8_is_escaped(tmp_path, openmetrics: bool) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/l\xff")
+    with xl.open(path, durability="process") as engine:
+        text = render(engine, openmetrics=openmetrics)
+    assert "l\\\\xff" in text
+    text.encode()
 
 
 # ---- changes of owner --------------------------------------------------------------------
