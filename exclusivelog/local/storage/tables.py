@@ -738,7 +738,7 @@ class ProducerTable:
 
     A row's second field is the live session, or 0. Of a name that the library gave, the bit
     `AUTOMATIC` is set. Once its session has ended, `HAS_ENDED` is set, too, and the other bits are
-    a number: its row stays until `KEPT_NAMES` more of such names have ended. A caller who opens a
+    a number: its row stays until `KEPT` more of such names have ended. A caller who opens a
     producer under the name before that makes it his own: then its row stays (rule G2).
     """
 
