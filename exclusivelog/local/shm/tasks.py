@@ -82,7 +82,7 @@ def flock_holder(fd: int) -> int | None:
 def _flocks() -> Iterator[tuple[int, str, int]]:
     """(process, device, inode) of each `flock` in the kernel's list, with lines as
 
-        1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF
+    1: FLOCK  ADVISORY  WRITE 4711 08:01:1234 0 EOF
     """
     with Ignoring(OSError, ValueError, IndexError):
         for line in read_whole("/proc/locks").decode().splitlines():
