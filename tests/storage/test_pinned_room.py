@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.local.storage import environment, ledger, usage
+from exclusivelog.local.storage import environment, free_pages, ledger, usage
 from testing.processes import EXCLUSIVE, FENCING, PATIENCE, State, Worker, until
 
 # Durability changes appends alone.
@@ -168,3 +168,30 @@ def test_h2_the_read_of_a_dead_process_pins_nothing(
         reader.kill()
         until(lambda: sends(producer))
         assert engine.verify().ok
+
+
+def test_h2_a_transaction_beside_a_long_read_counts_what_the_last_one_has_freed(
+    path: str, reading: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not again all that was freed since the read began, while others wait to write."""
+    looks, record = [0], free_pages._record
+
+    def counted(*args: Any) -> tuple[int, int]:
+        looks[0] += 1
+        return record(*args)
+
+    monkeypatch.setattr(free_pages, "_record", counted)
+    with prepare(path) as engine:
+        reading()
+        with engine.topic("t").producer(EXCLUSIVE, name="p") as producer:
+            churn(engine, producer)
+        environment = engine.ledger._environment
+        with engine.ledger.write_exclusive() as tables:
+            looks[0] = 0
+            environment.room(tables.rows)
+            assert looks[0] <= 10
+            again = environment.pinned
+            environment._known_pinned = free_pages.NOTHING
+            environment.room(tables.rows)
+            assert environment.pinned == again > 0
+            assert looks[0] > 20

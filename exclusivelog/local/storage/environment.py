@@ -373,6 +373,7 @@ class Environment:
     ) -> None:  # fmt: skip
         self.path, self._directory = directory.path, directory
         self.pinned = 0  # bytes, when the room was counted last
+        self._known_pinned = free_pages.NOTHING  # what of it need not be counted again
         self.gate = _core.Gate()
         self.gate.look_at(deaths)
         self._resizing = threading.Lock()
@@ -501,7 +502,8 @@ class Environment:
         if oldest >= last:
             return 0
         with _opened(self._directory, DATA) as fd:
-            return free_pages.count(fd, oldest)
+            pages, self._known_pinned = free_pages.count(fd, oldest, self._known_pinned)
+        return pages
 
     def adopt_map_size(self) -> None:
         """Make the map as large as another process has made it. LMDB moves the map, so this waits

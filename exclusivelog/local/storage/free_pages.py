@@ -42,17 +42,34 @@ class Room(NamedTuple):
 FAR = Room(math.inf, False)
 
 
-def count(fd: int, oldest: int) -> int:
+class Pinned(NamedTuple):
+    """The pages that transactions from `oldest` to `newest` have freed. As long as a read sees
+    transaction `oldest`, LMDB does not change these records, only adds later ones."""
+
+    oldest: int
+    newest: int
+    pages: int
+
+
+NOTHING = Pinned(-1, -1, 0)
+
+
+def count(fd: int, oldest: int, known: Pinned = NOTHING) -> tuple[int, Pinned]:
     """How many pages the list itself takes, and those in it that a read may use which sees
-    transaction `oldest`. `fd`: a descriptor of data.mdb."""
+    transaction `oldest`; and the latter by themselves. `fd`: a descriptor of data.mdb. `known`: the
+    result of an earlier call, whose records are not read again: beside a long read, each
+    transaction would take longer than the one before."""
     size, branches, leaves, overflow, root = _newest(fd)
-    found = META_PAGES + branches + leaves + overflow
+    newest, pages = oldest - 1, 0
+    if known.oldest == oldest:
+        _, newest, pages = known
+    counted = newest
     if root != NO_PAGE:
-        for transaction, pages in _records(fd, root, size):
-            if transaction < oldest:
+        for transaction, freed in _records(fd, root, size):
+            if transaction <= counted:
                 break
-            found += pages
-    return found
+            newest, pages = max(newest, transaction), pages + freed
+    return META_PAGES + branches + leaves + overflow + pages, Pinned(oldest, newest, pages)
 
 
 def _newest(fd: int) -> tuple[int, ...]:
