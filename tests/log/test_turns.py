@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.local.log import appending
 from exclusivelog.local.log.appending import Pauses
 from exclusivelog.local.storage.ledger import Ledger
 from testing.processes import PATIENCE, State, until, within
@@ -61,6 +62,42 @@ def test_k4_a_send_waits_for_few_transactions_of_its_producer(
     before = [within(waited_for) for _ in range(20)]
     assert sorted(before)[len(before) // 2] <= 4, before
     assert max(before) <= 200, before
+
+
+def test_k4_no_transaction_begins_before_a_send_that_waited_for_the_last_one(
+    engine: xl.Engine, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the thread of that send takes to go on."""
+    producer, over = topic.producer("exclusive"), threading.Event()
+    wait, begin, begun, came = Pauses.wait, Pauses.begin, [0], list[int]()
+
+    def commit() -> None:
+        while not over.is_set():
+            with engine.transaction() as txn:
+                producer.send(b"t", transaction=txn)
+
+    def counted(pauses: Pauses) -> None:
+        begun[0] += 1
+        begin(pauses)
+
+    def dawdle(pauses: Pauses, *args: Any) -> bool:
+        found, seen = wait(pauses, *args), begun[0]
+        if threading.get_ident() in pauses._due:
+            over.wait(0.1)  # if transactions do not wait, some come
+            came.append(begun[0] - seen)
+        return found
+
+    monkeypatch.setattr(appending, "TURN_SECONDS", PATIENCE)
+    monkeypatch.setattr(Pauses, "begin", counted)
+    monkeypatch.setattr(Pauses, "wait", dawdle)
+    thread = threading.Thread(target=commit)
+    thread.start()
+    try:
+        until(lambda: producer.send(b"s") >= 0 and len(came) >= 3)
+    finally:
+        over.set()
+        thread.join(PATIENCE)
+    assert set(came) == {0}
 
 
 # ---- other calls beside transactions ------------------------------------------------------

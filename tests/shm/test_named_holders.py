@@ -204,8 +204,7 @@ def test_k3_a_holder_that_a_busy_machine_delays_is_not_reported_as_stopped(
     monkeypatch.setattr(slots, "LASTING_SECONDS", 0.0)
     process, watch = worker(name="busy"), engine.ledger.watch
     process.start(hold_the_writer_lock_and_work)
-    until(lambda: engine.ledger.journal.inside[1])
-    thread = engine.ledger.journal.inside[1]
+    thread = until(lambda: engine.ledger.journal.inside[1])
     until(lambda: tasks.state_of(thread) == tasks.RUNS)
     for _ in range(3):
         assert f"pid {process.pid})" in watch.stalled(thread)
@@ -225,8 +224,7 @@ def test_k3_a_holder_that_waits_is_reported_at_the_second_look(
 ) -> None:  # fmt: skip
     process, watch = worker(name="waits"), engine.ledger.watch
     process.start(hold_the_writer_lock_and_wait)
-    until(lambda: engine.ledger.journal.inside[1])
-    thread = engine.ledger.journal.inside[1]
+    thread = until(lambda: engine.ledger.journal.inside[1])
     monkeypatch.setattr(tasks, "state_of", lambda _: tasks.WAITS)  # it wakes up to look
     watch.stalled(thread)
     assert slow_locks(caplog) == []
@@ -248,8 +246,7 @@ def test_k3_a_pause_of_the_one_that_waits_is_no_stall_of_the_holder(
     """The whole machine was paused."""
     process, watch = worker(name="waits"), engine.ledger.watch
     process.start(hold_the_writer_lock_and_wait)
-    until(lambda: engine.ledger.journal.inside[1])
-    thread = engine.ledger.journal.inside[1]
+    thread = until(lambda: engine.ledger.journal.inside[1])
     monkeypatch.setattr(tasks, "state_of", lambda _: tasks.WAITS)
     watch.stalled(thread)
     stall = watch._stalls[thread]
