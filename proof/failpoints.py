@@ -154,9 +154,9 @@ def let_die(path: Path, death: Death) -> tuple[bool, int]:
     """Run the fixed work in a process until it dies. Returns whether it finished, and how many
     steps were acknowledged."""
     said, says = os.pipe()
-    pid = os.fork()
+    parent, pid = os.getpid(), os.fork()
     if pid == 0:
-        die_with_parent()
+        die_with_parent(parent)
         with contextlib.suppress(BaseException):
             _work(path, death, lambda: os.write(says, b"."))
             os._exit(0)

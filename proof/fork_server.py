@@ -78,18 +78,18 @@ def serve(work: str) -> None:
     children: set[int] = set()
     for job in sys.stdin:
         stderr, *arguments = json.loads(job)
-        pid = os.fork()
+        server, pid = os.getpid(), os.fork()
         if pid == 0:
-            _live(stderr, function, arguments)
+            _live(server, stderr, function, arguments)
         print(pid, flush=True)
         # Reap dead processes only now: before the client has opened a pidfd, the pid must not be
         # reused.
         children = {each for each in children if os.waitpid(each, os.WNOHANG)[0] == 0} | {pid}
 
 
-def _live(stderr: str, function: Callable[..., None], arguments: list[Any]) -> None:
+def _live(server: int, stderr: str, function: Callable[..., None], arguments: list[Any]) -> None:
     try:
-        die_with_parent()
+        die_with_parent(server)
         os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
         function(*arguments)
     except BaseException:

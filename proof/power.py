@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import logging
+import os
 import random
 import shutil
 import subprocess
@@ -74,7 +75,7 @@ def lay_out(cut: Image, where: Path, dice: random.Random) -> None:
 
 def judge_disks(defect: str) -> None:
     """A child's work: judge each directory that it is given, and print what is broken."""
-    die_with_parent()
+    die_with_parent(os.getppid())
     journal.CAPACITY = CAPACITY
     logging.disable(logging.CRITICAL)
     if defect != "none":

@@ -103,9 +103,9 @@ def pace(path: Path, notes: Notes) -> None:
 
 def forked(work: Callable[[], object]) -> int:
     """The pid of a child that does this until it is killed."""
-    pid = os.fork()
+    parent, pid = os.getpid(), os.fork()
     if pid == 0:
-        die_with_parent()
+        die_with_parent(parent)
         with contextlib.suppress(BaseException):
             work()
         os._exit(1)

@@ -85,6 +85,8 @@ def finish(source: str, *args: object, timeout: float = PATIENCE, **options: Any
     return done.stdout
 
 
-def die_with_parent() -> None:
-    """End this process with the one that started it."""
+def die_with_parent(parent: int) -> None:
+    """End this process with `parent`, the one that started it, which may have ended already."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -111,10 +111,10 @@ def serve(work: str, arguments: str) -> None:
     function = getattr(importlib.import_module(module), name)
     for job in sys.stdin:
         (go, start), (said, says) = os.pipe(), os.pipe()
-        pid = os.fork()
+        server, pid = os.getpid(), os.fork()
         if pid == 0:
             os.close(said)
-            _live(function, [*json.loads(arguments), *json.loads(job)], go, says)
+            _live(server, function, [*json.loads(arguments), *json.loads(job)], go, says)
         os.close(says)
         os.close(go)
         os.read(said, 1)
@@ -132,12 +132,12 @@ def serve(work: str, arguments: str) -> None:
         os.close(said)
 
 
-def _live(function: Any, arguments: list[Any], go: int, says: int) -> None:
+def _live(server: int, function: Any, arguments: list[Any], go: int, says: int) -> None:
     def begin() -> None:
         os.write(says, b"!")
         os.read(go, 1)
 
-    die_with_parent()
+    die_with_parent(server)
     try:
         function(*arguments, begin, lambda text: os.write(says, text.encode()))
         os._exit(0)

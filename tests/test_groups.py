@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from testing.children import ROOT
+from testing.children import ROOT, finish
 from testing.patience import PATIENCE
 from testing.processes import until
 
@@ -85,3 +85,21 @@ def test_an_interrupt_ends_all_that_was_started(place: Path) -> None:
     assert process.returncode == 130
     assert "interrupted" in printed
     assert gone(int(left.read_text()))
+
+
+def test_a_process_whose_parent_has_ended_before_ends_with_it() -> None:
+    """It was killed between the fork and the child's request to be killed with it."""
+    said = finish(
+        """
+        import os, time
+        from testing.children import die_with_parent
+        parent = os.getpid()
+        if os.fork():
+            os._exit(0)
+        while os.getppid() == parent:
+            time.sleep(0.001)
+        die_with_parent(parent)
+        print("lives on", flush=True)
+        """
+    )
+    assert said == ""

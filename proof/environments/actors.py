@@ -160,9 +160,9 @@ class Actor:
         self.name, self.acknowledged = name, acknowledged
         self._asked: tuple[str, float, tuple[Any, ...]] = ("", 0.0, ())
         self._pipe, theirs = multiprocessing.Pipe()
-        self.pid = os.fork()
+        parent, self.pid = os.getpid(), os.fork()
         if self.pid == 0:
-            _live(theirs, Hands(str(path), defect), before)
+            _live(parent, theirs, Hands(str(path), defect), before)
         theirs.close()
 
     def __getattr__(self, verb: str) -> Callable[..., Said]:
@@ -226,10 +226,10 @@ class Actor:
         self._pipe.close()
 
 
-def _live(pipe: Any, hands: Hands, before: Callable[[], object] | None) -> NoReturn:
+def _live(parent: int, pipe: Any, hands: Hands, before: Callable[[], object] | None) -> NoReturn:
     code = 1
     try:
-        die_with_parent()
+        die_with_parent(parent)
         if before is not None:
             before()
         while True:

@@ -136,9 +136,9 @@ def run(name: str, how: str) -> Verdict:
     where.chmod(0o755)
     begun = time.monotonic()
     output, theirs = os.pipe()
-    pid = os.fork()
+    parent, pid = os.getpid(), os.fork()
     if pid == 0:
-        _play(name, how, where, theirs)
+        _play(parent, name, how, where, theirs)
     os.close(theirs)
     try:
         text = _first_line(output, SECONDS[CASES[name].fast])
@@ -169,11 +169,11 @@ def _first_line(output: int, seconds: float) -> bytes:
     return text
 
 
-def _play(name: str, how: str, where: Path, says: int) -> None:
+def _play(parent: int, name: str, how: str, where: Path, says: int) -> None:
     verdict = Verdict(name, how)
     try:
         os.setsid()
-        die_with_parent()
+        die_with_parent(parent)
         unshare(NEW_MOUNTS)
         _forget_other_disks()
         _play_in_its_namespace(verdict, where)

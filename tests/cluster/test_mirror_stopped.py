@@ -10,6 +10,7 @@ twice.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -81,7 +82,8 @@ class Case:
             [sys.executable, "-c", MIRROR, self.engine.path, self.namespace.url,
              self.namespace.admin, self._exclusive, "yes" if follow else "no"],
             cwd=ROOT, env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=die_with_parent,
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            preexec_fn=functools.partial(die_with_parent, os.getpid()),
         )  # fmt: skip
 
     def await_line(self, wanted: str) -> None:
