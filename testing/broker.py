@@ -41,7 +41,7 @@ from typing import IO, Any
 
 import pytest
 
-from testing.children import ROOT, die_with_parent
+from testing.children import ROOT, dying_with_this
 from testing.patience import PATIENCE
 
 VERSION = "4.0.8"
@@ -169,7 +169,7 @@ class Broker:
                  "--metadata-dir", str(self._directory / "metadata"),
                  "--bookkeeper-dir", str(self._directory / "bookkeeper")],
                 cwd=home, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True, preexec_fn=die_with_parent,
+                start_new_session=True, preexec_fn=dying_with_this(),
             )  # fmt: skip
         if wait:
             self.await_ready()

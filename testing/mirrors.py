@@ -28,7 +28,7 @@ import msgpack
 
 import exclusivelog as xl
 from testing.broker import Broker, Namespace, missing
-from testing.children import ROOT, die_with_parent
+from testing.children import ROOT, dying_with_this
 from testing.patience import PATIENCE
 
 TOPICS = ("orders", "bills/2026")
@@ -71,7 +71,7 @@ class Program:
         return subprocess.Popen(
             [sys.executable, *self._command], cwd=ROOT, env=environment, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._log,
-            preexec_fn=die_with_parent,
+            preexec_fn=dying_with_this(),
         )  # fmt: skip
 
     def check(self, excused: str = "(?!)") -> None:

@@ -10,7 +10,6 @@ twice.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import subprocess
@@ -23,7 +22,7 @@ import pytest
 
 import exclusivelog as xl
 from testing.broker import Broker, Namespace, missing, own_broker
-from testing.children import ROOT, die_with_parent, line
+from testing.children import ROOT, dying_with_this, line
 from testing.mirrors import target
 from testing.patience import PATIENCE
 from testing.processes import stop, until
@@ -83,7 +82,7 @@ class Case:
              self.namespace.admin, self._exclusive, "yes" if follow else "no"],
             cwd=ROOT, env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            preexec_fn=functools.partial(die_with_parent, os.getpid()),
+            preexec_fn=dying_with_this(),
         )  # fmt: skip
 
     def await_line(self, wanted: str) -> None:
