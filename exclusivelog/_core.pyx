@@ -22,7 +22,7 @@ The parts are in `_native/`, each with one subject:
 | `deaths` | locks that outlive their thread |
 | `checkpoint`, `merge`, `fresh` | the journal's frames, grouped by topic; the table rows that they change; journal frames packed for a reader |
 | `batch`, `receipt`, `appender`, `commit_queue` | messages that are being sent |
-| `group` | group commit: many producers, one write |
+| `group`, `joint` | group commit: many producers, one write; the frames of a transaction |
 | `replica` | get and put of a shared map |
 | `queue`, `rows` | selecting the next waiter; the topic row and the fencing check |
 | `*.h` | C code: the sections and blocks of an entry, CRC-32C, futexes, liveness, the journal, LZ4 ahead of readers, SIGBUS, which process this is |
@@ -100,6 +100,7 @@ include "_native/receipt.pxi"
 include "_native/commit_queue.pxi"
 include "_native/appender.pxi"
 include "_native/group.pxi"
+include "_native/joint.pxi"
 include "_native/replica.pxi"
 include "_native/queue.pxi"
 include "_native/rows.pxi"

@@ -261,8 +261,11 @@ class Sending(Protocol):
     ) -> ExclusiveLogError:
         """The error for a sequence id that was used before."""
 
+    def commit_queued(self) -> None:
+        """Commit what waits in the queue."""
+
     def drain(self) -> None:
-        """Commit what was accepted so far."""
+        """Commit what was accepted so far; waits for sends that other threads have begun, too."""
 
     def private_appender(self) -> _core.Appender:
         """An appender for a transaction, which continues the sequence ids of `appender`."""
@@ -317,8 +320,12 @@ class ProducerSession(Protocol):
     def refused(self, error: ProducerFencedError) -> ExclusiveLogError:
         """The error to raise in a caller whose append failed with this one."""
 
+    def ready_for_transaction(self) -> bool:
+        """False if a hand-over has paused appends, or given the topic to another session. Raises
+        the error of a session that has ended."""
+
     def pause_for_transaction(self) -> bool:
-        """Pause appends; False if a hand-over has already paused them."""
+        """Pause appends; False as `ready_for_transaction`."""
 
     def resume(self) -> None:
         """Let appends continue."""
@@ -453,6 +460,10 @@ class TransactionProducer(Protocol):
 
 class Condition(Protocol):
     """A claim that a transaction requires."""
+
+    @property
+    def id(self) -> int:
+        """The claim session's number."""
 
     def check_in(self, transaction: Any) -> None:
         """Raise OwnershipLostError unless it is held, within a transaction of the backend."""

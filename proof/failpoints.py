@@ -59,7 +59,8 @@ PLACES = {
 CHORES = {
     "append a queue": "local.log.appending:append_together",
     "tell a winner": "local.ownership.notifications:Notifications._granted",
-    "write a transaction": "local.session:Attempt.write",
+    "place a transaction": "local.commits:FramedAttempt.place",
+    "write a transaction": "local.commits:TableAttempt.write",
     "write a cursor": "local.ownership.claims:LocalGroupCursor.write",
     "write a view": "local.maintenance.views:_write",
     "put a view in its place": "local.maintenance.views:_finish",

@@ -32,6 +32,7 @@ def do(path: Path, engine: xl.Engine) -> None:
     owner.close()
     waiter.result(10)
     _read_and_write(engine, topic)
+    _send_to_two(engine)
     topic.compact()
     topic.trim(before=3)
     with xl.open(path, name="next door") as other:
@@ -56,6 +57,15 @@ def _read_and_write(engine: xl.Engine, topic: xl.Topic) -> None:
             for value in MADE:
                 producer.send(value, transaction=transaction)
             transaction.commit_cursor(reader)
+
+
+def _send_to_two(engine: xl.Engine) -> None:
+    """Send to two topics in one transaction."""
+    with engine.topic("left").producer() as left, engine.topic("right").producer() as right:
+        with engine.transaction() as transaction:
+            for value in SENT:
+                left.send(value, transaction=transaction)
+                right.send(value, transaction=transaction)
 
 
 def judge(path: Path) -> Iterator[str]:
@@ -83,6 +93,9 @@ def _judge_topics(engine: xl.Engine) -> Iterator[str]:
         yield f"G8 at offset {first}: no trim was up to there"
     if made not in ([], MADE):
         yield "G3: a transaction is in the log in part"
+    two = [values(engine.topic(name)) for name in ("left", "right")]
+    if two not in ([[], []], [SENT, SENT]):
+        yield "G3: a transaction is in one of its topics, or in part"
     with topic.reader(group="chores", trimmed="earliest") as reader:
         position = reader.position
     if made and position not in (2, 3):

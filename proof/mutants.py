@@ -62,7 +62,7 @@ POLICY, ADMIT = "exclusivelog/admission.py", "ownership/admission.py"
 ROWS, JOURNAL = "_native/rows.pxi", "_native/journal.pxi"
 APPEND, FLUSH, FRAMES = "_native/append.pxi", "_native/flush.pxi", "_native/frames.pxi"
 QUEUE, LOCK = "_native/queue.pxi", "_native/journal_lock.h"
-GROUP, ROLES = "_native/group.pxi", "role_grants.py"
+GROUP, JOINT, ROLES = "_native/group.pxi", "_native/joint.pxi", "role_grants.py"
 SELECTED = """    found = _core.select(
         rows, topic, epoch, alive, now=now, freed=freed, known=known, target=target, until=until
     )
@@ -125,6 +125,15 @@ MUTANTS = (
     Mutant("the frames that a transaction applies concern their topics", "ledger.py",
            "                tables.rows.changes.clear()\n", "                pass\n",
            ("tests/ownership/test_independence.py",)),
+    Mutant("a transaction checks its first producer only", JOINT,
+           "range(self.sharing):\n            share = &self.shares[i]\n            share.last",
+           "range(min(1, self.sharing)):\n            share = &self.shares[i]\n"
+           "            share.last", ("tests/log/test_frames_of_transactions.py",)),
+    Mutant("a transaction ignores that a claim has changed", JOINT,
+           "                return STALE\n", "                pass\n",
+           ("tests/ownership/test_revoking.py",)),
+    Mutant("the frames of a transaction are valid one by one", JOINT,
+           "k < self.count - 1)", "False)", ("tests/log/test_frames_of_transactions.py",)),
     Mutant("the commit of a dead process does not change the version", LOCK,
            "        xl_store(&w->unsettled, 1);", "        ;", ("proof/tests/test_crashes.py",)),
     Mutant("the death of a process behind its commit changes no version", LOCK,
@@ -175,7 +184,7 @@ MUTANTS = (
            "            from exclusivelog.local.ownership.steps import put_announcement\n"
            "            put_announcement(tables, session, session.announce)\n",
            ("tests/ownership/test_announcements.py",)),
-    Mutant("an announcement is written although its owner is refused", "local/session.py",
+    Mutant("an announcement is written although its owner is refused", "local/commits.py",
            "                    raise _Refused(session, error) from error\n",
            "                    if work.batches:\n"
            "                        raise _Refused(session, error) from error\n"
@@ -183,7 +192,7 @@ MUTANTS = (
            ("tests/ownership/test_announcements.py",)),
     Mutant("a grant does not announce", "ownership/sessions.py", "if session.announce is not None:",
            "if False:", ("tests/ownership/test_announcements.py",)),
-    Mutant("a stale owner announces", "local/session.py",
+    Mutant("a stale owner announces", "local/commits.py",
            "self._placed[session] = append_one(tables, work)",
            "self._placed[session] = append_one(tables, work) if work.batches else []",
            ("tests/ownership/test_announcements.py",)),

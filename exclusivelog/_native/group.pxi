@@ -182,7 +182,7 @@ cdef class Group:
             self.next += 1
         if run.used == 0:
             return
-        outcome = self.write_run(journal)
+        outcome = _write_run(journal, run, self.durable)
         if outcome != PLACED:
             self.refuse(first, self.next, outcome)
             return
@@ -226,47 +226,9 @@ cdef class Group:
                         uint64_t end) noexcept nogil:
         cdef Placing* p = &member.placing
         cdef Tail* tail = member.tail
-        cdef Piece* piece = &member.piece
-        cdef size_t size = end - start
-        cdef xj_frame frame
-        cdef char* at = self.run.frames + self.run.used
         p.base_offset, p.end, p.generation = tail.next_offset, end, self.journal.generation
-        tail.publish_time = max(tail.publish_time, self.run.now)
-        _stamp(piece, p.topic, tail.next_offset, p.epoch, p.session, p.sequence,
-               tail.publish_time)
-        memset(&frame, 0, FRAME)
-        frame.size, frame.topic = <uint32_t>piece.size, p.topic
-        frame.base_offset, frame.count = tail.next_offset, piece.count
-        _seal_frame(self.journal, start, &frame)
-        memcpy(at, &frame, FRAME)
-        memcpy(at + FRAME, piece.data, piece.size)
-        memset(at + FRAME + piece.size, 0, size - FRAME - piece.size)
-        tail.next_offset += piece.count
-        tail.at = end
-        leader.last = p.sequence + piece.count - 1
-        self.run.used += size
-        self.run.end = end
-
-    cdef int write_run(self, Journal journal) noexcept nogil:
-        """Write the run's frames; its outcome."""
-        cdef Run* run = &self.run
-        cdef char* at = <char*>_frame_at(&journal.ring, run.start)
-        cdef Placing refused
-        refused.error = 0
-        if run.start != run.before:
-            refused.error = _write_padding(journal, run.before, self.durable)
-        if refused.error == 0 and self.durable:
-            refused.error = EBADF
-            if xj_is(journal.fd, &journal.file):
-                refused.error = xj_write(
-                    journal.fd, at - journal.ring.memory, run.frames, run.used, NULL, 0)
-            else:
-                xl_store(&journal.gone, EBADF)
-        elif refused.error == 0:
-            memcpy(at, run.frames, run.used)
-        if refused.error == 0 and journal._lost():
-            refused.error = EIO
-        return _refused(journal, &refused) if refused.error else PLACED
+        _put_frame(self.journal, &self.run, &member.piece, p, tail, p.sequence, start, False)
+        leader.last = p.sequence + member.piece.count - 1
 
     cdef void refuse(self, Py_ssize_t start, Py_ssize_t stop, int outcome) noexcept nogil:
         """Refuse members of which nothing was written. Their topics' tails are wrong now; `_refused`
@@ -338,6 +300,48 @@ cdef class Group:
             if self.members[i].outcome == STALE:
                 return STALE
         return QUEUED
+
+
+cdef void _put_frame(Journal journal, Run* run, const Piece* piece, const Placing* p, Tail* tail,
+                     int64_t sequence, uint64_t start, bint more) noexcept nogil:
+    """Add a frame at the position `start` to the run, and move the topic's end behind it. `sequence`:
+    the sequence id of its first message; `more`: the next frame belongs to it."""
+    cdef size_t size = _frame_bytes(piece.size)
+    cdef char* at = run.frames + run.used
+    cdef xj_frame frame
+    tail.publish_time = max(tail.publish_time, run.now)
+    _stamp(piece, p.topic, tail.next_offset, p.epoch, p.session, sequence, tail.publish_time)
+    memset(&frame, 0, FRAME)
+    frame.size = <uint32_t>piece.size | (MORE if more else 0)
+    frame.topic, frame.base_offset, frame.count = p.topic, tail.next_offset, piece.count
+    _seal_frame(journal, start, &frame)
+    memcpy(at, &frame, FRAME)
+    memcpy(at + FRAME, piece.data, piece.size)
+    memset(at + FRAME + piece.size, 0, size - FRAME - piece.size)
+    tail.next_offset += piece.count
+    tail.at = run.end = start + size
+    run.used += size
+
+
+cdef int _write_run(Journal journal, const Run* run, bint durable) noexcept nogil:
+    """Write the run's frames; its outcome."""
+    cdef char* at = <char*>_frame_at(&journal.ring, run.start)
+    cdef Placing refused
+    refused.error = 0
+    if run.start != run.before:
+        refused.error = _write_padding(journal, run.before, durable)
+    if refused.error == 0 and durable:
+        refused.error = EBADF
+        if xj_is(journal.fd, &journal.file):
+            refused.error = xj_write(
+                journal.fd, at - journal.ring.memory, run.frames, run.used, NULL, 0)
+        else:
+            xl_store(&journal.gone, EBADF)
+    elif refused.error == 0:
+        memcpy(at, run.frames, run.used)
+    if refused.error == 0 and journal._lost():
+        refused.error = EIO
+    return _refused(journal, &refused) if refused.error else PLACED
 
 
 cdef inline bint _goes_around(Journal journal, const Run* run, uint64_t start) noexcept nogil:

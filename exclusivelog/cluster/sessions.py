@@ -209,7 +209,7 @@ class ClusterSending:
             self._host.committer.commit(self._owning)
             waiting.exception(ANSWER_SECONDS)
 
-    private_appender = refuses("transactions")
+    private_appender = commit_queued = refuses("transactions")
 
 
 def _check_fits(count: int, size: int) -> None:
@@ -388,7 +388,7 @@ class ClusterSession:
         self.lose(error)
         return self._lost or error
 
-    pause_for_transaction = refuses("transactions")
+    ready_for_transaction = pause_for_transaction = refuses("transactions")
     has_announced = refuses("announcements")
 
     def resume(self) -> None:

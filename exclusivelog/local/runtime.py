@@ -28,6 +28,7 @@ from exclusivelog.errors import (
     called_reentrantly,
 )
 from exclusivelog.local.catalog import LocalCatalog
+from exclusivelog.local.commits import commit
 from exclusivelog.local.log.appending import Committer
 from exclusivelog.local.log.inspection import Inspection
 from exclusivelog.local.log.reading import LogCursor
@@ -45,7 +46,7 @@ from exclusivelog.local.ownership.role_grants import LocalRoles, with_roles
 from exclusivelog.local.ownership.steps import MOVES
 from exclusivelog.local.ownership.transfers import HandOver
 from exclusivelog.local.records import Registration, Session
-from exclusivelog.local.session import LocalSession, commit
+from exclusivelog.local.session import LocalSession
 from exclusivelog.local.shm.slots import Slot
 from exclusivelog.local.storage.compression import installed
 from exclusivelog.local.storage.forgetting import forget_ended
@@ -455,7 +456,7 @@ class Runtime(OpenEngine):
 
     def commit_transaction(self, parts: TransactionParts[Who]) -> None:
         """Commit all parts of a transaction, or none, and note the offsets of its messages."""
-        commit(self.ledger, parts)
+        commit(self.ledger, parts, not self.unflushed)
 
     @property
     def catalog(self) -> LocalCatalog:

@@ -1,10 +1,8 @@
-"""Sessions of producers, and the commit of their transactions.
+"""Sessions of producers.
 
 Producers refer to their session, but a session refers to its producers only weakly: when no
 producer refers to it any more, its finalizer releases it. Producers that followed a topic to the
 same session share it.
-
-A transaction commits messages to several topics, reader cursors and announcements together.
 """
 
 from __future__ import annotations
@@ -14,23 +12,19 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Generic, Protocol
+from typing import Any, Protocol
 
 from exclusivelog import _core, logs, threads
 from exclusivelog.backend import (
     ProducerRequest,
-    ProducerSession,
     SessionListener,
     SessionOptions,
     SessionPaused,
     State,
-    TransactionParts,
-    Who,
 )
 from exclusivelog.errors import (
-    DuplicateSequenceError,
     EngineClosedError,
     ExclusiveLogError,
     ProducerBusyError,
@@ -38,19 +32,12 @@ from exclusivelog.errors import (
     ProducerMovedError,
     TopicNotFoundError,
 )
-from exclusivelog.local.log.appending import (
-    Committer,
-    LocalSending,
-    Pauses,
-    Placed,
-    Work,
-    append_one,
-)
+from exclusivelog.local.log.appending import Committer, LocalSending, Pauses
 from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.ownership.sessions import Sessions
-from exclusivelog.local.ownership.steps import put_announcement, topic_moved_error
+from exclusivelog.local.ownership.steps import topic_moved_error
 from exclusivelog.local.records import EXCLUSIVE, SHARED, Session, Transfer
-from exclusivelog.local.storage.ledger import Ledger, Transaction
+from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables, check_may_write, owner_of
 from exclusivelog.refusals import name_fencing_engine
 from exclusivelog.waits import AnyFuture, GrantFuture, Requests, in_slices, until_settled
@@ -343,17 +330,23 @@ class LocalSession(LocalSending):
 
     # ---- pause -----------------------------------------------------------------------------
 
-    def pause_for_transaction(self) -> bool:
-        """Let appends wait; False if they wait already, or the topic was handed over."""
+    def ready_for_transaction(self) -> bool:
+        """False if its appends wait, or the topic was handed over; raises if it has ended."""
         with self.engine.registry.lock:
             if self._lost is not None:
                 raise self._lost.with_traceback(None)
             if self._is_closed:
                 raise _closed(self)
-            if self.pauses.count or self.moved is not None:
-                return False
-            self.pauses.begin()
-            return True
+            paused = self._pauses is not None and self._pauses.count
+            return not paused and self.moved is None
+
+    def pause_for_transaction(self) -> bool:
+        """Let appends wait; otherwise as `ready_for_transaction`."""
+        with self.engine.registry.lock:
+            ready = self.ready_for_transaction()
+            if ready:
+                self.pauses.begin()
+            return ready
 
     def resume(self) -> None:
         """Resume appends; after a hand-over, they follow the topic."""
@@ -630,134 +623,3 @@ def _handed_over_to(tables: Tables, row: _core.TopicRow) -> str | None:
     if transfer is not None:
         return transfer.target
     return next((h.engine for h in tables.sessions.holders(row.id) if h.lineage != h.id), "")
-
-
-# ---- the commit of a transaction -------------------------------------------------------
-
-
-def commit(ledger: Ledger, parts: TransactionParts[Who]) -> None:
-    """Commit all parts, or none, and note the offsets. Follows topics that were handed over within
-    this process."""
-    while True:
-        here = {
-            producer: producer.sender.here(producer in parts.numbered) for producer in parts.puts
-        }
-        attempt = Attempt(ledger, parts, here)
-        try:
-            if attempt.commit():
-                return
-        except _Refused as refused:
-            # Raised after the resume: while it was paused, its topic seemed to be handed over.
-            error = refused.session.refused(refused.error)
-            if not isinstance(error, SessionPaused):
-                raise error from None
-        except DuplicateSequenceError as error:
-            if not attempt.learn(error):
-                raise
-
-
-class _Refused(Exception):
-    """A session that was fenced, and its error."""
-
-    def __init__(self, session: ProducerSession, error: ProducerFencedError) -> None:
-        super().__init__(str(error))
-        self.session, self.error = session, error
-
-
-class Attempt(Generic[Who]):
-    """One attempt to commit. `here`: the session of each producer with messages or a
-    requirement."""
-
-    def __init__(
-        self, ledger: Ledger, parts: TransactionParts[Who], here: Mapping[Who, ProducerSession]
-    ) -> None:
-        self._ledger, self._parts, self._here = ledger, parts, here
-        self._sessions = list(dict.fromkeys(here.values()))
-        self._works: dict[ProducerSession, Work] = {}
-        self._placed: dict[ProducerSession, Placed] = {}
-        self._counts: dict[Who, int] = {}
-        self._section: Transaction | None = None
-        self._refused: ProducerSession | None = None  # whose sequence id is in the log already
-
-    def commit(self) -> bool:
-        """False if a session is paused, and nothing was written."""
-        paused: list[ProducerSession] = []
-        for session in self._sessions:
-            session.sending.await_turns()
-        with self._ledger.pause_lock:
-            try:
-                for session in self._sessions:
-                    if not session.pause_for_transaction():
-                        return False
-                    paused.append(session)
-                    session.sending.drain()
-                self._encode()
-                try:
-                    self.write()
-                finally:
-                    if self._section is not None and self._section.committed:
-                        self._acknowledge()  # also if an exception came after the commit
-            finally:
-                while paused:
-                    paused.pop().resume()
-        return True
-
-    def _encode(self) -> None:
-        """Encode the messages. The sessions are paused, so the next sequence ids are known."""
-        appenders = {session: session.sending.private_appender() for session in self._sessions}
-        for producer, session in self._here.items():
-            appender = appenders[session]
-            before = appender.pending_messages
-            for put in self._parts.puts[producer]:
-                put(appender)
-            self._counts[producer] = appender.pending_messages - before
-        self._works = {
-            session: Work(appender, appender.take()) for session, appender in appenders.items()
-        }
-
-    def write(self) -> None:
-        """Check and write all of it in one transaction of the tables."""
-        parts = self._parts
-        self._section = parts.attempt = self._ledger.write_checkpointed()
-        with self._section as tables:
-            for claim in parts.claims:
-                claim.check_in(tables)
-            for session, work in self._works.items():
-                self._refused = session
-                try:
-                    self._placed[session] = append_one(tables, work)
-                except ProducerFencedError as error:
-                    raise _Refused(session, error) from error
-            self._refused = None
-            for cursor, positions in parts.cursors.values():
-                cursor.write(tables, positions)
-            for producer, info in parts.announced.items():
-                put_announcement(tables, self._here[producer].session, info)
-            parts.offsets = self._offsets()
-
-    def learn(self, error: DuplicateSequenceError) -> bool:
-        """Whether the log has a later sequence id than the session knew of, as it has after an
-        interrupt behind a commit; the next attempt then continues after that one (rule G11)."""
-        session = self._refused
-        if session is None or error.last_sequence_id <= session.sending.appender.last_sequence:
-            return False
-        session.sending.appender.advance(error.last_sequence_id)
-        return True
-
-    def _acknowledge(self) -> None:
-        """Advance each session's sequence ids, and note what was announced."""
-        for session, places in self._placed.items():
-            if places:  # else it is only required, or only announces
-                session.sending.appender.advance(places[-1][0].last_sequence)
-        for producer, info in self._parts.announced.items():
-            self._here[producer].has_announced(info)
-
-    def _offsets(self) -> dict[Who, range]:
-        ends = {session: places[0][1] for session, places in self._placed.items() if places}
-        offsets = {}
-        for producer, session in self._here.items():
-            if session not in ends or not self._counts[producer]:
-                continue
-            first, ends[session] = ends[session], ends[session] + self._counts[producer]
-            offsets[producer] = range(first, ends[session])
-        return offsets

@@ -17,6 +17,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import aio
+from exclusivelog.local import commits
 from exclusivelog.local.storage import ledger
 from testing.processes import PATIENCE, until, within
 
@@ -45,29 +46,36 @@ def raise_in(thread: threading.Thread) -> None:
 # ---- producers ---------------------------------------------------------------------------
 
 
+LARGE = b"l" * 200_000  # it goes into the tables
+
+
+@pytest.mark.parametrize("value", [b"a", LARGE], ids=["framed", "large"])
 def test_g11_after_an_exception_behind_the_commit_the_next_one_goes_through(
-    engine, topic, monkeypatch
+    engine, topic, monkeypatch, value
 ) -> None:
     """The transaction is in the log, `state` and `offsets` say so, and the same producer's next
     transaction is not taken for a duplicate."""
     producer = topic.producer("exclusive", name="p")
-    waken = ledger.Transaction.waken
+    place = commits.FramedAttempt.place
+    txn = engine.transaction()
+    producer.send(value, transaction=txn)
 
-    def strike(self: Any, tables: Any) -> Any:
-        monkeypatch.setattr(ledger.Transaction, "waken", waken)
+    def strike(self: Any, *args: Any) -> Any:
+        if isinstance(self, commits.FramedAttempt):
+            place(self, *args)
         raise MemoryError
 
-    monkeypatch.setattr(ledger.Transaction, "waken", strike)
-    txn = engine.transaction()
-    producer.send(b"a", transaction=txn)
-    with pytest.raises(MemoryError):
-        within(txn.commit)
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger.Transaction, "waken", strike)
+        patch.setattr(commits.FramedAttempt, "place", strike)
+        with pytest.raises(MemoryError):
+            within(txn.commit)
     assert txn.state == "committed"
     assert txn.offsets == {producer: range(1)}
     with engine.transaction() as txn:
         producer.send(b"b", transaction=txn)
     assert producer.send(b"c") == 2
-    assert [message.value for message in topic.reader()] == [b"a", b"b", b"c"]
+    assert [message.value for message in topic.reader()] == [value, b"b", b"c"]
 
 
 def test_g11_a_counter_that_was_left_behind_follows_the_log(engine, topic, monkeypatch) -> None:
@@ -75,9 +83,9 @@ def test_g11_a_counter_that_was_left_behind_follows_the_log(engine, topic, monke
     a sequence id of the caller's own that is in the log already is still a duplicate."""
     producer = topic.producer("exclusive", name="p")
     with monkeypatch.context() as patch:
-        patch.setattr("exclusivelog.local.session.Attempt._acknowledge", lambda self: None)
+        patch.setattr(commits.TableAttempt, "_acknowledge", lambda self: None)
         with engine.transaction() as txn:
-            producer.send(b"a", transaction=txn)
+            producer.send(LARGE, transaction=txn)
     with engine.transaction() as txn:
         producer.send(b"b", transaction=txn)
     assert txn.offsets == {producer: range(1, 2)}

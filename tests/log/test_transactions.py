@@ -643,7 +643,7 @@ def test_b9_a_callback_may_send_while_a_transaction_commits(path) -> None:
 HANDLES = """
     import os, signal, sys
     import exclusivelog as xl
-    from exclusivelog.local.session import Attempt
+    from exclusivelog.local.commits import FramedAttempt, TableAttempt
 
     engine = xl.open(sys.argv[1])
     one, two = (engine.topic(name).producer() for name in "ab")
@@ -658,24 +658,27 @@ HANDLES = """
         except xl.ExclusiveLogError as error:
             print(type(error).__name__)
 
-    def write(self, go_on=Attempt.write):
-        Attempt.write = go_on
+    step = FramedAttempt.place, TableAttempt.write
+
+    def struck(self, *args):
+        FramedAttempt.place, TableAttempt.write = step
         os.kill(os.getpid(), signal.SIGUSR1)
-        return go_on(self)
+        return step[isinstance(self, TableAttempt)](self, *args)
 
     signal.signal(signal.SIGUSR1, handler)
-    Attempt.write = write
+    FramedAttempt.place = TableAttempt.write = struck
     with engine.transaction() as txn:
-        one.send(b"t", transaction=txn)
+        one.send(b"t" * int(sys.argv[3]), transaction=txn)
     print(txn.state)
 """
 
 
 @pytest.mark.sampled
+@pytest.mark.parametrize("size", [1, LARGE])
 @pytest.mark.parametrize("does", ["commits", "sends"])
-def test_g3_a_signal_handler_strikes_in_a_commit(path, does) -> None:
+def test_g3_a_signal_handler_strikes_in_a_commit(path, does, size) -> None:
     """It must not wait for itself; it may get through, or be told to come later."""
-    assert finish(HANDLES, path, does).endswith("committed\n")
+    assert finish(HANDLES, path, does, str(size)).endswith("committed\n")
 
 
 # ---- B3, F6: fenced ----------------------------------------------------------------------

@@ -87,9 +87,9 @@ def send_a_large_batch(state: State) -> None:
     state.producer.send(b"behind it")
 
 
-def commit_a_transaction(state: State) -> None:
+def commit_a_large_transaction(state: State) -> None:
     with state.engine.transaction() as txn:
-        state.producer.send(b"in a transaction", transaction=txn)
+        state.producer.send(bytes(200_000), transaction=txn)
     state.producer.send(b"behind it")
 
 
@@ -105,7 +105,7 @@ def make_it_anew(state: State) -> None:
 
 
 CHANGES = [
-    make_a_topic, send_a_large_batch, commit_a_transaction, change_the_owner, make_it_anew,
+    make_a_topic, send_a_large_batch, commit_a_large_transaction, change_the_owner, make_it_anew,
 ]  # fmt: skip
 
 

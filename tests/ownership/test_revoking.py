@@ -15,7 +15,7 @@ import msgpack
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.local.session import LocalSession
+from exclusivelog.local.commits import FramedAttempt
 from testing.kills import die_at_commit
 from testing.processes import (
     PATIENCE,
@@ -516,20 +516,20 @@ def test_b2_a_holder_that_hung_and_lost_its_claim_is_told_when_it_goes_on(
 def test_b2_a_claim_is_checked_in_the_critical_section_of_the_commit(
     path: str, engine: xl.Engine, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is revoked when the commit has begun, and only its writing is still to come."""
+    """It is revoked when the commit has checked it, and only its writing is still to come."""
     claim = engine.own("g", {"r": None})
     with xl.open(path, name="rival") as rival, topic.producer() as producer:
-        pause = LocalSession.pause_for_transaction
+        check = FramedAttempt._require_claims
 
-        def revoke_first(session: LocalSession) -> bool:
-            paused = pause(session)
+        def revoke_behind(attempt: FramedAttempt[Any], joint: Any) -> None:
+            monkeypatch.setattr(FramedAttempt, "_require_claims", check)
+            check(attempt, joint)
             rival.own("g", {"r": None})
-            return paused
 
         txn = engine.transaction()
         txn.require(claim)
         producer.send(b"stale", transaction=txn)
-        monkeypatch.setattr(LocalSession, "pause_for_transaction", revoke_first)
+        monkeypatch.setattr(FramedAttempt, "_require_claims", revoke_behind)
         with pytest.raises(LOST):
             txn.commit()
         assert (txn.state, values(topic)) == ("aborted", [])

@@ -239,6 +239,11 @@ def refusal(
     """The error for an append of `count` messages that did not succeed."""
     if outcome == Outcome.DUPLICATE:
         return duplicate(ledger, appender, sequence, count)
+    return failure(ledger, outcome)
+
+
+def failure(ledger: Store, outcome: int) -> ExclusiveLogError:
+    """The error for an append that has failed, whoever sent it."""
     if outcome == Outcome.NO_ROOM:
         return LedgerFullError(
             f"{ledger.path}/journal: no space left on the disk, or for this process (ulimit -f); "
@@ -745,10 +750,14 @@ class LocalSending:
             self._outcome(waiting, timeout)
         return waiting is not None
 
+    def commit_queued(self) -> None:
+        """Commit what waits in the queue."""
+        self.engine.committer.commit(self.appender)
+
     def drain(self) -> None:
         """Commit what was accepted so far."""
         self.appender.await_sends()
-        self.engine.committer.commit(self.appender)
+        self.commit_queued()
 
     def finish(self) -> ExclusiveLogError | None:
         """Commit what was accepted; returns the error of the last message, unless it was fenced."""

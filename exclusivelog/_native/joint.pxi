@@ -1,0 +1,339 @@
+# The frames of a transaction: batches of several producers, appended together or not at all (rule K2).
+#
+# While the mutex is held once, the session of each producer, and whatever else the transaction
+# requires, is checked; then all frames are written by one write, and `tail` moves behind the last one.
+# Each frame but the last has the flag MORE, so that a recovery takes all of them or none.
+
+LARGEST_TRANSACTION = LARGEST_RUN      # bytes of frames
+
+
+# What one producer has in a transaction; without parts, its session is only checked.
+cdef struct Share:
+    Placing placing
+    Py_ssize_t first        # of its parts
+    Py_ssize_t stop
+    int64_t* counted        # the producer's last sequence id ...
+    int64_t last            # ... and the one after this transaction
+    Tail* tail              # the topic's end
+
+
+# One entry of a transaction.
+cdef struct Part:
+    Piece piece
+    int64_t sequence        # of its first message; -1: the next one of its producer
+    int64_t last            # of its last message, unless `sequence` is -1
+    uint64_t base_offset    # out
+
+
+# A topic or claim that must not have changed since it was checked.
+cdef struct Watched:
+    const uint64_t* word
+    uint64_t version
+
+
+cdef void* _grown(void* items, Py_ssize_t used, size_t size) except NULL:
+    """The items, with room for one more behind the `used` first ones."""
+    cdef void* grown = items
+    if used & (used - 1) == 0:      # a power of two, or none yet: it was full
+        grown = realloc(items, max(1, 2 * used) * size)
+        if grown == NULL:
+            raise MemoryError
+    return grown
+
+
+@cython.final
+cdef class Joint:
+    """The parts of one transaction, in C memory: what it appends, and what it requires.
+
+    `durable`: it is flushed before it is acknowledged."""
+
+    cdef Journal journal
+    cdef bint durable
+    cdef list appenders     # one for each share
+    cdef list batches       # they keep the memory of the parts
+    cdef Share* shares
+    cdef Py_ssize_t sharing
+    cdef Part* parts
+    cdef Py_ssize_t count
+    cdef Watched* watched
+    cdef Py_ssize_t watching
+    cdef Run run
+    cdef uint64_t generation        # of the journal, when it was placed
+    cdef bint wanted                # a checkpoint should be made soon
+    cdef readonly size_t nbytes     # of its frames
+    cdef readonly bint tried        # it may be in the log ...
+    cdef readonly bint committed    # ... and it certainly is
+    cdef readonly Py_ssize_t refused    # the share that was refused; -1: none
+
+    def __cinit__(self, Journal journal not None, bint durable):
+        self.journal, self.durable = journal, durable
+        self.appenders, self.batches = [], []
+        self.refused = -1
+
+    def __dealloc__(self):
+        free(self.shares)
+        free(self.parts)
+        free(self.watched)
+        free(self.run.frames)
+
+    # ---- its parts -----------------------------------------------------------------------
+
+    def add(self, Appender appender not None, batches not None, bint numbered):
+        """Add the session of `appender`, which has a journal, and its batches, which are encoded.
+        `numbered`: the messages keep their sequence ids; else these continue those of the appender.
+        """
+        cdef Batch batch
+        cdef Share* share
+        if appender.journal is not self.journal:
+            raise ValueError("this appender has another journal")
+        self.appenders.append(appender)
+        self.shares = <Share*>_grown(self.shares, self.sharing, sizeof(Share))
+        share = &self.shares[self.sharing]
+        share.first = self.count
+        for batch in batches:
+            self._add_batch(batch, numbered)
+        share.stop = self.count
+        self.sharing += 1
+        self.durable = self.durable or appender.durable
+
+    cdef _add_batch(self, Batch batch, bint numbered):
+        cdef SealedEntry sealed
+        cdef Part* part
+        cdef int64_t sequence = batch.base_sequence
+        if batch.state != SEALED or batch.columns is not None:
+            raise ValueError("the batch is not encoded as a whole")
+        self.batches.append(batch)
+        for sealed in batch._sealed_entries():
+            self.parts = <Part*>_grown(self.parts, self.count, sizeof(Part))
+            part = &self.parts[self.count]
+            sealed.describe(&part.piece)
+            part.sequence = sequence if numbered else -1
+            sequence += sealed.count
+            # The ids of one entry may have gaps.
+            part.last = sequence - 1 if batch.only is None else batch.last_sequence
+            self.nbytes += _frame_bytes(part.piece.size)
+            self.count += 1
+
+    def require_claims(self, list versions not None):
+        """Require that these claims, (number, version), have not changed since; instead of those of
+        an earlier call."""
+        cdef uint64_t claim, version
+        self.watching = 0
+        for claim, version in versions:
+            self._watch(self.journal._word(_as_subject(claim)), version)
+
+    cdef _watch(self, const uint64_t* word, uint64_t version):
+        self.watched = <Watched*>_grown(self.watched, self.watching, sizeof(Watched))
+        self.watched[self.watching].word = word
+        self.watched[self.watching].version = version
+        self.watching += 1
+
+    @property
+    def fits(self):
+        """Is it small enough to be written at once?"""
+        return self.nbytes <= LARGEST_RUN
+
+    # ---- the commit ----------------------------------------------------------------------
+
+    def place(self, bint paused=False):
+        """Append all parts, or none, and return the `Outcome`. After STALE or DUPLICATE, `refused` is
+        the share; it is -1 if something else that it requires has changed. `paused`: the caller has
+        paused the appenders.
+
+        Raises the error of an appender that takes no messages."""
+        cdef Appender appender
+        cdef int outcome
+        if not self._may_send(paused):
+            return QUEUED
+        self._make_run()
+        # From here on `sending` keeps other threads from queueing.
+        for appender in self.appenders:
+            appender.sending += 1
+        try:
+            self._describe()
+            outcome = self._append()
+        finally:
+            for appender in self.appenders:
+                appender.sending -= 1
+        self._note_outcome(outcome)
+        return outcome
+
+    cdef bint _may_send(self, bint paused) except -1:
+        """False if messages wait that must come first."""
+        cdef Appender appender
+        for appender in self.appenders:
+            if appender.error is not None and not (paused and appender.paused):
+                raise _anew(appender.error)
+            if appender.process != xi_here():
+                raise _inherited()
+        for appender in self.appenders:
+            if appender._has_waiting():
+                return False
+        return True
+
+    cdef _make_run(self):
+        if self.run.frames == NULL and self.nbytes:
+            self.run.frames = <char*>malloc(self.nbytes)
+            if self.run.frames == NULL:
+                raise MemoryError
+            self.run.room = self.nbytes
+
+    cdef void _describe(self) noexcept:
+        cdef Appender appender
+        cdef Share* share
+        cdef Py_ssize_t i
+        for i in range(self.sharing):
+            appender = <Appender>PyList_GET_ITEM(self.appenders, i)
+            share = &self.shares[i]
+            appender._describe(&share.placing, NULL, 0, -1)
+            share.counted, share.placing.last = &appender.last_sequence, &share.last
+
+    cdef int _append(self) except -1:
+        cdef Journal journal = self.journal
+        cdef int failed = EBUSY
+        cdef int outcome = BROKEN
+        cdef int64_t began = 0
+        if journal.ring.memory == NULL or journal.process != xi_here():
+            return CLOSED
+        xg_ready()
+        if journal.placed % XF_SAMPLE == 0:
+            began = xl_now()
+        journal.busy += 1
+        try:
+            if not self.durable:
+                # Without releasing the GIL, as it makes no system call.
+                failed = xj_try_lock(journal.shared)
+                if failed == 0:
+                    outcome = self._place_and_leave(began)
+            while failed == EBUSY or failed == ETIMEDOUT:
+                with nogil:
+                    failed = xj_lock(journal.shared)
+                    if failed == 0:
+                        outcome = self._place_and_leave(began)
+                if failed == ETIMEDOUT:
+                    journal._check_wait(xj_appending(journal.shared))
+                    if _stopped(journal):
+                        break
+        finally:
+            journal.busy -= 1
+        if failed == EDEADLK:
+            return HELD_HERE
+        if outcome == PLACED and (self.wanted or (self.count and journal.idle)):
+            journal._request_checkpoint()
+        return outcome
+
+    cdef int _place_and_leave(self, int64_t began) noexcept nogil:
+        cdef int error = 0
+        cdef int outcome = self._place(self.journal)
+        xj_unlock(self.journal.shared)
+        if outcome != PLACED or not self.count:
+            return outcome
+        if began:
+            xf_note(&self.journal.figures.append, xl_now() - began, XF_TIME)
+        if self.durable:
+            outcome = _await_flush(self.journal, self.run.end, self.generation, &error)
+        return outcome
+
+    cdef int _place(self, Journal journal) noexcept nogil:
+        """The critical section (rules B2, K2). Under the mutex."""
+        cdef xj_header* header = journal.shared
+        cdef Run* run = &self.run
+        cdef int outcome = BROKEN if _stopped(journal) else self._judge_all(journal)
+        if outcome != PLACED or not self.count:
+            return outcome
+        run.used, run.before, run.now = 0, header.tail, xj_wall_ms()
+        run.start = run.end = _start_of(journal, run.before, self.nbytes - FRAME)
+        if run.start + self.nbytes - xl_load64(&header.applied) > journal.ring.capacity:
+            return FULL
+        self._fill(journal)
+        outcome = _write_run(journal, run, self.durable)
+        if outcome != PLACED:
+            self.tried = outcome != NO_ROOM
+            return outcome
+        self.tried = True
+        self.generation = journal.generation
+        if journal.seen == run.before:
+            journal.seen = run.end
+        self._note_ends(journal)
+        xl_store64(&header.tail, run.end)
+        self.wanted = _wants_checkpoint(journal, run.before, run.end)
+        if journal._lost():
+            return LOST
+        journal.placed += 1
+        return PLACED
+
+    cdef int _judge_all(self, Journal journal) noexcept nogil:
+        """Check all that it requires. Changes nothing that others see."""
+        cdef Share* share
+        cdef int outcome
+        cdef Py_ssize_t i
+        self.refused = -1
+        for i in range(self.watching):
+            if journal._version_of(self.watched[i].word) != self.watched[i].version:
+                return STALE
+        for i in range(self.sharing):
+            share = &self.shares[i]
+            share.last = share.counted[0]
+            share.placing.sequence = -1 if share.first == share.stop else (
+                self.parts[share.first].sequence)
+            outcome = _judge(journal, &share.placing, &share.tail)
+            if outcome == DUPLICATE and share.first == share.stop:
+                continue    # it has no message to be numbered
+            if outcome != PLACED:
+                self.refused = i
+                return outcome
+        return PLACED
+
+    cdef void _fill(self, Journal journal) noexcept nogil:
+        """Make the frames, and move the topics' ends behind them."""
+        cdef Share* share
+        cdef Part* part
+        cdef int64_t sequence
+        cdef Py_ssize_t i, k
+        for i in range(self.sharing):
+            share = &self.shares[i]
+            for k in range(share.first, share.stop):
+                part = &self.parts[k]
+                sequence = share.last + 1 if part.sequence < 0 else part.sequence
+                part.base_offset = share.tail.next_offset
+                _put_frame(journal, &self.run, &part.piece, &share.placing, share.tail, sequence,
+                           self.run.end, k < self.count - 1)
+                share.last = part.last if part.sequence >= 0 else (
+                    sequence + part.piece.count - 1)
+
+    cdef void _note_ends(self, Journal journal) noexcept nogil:
+        cdef Share* share
+        cdef Py_ssize_t i, k
+        for i in range(self.sharing):
+            share = &self.shares[i]
+            if share.first < share.stop:
+                share.counted[0] = share.last
+                _note_end(&share.placing, self.run.end)
+                for k in range(share.first, share.stop):
+                    journal.shared.messages += self.parts[k].piece.count
+
+    cdef _note_outcome(self, int outcome):
+        cdef Appender appender
+        cdef Share* share
+        cdef Py_ssize_t i, k
+        self.committed = outcome == PLACED
+        if outcome == DUPLICATE:    # an append whose outcome was unknown is in the log
+            appender = <Appender>self.appenders[self.refused]
+            appender.last_sequence = max(appender.last_sequence, appender.durable_sequence)
+        for i in range(self.sharing):
+            share, appender = &self.shares[i], <Appender>self.appenders[i]
+            if share.placing.foreign:
+                self.journal._report_foreign(share.placing.topic)
+            if not self.committed or share.first == share.stop:
+                continue
+            appender.durable_sequence = max(appender.durable_sequence, share.last)
+            for k in range(share.first, share.stop):
+                appender.sent += self.parts[k].piece.count
+            appender._announce()
+
+    def offsets(self):
+        """The first offset of each share's messages; None for one without messages."""
+        cdef Py_ssize_t i
+        return [self.parts[self.shares[i].first].base_offset
+                if self.shares[i].first < self.shares[i].stop else None
+                for i in range(self.sharing)]

@@ -1,0 +1,328 @@
+"""The commit of a transaction: messages, reader cursors and announcements, together or not at all.
+
+Most transactions become one run of frames in the journal, which is checked, written and
+acknowledged as a send is (rule K2): `FramedAttempt`. The others, because they are larger than a run
+may be, or write rows, are transactions of the tables: `TableAttempt`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Generic
+
+from exclusivelog import _core
+from exclusivelog._core import Outcome
+from exclusivelog.backend import ProducerSession, SessionPaused, TransactionParts, Who
+from exclusivelog.errors import DuplicateSequenceError, ExclusiveLogError, ProducerFencedError
+from exclusivelog.local.log.appending import (
+    REPAIRABLE,
+    Placed,
+    Work,
+    append_one,
+    failure,
+    refusal,
+    repair,
+)
+from exclusivelog.local.ownership.steps import put_announcement
+from exclusivelog.local.storage.ledger import Ledger, Transaction
+
+# Then the producers are paused, so that their other messages do not come before for ever.
+UNPAUSED_ATTEMPTS = 3
+
+
+def commit(ledger: Ledger, parts: TransactionParts[Who], durable: bool) -> None:
+    """Commit all parts, or none, and note the offsets. Follows topics that were handed over within
+    this process. `durable`: return once it survives a power loss (rule H1)."""
+    framed = not parts.announced and not parts.cursors
+    attempts = 0
+    while True:
+        here = {
+            producer: producer.sender.here(producer in parts.numbered) for producer in parts.puts
+        }
+        attempt: Attempt[Who]
+        if framed:
+            attempt = FramedAttempt(ledger, parts, here, durable, attempts >= UNPAUSED_ATTEMPTS)
+        else:
+            attempt = TableAttempt(ledger, parts, here)
+        attempts += 1
+        try:
+            if attempt.commit():
+                return
+        except _TooLarge:
+            framed = False
+        except _Refused as refused:
+            # Raised after the resume: while it was paused, its topic seemed to be handed over.
+            error = refused.session.refused(refused.error)
+            if not isinstance(error, SessionPaused) and error is not refused.session.moved:
+                raise error from None
+        except DuplicateSequenceError as error:
+            if not attempt.learn(error):
+                raise
+
+
+class _Refused(Exception):
+    """A session that was fenced, and its error."""
+
+    def __init__(self, session: ProducerSession, error: ProducerFencedError) -> None:
+        super().__init__(str(error))
+        self.session, self.error = session, error
+
+
+class _TooLarge(Exception):
+    """The transaction does not go into the journal."""
+
+
+class Attempt(Generic[Who]):
+    """One attempt to commit. `here`: the session of each producer with messages or a
+    requirement."""
+
+    def __init__(
+        self, ledger: Ledger, parts: TransactionParts[Who], here: Mapping[Who, ProducerSession]
+    ) -> None:
+        self._ledger, self._parts, self._here = ledger, parts, here
+        self._sessions = list(dict.fromkeys(here.values()))
+        self._counts: dict[Who, int] = {}
+
+    def commit(self) -> bool:
+        """False if a session is paused, or messages come in between, and nothing was written."""
+        raise NotImplementedError
+
+    def learn(self, error: DuplicateSequenceError) -> bool:
+        """Whether the next attempt is to have other sequence ids."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def _senders_paused(self) -> Iterator[bool]:
+        """Pause all sessions, and commit what they have accepted. False if one is paused, or moved,
+        already."""
+        paused: list[ProducerSession] = []
+        for session in self._sessions:
+            session.sending.await_turns()
+        with self._ledger.pause_lock:
+            try:
+                for session in self._sessions:
+                    if not session.pause_for_transaction():
+                        yield False
+                        return
+                    paused.append(session)
+                    session.sending.drain()
+                yield True
+            finally:
+                while paused:
+                    paused.pop().resume()
+
+    def _put(self) -> dict[ProducerSession, _core.Appender]:
+        """Each session's messages, in an appender that continues its sequence ids."""
+        appenders = {session: session.sending.private_appender() for session in self._sessions}
+        for producer, session in self._here.items():
+            appender = appenders[session]
+            before = appender.pending_messages
+            for put in self._parts.puts[producer]:
+                put(appender)
+            self._counts[producer] = appender.pending_messages - before
+        return appenders
+
+    def _offsets(self, ends: dict[ProducerSession, int]) -> dict[Who, range]:
+        """The offsets of each producer's messages; `ends`: the first one of each session."""
+        offsets = {}
+        for producer, session in self._here.items():
+            if session not in ends or not self._counts[producer]:
+                continue
+            first, ends[session] = ends[session], ends[session] + self._counts[producer]
+            offsets[producer] = range(first, ends[session])
+        return offsets
+
+
+# ---- in the journal ----------------------------------------------------------------------
+
+
+class FramedAttempt(Attempt[Who]):
+    """Appends all of it to the journal by one call of the compiled core, as sends of the producers.
+
+    Their other messages may come before and behind it. So the producers need not be paused, unless
+    so many messages wait again and again that it never gets its turn (`paused`; rule K4)."""
+
+    def __init__(
+        self, ledger: Ledger, parts: TransactionParts[Who], here: Mapping[Who, ProducerSession],
+        durable: bool, paused: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(ledger, parts, here)
+        self._durable, self._paused = durable, paused
+        self._batches: list[Sequence[_core.Batch]] = []  # of each session
+
+    def commit(self) -> bool:
+        """False if a session is paused, or messages come in between, and nothing was written."""
+        if self._paused:
+            with self._senders_paused() as ready:
+                return ready and self._append()
+        if not all(session.ready_for_transaction() for session in self._sessions):
+            return False
+        for session in self._sessions:
+            session.sending.commit_queued()
+        try:
+            return self._append()
+        except ExclusiveLogError:
+            # A hand-over that has begun meanwhile refuses it, as it refuses a send.
+            if all(session.ready_for_transaction() for session in self._sessions):
+                raise
+            return False
+
+    def learn(self, error: DuplicateSequenceError) -> bool:
+        """False: what it has learned is in the appenders, and `commit` has returned False."""
+        return False
+
+    def _append(self) -> bool:
+        before = [session.sending.appender.last_sequence for session in self._sessions]
+        joint = self._join()
+        self._parts.attempt = joint
+        try:
+            outcome = self.place(joint)
+        finally:
+            if joint.committed:  # also if an exception came after the commit
+                firsts = zip(self._sessions, joint.offsets(), strict=True)
+                ends = {session: first for session, first in firsts if first is not None}
+                self._parts.offsets = self._offsets(ends)
+        if outcome == Outcome.PLACED:
+            return True
+        if outcome == Outcome.QUEUED:
+            return False
+        if outcome != Outcome.DUPLICATE:
+            error = failure(self._ledger, outcome)
+            error.maybe_written = joint.tried
+            raise error
+        appender = self._sessions[joint.refused].sending.appender
+        if appender.last_sequence > before[joint.refused]:
+            return False  # others have sent meanwhile, or an interrupted call had
+        first = self._batches[joint.refused][0]
+        raise refusal(self._ledger, appender, outcome, first.base_sequence, first.count)
+
+    def _join(self) -> _core.Joint:
+        """Encode the messages."""
+        assert self._ledger.journal is not None
+        joint = _core.Joint(self._ledger.journal, self._durable)
+        appenders = self._put()
+        if (
+            sum(appender.pending_bytes for appender in appenders.values())
+            > _core.LARGEST_TRANSACTION
+        ):
+            raise _TooLarge
+        for session, appender in appenders.items():
+            numbered = any(
+                self._here[producer] is session
+                for producer in self._parts.numbered & self._here.keys()
+            )
+            batches = appender.take()
+            self._batches.append(batches)
+            joint.add(session.sending.appender, batches, numbered)
+        if not joint.fits:
+            raise _TooLarge
+        return joint
+
+    def place(self, joint: _core.Joint) -> int:
+        """Check all that it requires, and append it; the outcome."""
+        self._require_claims(joint)
+        outcome = joint.place(self._paused)
+        while outcome in REPAIRABLE:
+            self._repair(joint, outcome)
+            outcome = joint.place(self._paused)
+        return outcome
+
+    def _repair(self, joint: _core.Joint, outcome: int) -> None:
+        if outcome == Outcome.STALE and joint.refused < 0:
+            self._require_claims(joint)
+        elif outcome == Outcome.STALE:
+            session = self._sessions[joint.refused]
+            try:
+                repair(self._ledger, session.sending.appender, outcome)
+            except ProducerFencedError as error:
+                raise _Refused(session, error) from error
+        else:
+            self._ledger.checkpoint()
+
+    def _require_claims(self, joint: _core.Joint) -> None:
+        """Check the claims in the tables; if they change afterwards, the journal refuses it."""
+        journal, claims = self._ledger.journal, self._parts.claims
+        assert journal is not None
+        if not claims:
+            return
+        # Before the tables, to notice later changes.
+        versions = [(claim.id, journal.version_of_claim(claim.id)) for claim in claims]
+        while journal.unsettled:
+            self._ledger.settle()
+            versions = [(claim.id, journal.version_of_claim(claim.id)) for claim in claims]
+        with self._ledger.read() as tables:
+            for claim in claims:
+                claim.check_in(tables)
+        joint.require_claims(versions)
+
+
+# ---- in the tables -----------------------------------------------------------------------
+
+
+class TableAttempt(Attempt[Who]):
+    """Commits all of it in one transaction of the tables, while its producers are paused."""
+
+    def __init__(
+        self, ledger: Ledger, parts: TransactionParts[Who], here: Mapping[Who, ProducerSession]
+    ) -> None:
+        super().__init__(ledger, parts, here)
+        self._works: dict[ProducerSession, Work] = {}
+        self._placed: dict[ProducerSession, Placed] = {}
+        self._section: Transaction | None = None
+        self._refused: ProducerSession | None = None  # whose sequence id is in the log already
+
+    def commit(self) -> bool:
+        """False if a session is paused, and nothing was written."""
+        with self._senders_paused() as ready:
+            if not ready:
+                return False
+            # The next sequence ids are known.
+            self._works = {
+                session: Work(appender, appender.take())
+                for session, appender in self._put().items()
+            }
+            try:
+                self.write()
+            finally:
+                if self._section is not None and self._section.committed:
+                    self._acknowledge()  # also if an exception came after the commit
+        return True
+
+    def write(self) -> None:
+        """Check and write all of it in one transaction of the tables."""
+        parts = self._parts
+        self._section = parts.attempt = self._ledger.write_checkpointed()
+        with self._section as tables:
+            for claim in parts.claims:
+                claim.check_in(tables)
+            for session, work in self._works.items():
+                self._refused = session
+                try:
+                    self._placed[session] = append_one(tables, work)
+                except ProducerFencedError as error:
+                    raise _Refused(session, error) from error
+            self._refused = None
+            for cursor, positions in parts.cursors.values():
+                cursor.write(tables, positions)
+            for producer, info in parts.announced.items():
+                put_announcement(tables, self._here[producer].session, info)
+            ends = {session: places[0][1] for session, places in self._placed.items() if places}
+            parts.offsets = self._offsets(ends)
+
+    def learn(self, error: DuplicateSequenceError) -> bool:
+        """Whether the log has a later sequence id than the session knew of, as it has after an
+        interrupt behind a commit; the next attempt then continues after that one (rule G11)."""
+        session = self._refused
+        if session is None or error.last_sequence_id <= session.sending.appender.last_sequence:
+            return False
+        session.sending.appender.advance(error.last_sequence_id)
+        return True
+
+    def _acknowledge(self) -> None:
+        """Advance each session's sequence ids, and note what was announced."""
+        for session, places in self._placed.items():
+            if places:  # else it is only required, or only announces
+                session.sending.appender.advance(places[-1][0].last_sequence)
+        for producer, info in self._parts.announced.items():
+            self._here[producer].has_announced(info)
