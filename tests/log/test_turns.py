@@ -106,14 +106,14 @@ def test_k4_no_transaction_begins_before_a_send_that_waited_for_the_last_one(
 @pytest.fixture
 def beside(engine: xl.Engine) -> Iterator[list[int]]:
     """The count of transactions that four threads commit without a break, each by its own
-    producer."""
+    producer. They announce, so that they are transactions of the tables."""
     count, over = [0], threading.Event()
     producers = [engine.topic(f"t{number}").producer("exclusive") for number in range(4)]
 
     def commit(producer: xl.Producer) -> None:
         while not over.is_set():
             with engine.transaction() as txn:
-                producer.send(b"t", transaction=txn)
+                producer.announce({"n": str(count[0])}, transaction=txn)
             count[0] += 1
 
     threads = [threading.Thread(target=commit, args=(each,)) for each in producers]
