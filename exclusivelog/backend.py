@@ -472,6 +472,12 @@ class Condition(Protocol):
 class CursorCommit(Protocol):
     """The positions of a reader group."""
 
+    def note(self, append: _core.Joint, positions: Any) -> None:
+        """Add them to an append of the backend."""
+
+    def require(self, append: _core.Joint, positions: Any) -> None:
+        """Have that append refused unless the group's claim is held."""
+
     def write(self, transaction: Any, positions: Any) -> None:
         """Write them within a transaction of the backend, if the group's claim is held."""
 

@@ -533,6 +533,11 @@ REPEATED = _line(
     "the journal has %(count)d messages of topic %(topic)r at offset %(offset)d, which other "
     "messages have already; they are left out. Two processes have sent as one owner",
 )  # fmt: skip
+NOTES_DAMAGED = _line(
+    "notes_damaged", _E,
+    "%(count)d frames of the journal with positions of reader groups are damaged: a group may read "
+    "again what it has read",
+)  # fmt: skip
 FOREIGN = _line(
     "foreign", _E,
     "another process has sent to the topic with id %(topic_id)d as its exclusive owner, which this "

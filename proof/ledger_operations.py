@@ -57,6 +57,11 @@ def _read_and_write(engine: xl.Engine, topic: xl.Topic) -> None:
             for value in MADE:
                 producer.send(value, transaction=transaction)
             transaction.commit_cursor(reader)
+        # An announcement is a transaction of the tables.
+        with topic.reader(group="chores") as reader, engine.transaction() as transaction:
+            reader.read_next(0)
+            producer.announce({"done": "1"}, transaction=transaction)
+            transaction.commit_cursor(reader)
 
 
 def _send_to_two(engine: xl.Engine) -> None:

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import exclusivelog as xl
+from exclusivelog.local import commits
 from exclusivelog.local.records import U64
 from exclusivelog.local.storage import ledger
 from exclusivelog.local.storage.segments import NAME
@@ -85,16 +86,19 @@ def say(says: Connection, what: Any) -> None:
 
 
 def die_at_commit(number: int, *, behind: bool) -> None:
-    """Kill this process at the `number`-th commit of LMDB by its main thread or for it, counted
-    from now on. All is written and nothing committed; or (`behind`) all is committed, and no
-    process has been notified."""
+    """Kill this process at the `number`-th commit of LMDB, or of a transaction into the journal, by
+    its main thread or for it, counted from now on. All is written, or encoded, and nothing
+    committed; or (`behind`) all is committed, and no process has been notified."""
     left = itertools.count(1)
     step = "waken" if behind else "finish"
-    original = getattr(ledger.Transaction, step)
+    original, place = getattr(ledger.Transaction, step), commits.FramedAttempt.place
+
+    def is_the_one() -> bool:
+        main = threading.current_thread().name in ("MainThread", "exclusivelog-transaction")
+        return main and next(left) == number
 
     def strike(self: Any, tables: Any) -> Any:
-        main = threading.current_thread().name in ("MainThread", "exclusivelog-transaction")
-        last = main and next(left) == number
+        last = is_the_one()
         if last and behind:
             os.kill(os.getpid(), signal.SIGKILL)
         result = original(self, tables)
@@ -102,7 +106,17 @@ def die_at_commit(number: int, *, behind: bool) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
+    def strike_at_frames(self: Any, joint: Any) -> int:
+        last = is_the_one()
+        if last and not behind:
+            os.kill(os.getpid(), signal.SIGKILL)
+        outcome = place(self, joint)
+        if last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return outcome
+
     setattr(ledger.Transaction, step, strike)
+    commits.FramedAttempt.place = strike_at_frames
 
 
 # ---- what is left ------------------------------------------------------------------------

@@ -78,7 +78,7 @@ cdef class Frames:
         cdef list found = []
         cdef Py_ssize_t start = 0
         cdef Py_ssize_t stop
-        while start < self.used:
+        while start < self.used and self.items[start].found.topic != NOTES_TOPIC:
             stop = start + 1
             while (stop < self.used
                    and self.items[stop].found.topic == self.items[start].found.topic):
@@ -86,6 +86,27 @@ cdef class Frames:
             found.append(_bundle(self, start, stop))
             start = stop
         return found
+
+
+    def notes(self):
+        """(rows, damaged): the rows that transactions have changed, (table, key, data, position)
+        each, in order; and how many notes cannot be read."""
+        cdef list rows = []
+        cdef Py_ssize_t damaged = 0
+        cdef Framed* item
+        cdef Py_ssize_t i
+        for i in range(self.used - 1, -1, -1):      # they are the last ones
+            item = &self.items[i]
+            if item.found.topic != NOTES_TOPIC:
+                break
+            if item.sound:
+                message = Entry(item.found.entry[:item.found.size]).message(0)
+                rows.append(
+                    (message.producer_name, message.key, message.value, item.found.position))
+            else:
+                damaged += 1
+        rows.reverse()
+        return rows, damaged
 
 
 cdef Bundle _bundle(Frames frames, Py_ssize_t start, Py_ssize_t stop):

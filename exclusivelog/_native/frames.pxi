@@ -34,6 +34,10 @@ cdef uint32_t PADDING = <uint32_t>1 << 31            # in a frame's size
 cdef uint32_t MORE = <uint32_t>1 << 30
 cdef uint32_t SIZE = (<uint32_t>1 << 30) - 1
 
+# The topic of notes (joint.pxi); no topic has this number. All notes have the offset 0.
+cdef uint64_t NOTES_TOPIC = UINT64_MAX
+NOTES = NOTES_TOPIC
+
 cdef uint32_t FRAME_MAGIC = 0x024A4C58      # b"XLJ\x02"
 cdef uint32_t FRAME_MAGIC_1 = 0x014A4C58
 

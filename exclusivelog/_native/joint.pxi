@@ -3,6 +3,11 @@
 # While the mutex is held once, the session of each producer, and whatever else the transaction
 # requires, is checked; then all frames are written by one write, and `tail` moves behind the last one.
 # Each frame but the last has the flag MORE, so that a recovery takes all of them or none.
+#
+# A transaction may also change rows of tables, such as the position of a reader group. The journal
+# has each of these rows as a *note*: an entry of the topic NOTES, which has no row of its own. Its
+# producer name is that of the table, its key and value are those of the row. A checkpoint writes the
+# rows in the order of their notes; until then, they are read from the journal.
 
 LARGEST_TRANSACTION = LARGEST_RUN      # bytes of frames
 
@@ -55,6 +60,9 @@ cdef class Joint:
     cdef Py_ssize_t sharing
     cdef Part* parts
     cdef Py_ssize_t count
+    cdef list noted         # they keep the memory of the notes
+    cdef Part* notes
+    cdef Py_ssize_t noting
     cdef Watched* watched
     cdef Py_ssize_t watching
     cdef Run run
@@ -67,12 +75,13 @@ cdef class Joint:
 
     def __cinit__(self, Journal journal not None, bint durable):
         self.journal, self.durable = journal, durable
-        self.appenders, self.batches = [], []
+        self.appenders, self.batches, self.noted = [], [], []
         self.refused = -1
 
     def __dealloc__(self):
         free(self.shares)
         free(self.parts)
+        free(self.notes)
         free(self.watched)
         free(self.run.frames)
 
@@ -114,13 +123,28 @@ cdef class Joint:
             self.nbytes += _frame_bytes(part.piece.size)
             self.count += 1
 
-    def require_claims(self, list versions not None):
-        """Require that these claims, (number, version), have not changed since; instead of those of
-        an earlier call."""
-        cdef uint64_t claim, version
+    def note(self, bytes table not None, bytes key not None, bytes data not None):
+        """Add a row of a table."""
+        cdef SealedEntry sealed = _seal_one(data, key, None, None, table)
+        cdef Part* part
+        self.noted.append(sealed)
+        self.notes = <Part*>_grown(self.notes, self.noting, sizeof(Part))
+        part = &self.notes[self.noting]
+        sealed.describe(&part.piece)
+        self.nbytes += _frame_bytes(part.piece.size)
+        self.noting += 1
+
+    def require_claim(self, uint64_t claim, uint64_t version):
+        """Require that the claim has not changed since its version was this one."""
+        self._watch(self.journal._word(_as_subject(claim)), version)
+
+    def require_topic(self, uint64_t topic, uint64_t version):
+        """The same for a topic."""
+        self._watch(self.journal._word(topic), version)
+
+    def forget_requirements(self):
+        """Require no claims and topics any more."""
         self.watching = 0
-        for claim, version in versions:
-            self._watch(self.journal._word(_as_subject(claim)), version)
 
     cdef _watch(self, const uint64_t* word, uint64_t version):
         self.watched = <Watched*>_grown(self.watched, self.watching, sizeof(Watched))
@@ -218,7 +242,7 @@ cdef class Joint:
             journal.busy -= 1
         if failed == EDEADLK:
             return HELD_HERE
-        if outcome == PLACED and (self.wanted or (self.count and journal.idle)):
+        if outcome == PLACED and (self.wanted or (self.nbytes and journal.idle)):
             journal._request_checkpoint()
         return outcome
 
@@ -226,7 +250,7 @@ cdef class Joint:
         cdef int error = 0
         cdef int outcome = self._place(self.journal)
         xj_unlock(self.journal.shared)
-        if outcome != PLACED or not self.count:
+        if outcome != PLACED or not self.nbytes:
             return outcome
         if began:
             xf_note(&self.journal.figures.append, xl_now() - began, XF_TIME)
@@ -238,8 +262,11 @@ cdef class Joint:
         """The critical section (rules B2, K2). Under the mutex."""
         cdef xj_header* header = journal.shared
         cdef Run* run = &self.run
-        cdef int outcome = BROKEN if _stopped(journal) else self._judge_all(journal)
-        if outcome != PLACED or not self.count:
+        cdef int outcome
+        if not self.sharing:
+            _begin_generation(journal)  # else the first append of a session does, when it looks it up
+        outcome = BROKEN if _stopped(journal) else self._judge_all(journal)
+        if outcome != PLACED or not self.nbytes:
             return outcome
         run.used, run.before, run.now = 0, header.tail, xj_wall_ms()
         run.start = run.end = _start_of(journal, run.before, self.nbytes - FRAME)
@@ -296,10 +323,26 @@ cdef class Joint:
                 part = &self.parts[k]
                 sequence = share.last + 1 if part.sequence < 0 else part.sequence
                 part.base_offset = share.tail.next_offset
-                _put_frame(journal, &self.run, &part.piece, &share.placing, share.tail, sequence,
-                           self.run.end, k < self.count - 1)
+                self._put(journal, &part.piece, &share.placing, share.tail, sequence)
                 share.last = part.last if part.sequence >= 0 else (
                     sequence + part.piece.count - 1)
+        self._fill_in_notes(journal)
+
+    cdef void _fill_in_notes(self, Journal journal) noexcept nogil:
+        cdef Placing placing
+        cdef Tail tail
+        cdef Py_ssize_t i
+        memset(&placing, 0, sizeof(Placing))
+        memset(&tail, 0, sizeof(Tail))
+        placing.topic = NOTES_TOPIC
+        for i in range(self.noting):
+            tail.next_offset = 0
+            self._put(journal, &self.notes[i].piece, &placing, &tail, 0)
+
+    cdef void _put(self, Journal journal, const Piece* piece, const Placing* placing, Tail* tail,
+                   int64_t sequence) noexcept nogil:
+        cdef bint more = self.run.used + _frame_bytes(piece.size) < self.nbytes
+        _put_frame(journal, &self.run, piece, placing, tail, sequence, self.run.end, more)
 
     cdef void _note_ends(self, Journal journal) noexcept nogil:
         cdef Share* share

@@ -626,6 +626,15 @@ cdef class Journal:
             raise MemoryError
         return frames
 
+    def notes(self, uint64_t start, uint64_t stop, uint64_t generation):
+        """What `Frames.notes` returns for the frames between two positions. Raises
+        JournalOverwritten."""
+        cdef Frames frames = self.gather(start, stop, generation)
+        with frames:
+            found = frames.notes()
+        self._check_not_overwritten(start, generation)
+        return found
+
     # ---- read ----------------------------------------------------------------------------
 
     def collect(self, uint64_t topic, uint64_t offset, uint64_t start, uint64_t stop,

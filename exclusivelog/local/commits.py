@@ -23,6 +23,7 @@ from exclusivelog.local.log.appending import (
     failure,
     refusal,
     repair,
+    versions_of,
 )
 from exclusivelog.local.ownership.steps import put_announcement
 from exclusivelog.local.storage.ledger import Ledger, Transaction
@@ -34,7 +35,7 @@ UNPAUSED_ATTEMPTS = 3
 def commit(ledger: Ledger, parts: TransactionParts[Who], durable: bool) -> None:
     """Commit all parts, or none, and note the offsets. Follows topics that were handed over within
     this process. `durable`: return once it survives a power loss (rule H1)."""
-    framed = not parts.announced and not parts.cursors
+    framed = not parts.announced
     attempts = 0
     while True:
         here = {
@@ -188,9 +189,7 @@ class FramedAttempt(Attempt[Who]):
         if outcome == Outcome.QUEUED:
             return False
         if outcome != Outcome.DUPLICATE:
-            error = failure(self._ledger, outcome)
-            error.maybe_written = joint.tried
-            raise error
+            raise failure(self._ledger, outcome, joint.tried)
         appender = self._sessions[joint.refused].sending.appender
         if appender.last_sequence > before[joint.refused]:
             return False  # others have sent meanwhile, or an interrupted call had
@@ -215,13 +214,15 @@ class FramedAttempt(Attempt[Who]):
             batches = appender.take()
             self._batches.append(batches)
             joint.add(session.sending.appender, batches, numbered)
+        for cursor, positions in self._parts.cursors.values():
+            cursor.note(joint, positions)
         if not joint.fits:
             raise _TooLarge
         return joint
 
     def place(self, joint: _core.Joint) -> int:
         """Check all that it requires, and append it; the outcome."""
-        self._require_claims(joint)
+        self._require(joint)
         outcome = joint.place(self._paused)
         while outcome in REPAIRABLE:
             self._repair(joint, outcome)
@@ -230,7 +231,7 @@ class FramedAttempt(Attempt[Who]):
 
     def _repair(self, joint: _core.Joint, outcome: int) -> None:
         if outcome == Outcome.STALE and joint.refused < 0:
-            self._require_claims(joint)
+            self._require(joint)
         elif outcome == Outcome.STALE:
             session = self._sessions[joint.refused]
             try:
@@ -240,21 +241,20 @@ class FramedAttempt(Attempt[Who]):
         else:
             self._ledger.checkpoint()
 
-    def _require_claims(self, joint: _core.Joint) -> None:
-        """Check the claims in the tables; if they change afterwards, the journal refuses it."""
-        journal, claims = self._ledger.journal, self._parts.claims
-        assert journal is not None
-        if not claims:
-            return
-        # Before the tables, to notice later changes.
-        versions = [(claim.id, journal.version_of_claim(claim.id)) for claim in claims]
-        while journal.unsettled:
-            self._ledger.settle()
-            versions = [(claim.id, journal.version_of_claim(claim.id)) for claim in claims]
-        with self._ledger.read() as tables:
-            for claim in claims:
-                claim.check_in(tables)
-        joint.require_claims(versions)
+    def _require(self, joint: _core.Joint) -> None:
+        """Check claims and cursors in the tables; the append is refused if they change
+        afterwards."""
+        joint.forget_requirements()
+        claims = list(self._parts.claims)
+        versions = versions_of(self._ledger, [claim.id for claim in claims], ())
+        if claims:
+            with self._ledger.read() as tables:
+                for claim in claims:
+                    claim.check_in(tables)
+        for claim, version in zip(claims, versions, strict=True):
+            joint.require_claim(claim.id, version)
+        for cursor, positions in self._parts.cursors.values():
+            cursor.require(joint, positions)
 
 
 # ---- in the tables -----------------------------------------------------------------------

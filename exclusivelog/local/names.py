@@ -78,7 +78,8 @@ def list_topics(ledger: Store) -> list[str]:
 def list_read_topics(ledger: Store, read: Container[str]) -> list[tuple[str, int]]:
     """(name, id) of the topics on which a reader group has committed, and of those named in `read`,
     sorted; without internal ones."""
-    with ledger.read() as tables:
+
+    def find(tables: Tables) -> list[tuple[str, int]]:
         committed = tables.cursors.topics()
         return [
             (name, topic)
@@ -87,6 +88,8 @@ def list_read_topics(ledger: Store, read: Container[str]) -> list[tuple[str, int
             and not is_internal(name)
             and not _is_deleted(tables, topic)
         ]
+
+    return ledger.inspect(find, unflushed=True)
 
 
 def topic_rows(ledger: Store) -> tuple[list[_core.TopicRow], int]:

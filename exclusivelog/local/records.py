@@ -55,11 +55,12 @@ ITEMS, DELETED_TO = b"items", b"deleted to"
 DEAD = b"dead"
 ENDED, LAST_ENDED = b"ended", b"last ended"
 LISTED, LAST_LISTED = b"listed", b"last listed"
+VOID = b"void"
 ROLE = b"role"  # as all keys of role_rows.py begin
 APPLIED_JOURNAL, LARGE_BYTES, CHANGES = b"journal", b"large", b"changes"
 READ_ANEW_IN_META = (
     TIMES, OVERDUE, KIND, PRIORITIES, ANNOUNCED, COMPRESSION, ITEMS, DELETED_TO, DEAD, ENDED,
-    LISTED, LAST_LISTED, ROLE, APPLIED_JOURNAL, LARGE_BYTES, CHANGES,
+    LISTED, LAST_LISTED, VOID, ROLE, APPLIED_JOURNAL, LARGE_BYTES, CHANGES,
 )  # fmt: skip
 
 

@@ -26,8 +26,8 @@ from exclusivelog.foreign import Ignoring, pass_on_foreign
 from exclusivelog.local.files import Directory, is_locked, read_whole
 from exclusivelog.version import __version__
 
-FORMAT = 8
-EARLIER_FORMATS = (3, 4, 5, 6, 7)  # these can be read, and `upgrade` raises them to this one
+FORMAT = 9
+EARLIER_FORMATS = (3, 4, 5, 6, 7, 8)  # these can be read, and `upgrade` raises them to this one
 LOCK_FILE = "owners.lock"
 LOCK_NAME = b"XLLOCK\0"
 LOCK_VERSION = 7
@@ -46,6 +46,7 @@ OPENED_BY = {
     5: "git commits later than 78870fc, up to the last one before format 6 (231ddc5 is one)",
     6: "git commits from 40af260 on, up to the last one before format 7 (af14e81 is one)",
     7: "git commits from fb573cd on, up to the last one before format 8 (c34a6a8 is one)",
+    8: "git commits from 56f76ac on, up to the last one before format 9 (c194f60 is one)",
 }
 
 

@@ -155,13 +155,13 @@ def test_each_producer_is_checked_in_the_append(
     engine, producers, worker, monkeypatch, fenced
 ) -> None:
     """One of them is fenced when all has been prepared, and only the append is still to come."""
-    process, require = worker(), commits.FramedAttempt._require_claims
+    process, require = worker(), commits.FramedAttempt._require
 
     def fence(attempt: Any, joint: Any) -> None:
         require(attempt, joint)
         process.call(take, fenced)
 
-    monkeypatch.setattr(commits.FramedAttempt, "_require_claims", fence)
+    monkeypatch.setattr(commits.FramedAttempt, "_require", fence)
     with pytest.raises(xl.ProducerFencedError, match=f"topic '{fenced}'"):
         send_to_all(engine, producers, b"1")
     assert found(engine) == [[b"0"]] * 3

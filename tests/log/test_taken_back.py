@@ -381,16 +381,13 @@ def test_g11_a_reader_waits_for_the_commit_that_an_interrupt_has_left(
     invoices = engine.topic("invoices").producer("exclusive")
     reader = orders.reader(group="g")
     reached, go_on = threading.Event(), threading.Event()
-    finish = ledger.Transaction.finish
 
-    def stop(self: Any, tables: Any) -> None:
-        finish(self, tables)
-        if threading.current_thread().name == "exclusivelog-transaction":
-            reached.set()
-            go_on.wait(PATIENCE)
-            raise MemoryError
+    def stop(self: Any, joint: Any) -> int:
+        reached.set()
+        go_on.wait(PATIENCE)
+        raise MemoryError
 
-    monkeypatch.setattr(ledger.Transaction, "finish", stop)
+    monkeypatch.setattr(commits.FramedAttempt, "place", stop)
     states = []
 
     def commit() -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.local.commits import FramedAttempt
 from exclusivelog.local.session import LocalSession
 from exclusivelog.local.storage import ledger
 from testing.children import finish
@@ -84,8 +85,8 @@ class Desk:
 
 def cursor(engine: xl.Engine, group: str = "g") -> int | None:
     """Where the group goes on in the topic `source`."""
-    with engine.ledger.read() as tables:
-        return tables.cursors.get(engine.topic("source").id, group)
+    topic = engine.topic("source").id
+    return engine.ledger.inspect(lambda tables: tables.cursors.get(topic, group))
 
 
 @pytest.fixture
@@ -168,24 +169,32 @@ def test_g3_large_values_enter_with_small_ones(desk, size) -> None:
 
 
 def wait_at_the_commit(monkeypatch) -> tuple[threading.Event, threading.Event]:
-    """A transaction of this process stops when all of it is written and nothing committed:
-    (it has stopped, let it go on)."""
+    """A transaction of this process stops when all of it is encoded, or written in the tables, and
+    nothing committed: (it has stopped, let it go on)."""
     stopped, go_on = threading.Event(), threading.Event()
-    finish_it = ledger.Transaction.finish
+    finish_it, place = ledger.Transaction.finish, FramedAttempt.place
 
-    def stop(self: Any, tables: Any) -> None:
-        finish_it(self, tables)
+    def stop() -> None:
         if threading.current_thread().name == "exclusivelog-transaction":
             stopped.set()
             go_on.wait(PATIENCE)
 
-    monkeypatch.setattr(ledger.Transaction, "finish", stop)
+    def stop_behind(self: Any, tables: Any) -> None:
+        finish_it(self, tables)
+        stop()
+
+    def stop_before(self: Any, joint: Any) -> int:
+        stop()
+        return place(self, joint)
+
+    monkeypatch.setattr(ledger.Transaction, "finish", stop_behind)
+    monkeypatch.setattr(FramedAttempt, "place", stop_before)
     return stopped, go_on
 
 
 @pytest.mark.parametrize("size", [10, LARGE], ids=["small", "large"])
 def test_g3_nothing_is_visible_before_the_commit(desk, worker, monkeypatch, size) -> None:
-    """All is written; the commit itself has not been made. No reader of any process sees any of
+    """The commit itself has not been made. No reader of any process sees any of
     it, and those that wait at the end are not woken."""
     other = worker()
     stopped, go_on = wait_at_the_commit(monkeypatch)

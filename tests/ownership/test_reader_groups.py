@@ -54,9 +54,8 @@ def orders(topic: xl.Topic) -> xl.Topic:
 
 def cursor(topic: xl.Topic, group: str) -> int | None:
     """Where the group goes on, by the ledger."""
-    with topic.engine.ledger.read() as tables:
-        found: int | None = tables.cursors.get(topic.id, group)
-        return found
+    found: int | None = topic.engine.ledger.inspect(lambda t: t.cursors.get(topic.id, group))
+    return found
 
 
 def read(reader: xl.Reader, count: int) -> list[int]:

@@ -519,17 +519,17 @@ def test_b2_a_claim_is_checked_in_the_critical_section_of_the_commit(
     """It is revoked when the commit has checked it, and only its writing is still to come."""
     claim = engine.own("g", {"r": None})
     with xl.open(path, name="rival") as rival, topic.producer() as producer:
-        check = FramedAttempt._require_claims
+        check = FramedAttempt._require
 
         def revoke_behind(attempt: FramedAttempt[Any], joint: Any) -> None:
-            monkeypatch.setattr(FramedAttempt, "_require_claims", check)
+            monkeypatch.setattr(FramedAttempt, "_require", check)
             check(attempt, joint)
             rival.own("g", {"r": None})
 
         txn = engine.transaction()
         txn.require(claim)
         producer.send(b"stale", transaction=txn)
-        monkeypatch.setattr(FramedAttempt, "_require_claims", revoke_behind)
+        monkeypatch.setattr(FramedAttempt, "_require", revoke_behind)
         with pytest.raises(LOST):
             txn.commit()
         assert (txn.state, values(topic)) == ("aborted", [])

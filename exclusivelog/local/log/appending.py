@@ -242,8 +242,27 @@ def refusal(
     return failure(ledger, outcome)
 
 
-def failure(ledger: Store, outcome: int) -> ExclusiveLogError:
-    """The error for an append that has failed, whoever sent it."""
+def versions_of(ledger: Store, claims: Sequence[int], topics: Sequence[int]) -> list[int]:
+    """The versions of claims and topics, to be read before their rows: a transaction that is
+    committed afterwards changes them."""
+    journal = ledger.journal
+    assert journal is not None
+    while True:
+        versions = [journal.version_of_claim(claim) for claim in claims]
+        versions += [journal.version_of(topic) for topic in topics]
+        if not journal.unsettled:
+            return versions
+        ledger.settle()
+
+
+def failure(ledger: Store, outcome: int, tried: bool = False) -> ExclusiveLogError:
+    """The error for an append that has failed, whoever sent it. `tried`: it may be in the log."""
+    error = _failure(ledger, outcome)
+    error.maybe_written = error.maybe_written or tried
+    return error
+
+
+def _failure(ledger: Store, outcome: int) -> ExclusiveLogError:
     if outcome == Outcome.NO_ROOM:
         return LedgerFullError(
             f"{ledger.path}/journal: no space left on the disk, or for this process (ulimit -f); "

@@ -363,8 +363,19 @@ def verify(ledger: Store, unflushed: bool = False) -> Report:
         problems += result[2]
         if not name.startswith("__"):
             topics, entries, messages = topics + 1, entries + result[0], messages + result[1]
+    problems += ledger.inspect(_damaged_notes, unflushed)
     problems += ledger.inspect(_repeated, unflushed)
     return Report(topics, entries, messages, tuple(problems))
+
+
+def _damaged_notes(tables: Tables) -> list[str]:
+    damaged = tables.journal.damaged_notes
+    if not damaged:
+        return []
+    return [
+        f"{damaged} frames of the journal with positions of reader groups are damaged; a group may "
+        "read again what it has read"
+    ]
 
 
 def _repeated(tables: Tables) -> list[str]:

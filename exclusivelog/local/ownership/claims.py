@@ -22,20 +22,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from exclusivelog import _core, refusals
+from exclusivelog._core import Outcome
 from exclusivelog.admission import ClaimVerdict, judge_claim
 from exclusivelog.backend import ClaimSession, Held, check_generation, check_group
 from exclusivelog.errors import (
+    LedgerFullError,
     OwnershipError,
     OwnershipLostError,
     ReaderFencedError,
     TopicNotFoundError,
     describe_engine,
 )
+from exclusivelog.local.log.appending import REPAIRABLE, failure, versions_of
 from exclusivelog.local.ownership import role_rows
 from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.ownership.steps import CLAIM_LOST, RESOURCES, record_claim
 from exclusivelog.local.records import Claimant
-from exclusivelog.local.storage.tables import Store, Tables
+from exclusivelog.local.storage.tables import CURSORS, Store, Tables, cursor_row
 from exclusivelog.refusals import claim_refused, claim_revoked
 from exclusivelog.types import ClaimInfo, EngineInfo, GroupInfo
 
@@ -174,25 +177,30 @@ class Claims:
 
     def groups(self, topics: Iterable[tuple[str, int, int]]) -> list[GroupInfo]:
         """The reader groups of topics (name, id, next offset), sorted."""
-        found: list[GroupInfo] = []
-        with self._ledger.read() as tables:
+        wanted = list(topics)
+
+        def find(tables: Tables) -> list[GroupInfo]:
+            found: list[GroupInfo] = []
             readers = {
                 (claimant.group, name): claim_info(claimant)
                 for claimant in self._living(tables, None)
                 for name in (claimant.generations if claimant.reads else ())
             }
-            for name, topic, end in topics:
+            for name, topic, end in wanted:
                 cursors: dict[str, int | None] = dict(tables.cursors.all(topic))
                 for group in {*cursors, *(g for g, read in readers if read == name)}:
                     position = cursors.get(group)
                     lag = None if position is None else max(0, end - position)
                     found.append(GroupInfo(group, name, position, lag, readers.get((group, name))))
-        return sorted(found, key=lambda info: (info.group, info.topic))
+            return sorted(found, key=lambda info: (info.group, info.topic))
+
+        return self._ledger.inspect(find, unflushed=True)
 
     def delete_group(self, name: str) -> int:
         """Remove the positions of a reader group without a reader; how many there were. The last
         generations stay, so that no former reader can commit."""
         with self._ledger.write_exclusive() as tables:
+            tables.include_journal()
             reader = next((one for one in self._living(tables, name) if one.reads), None)
             if reader is not None:
                 raise OwnershipError(
@@ -264,6 +272,7 @@ class Host(Protocol):
     """What a claim needs of the engine that holds it."""
 
     info: EngineInfo
+    unflushed: bool
 
     @property
     def ledger(self) -> Store:
@@ -341,6 +350,7 @@ class LocalGroupCursor(HeldClaim):
         super().__init__(host, claimant)
         self._topics = dict(topics)
         self._version = -1  # of the claim when it was read last
+        self._seen: list[int] = []  # versions of the claim and the topics, when last checked
         self._ended = False
         self._bound = bound
 
@@ -379,21 +389,69 @@ class LocalGroupCursor(HeldClaim):
 
     def position(self, topic: int) -> int | None:
         """The committed position; None before the group's first commit."""
-        with self._host.ledger.read() as tables:
+
+        def find(tables: Tables) -> int | None:
             return tables.cursors.get(topic, self.group)
 
+        # No other reader commits any more, and what the last one has committed is flushed.
+        return self._host.ledger.inspect(find, unflushed=True)
+
     def commit(self, positions: Positions) -> None:
-        """Commit these positions: checked and written in one transaction."""
-        with self._host.ledger.write_concurrent() as tables:
-            self.write(tables, positions)
+        """Commit these positions: checked and written by one append. If the tables have no room for
+        what is in the journal, they still have it for this."""
+        try:
+            self._append(positions)
+        except LedgerFullError:
+            with self._host.ledger.write_exclusive() as tables:
+                self.write(tables, positions)
+
+    def _append(self, positions: Positions) -> None:
+        ledger = self._host.ledger
+        assert ledger.journal is not None
+        joint = _core.Joint(ledger.journal, not self._host.unflushed)
+        self.note(joint, positions)
+        outcome: int = Outcome.STALE
+        while outcome in REPAIRABLE:
+            if outcome == Outcome.FULL:
+                ledger.checkpoint()
+            joint.forget_requirements()
+            self.require(joint, positions)
+            outcome = joint.place()
+        if outcome != Outcome.PLACED:
+            raise failure(ledger, outcome, joint.tried)
+
+    def note(self, joint: _core.Joint, positions: Positions) -> None:
+        """Add the positions to an append."""
+        for topic in self._topics.values():
+            if topic in positions:
+                joint.note(CURSORS.encode(), *cursor_row(topic, self.group, positions[topic]))
+
+    def require(self, joint: _core.Joint, positions: Positions) -> None:
+        """Check the claim and the topics in the tables, unless they are as they were when last
+        checked; the append is refused if they change afterwards."""
+        ledger, topics = self._host.ledger, list(positions)
+        assert ledger.journal is not None
+        seen = versions_of(ledger, [self.id], topics)
+        if seen != self._seen:
+            with ledger.read() as tables:
+                self._check_in(tables)
+                self._check_topics(tables, positions)
+            self._seen = seen
+        joint.require_claim(self.id, seen[0])
+        for topic, version in zip(topics, seen[1:], strict=True):
+            joint.require_topic(topic, version)
 
     def write(self, tables: Tables, positions: Positions) -> None:
-        """The same, as a part of a transaction."""
+        """Write the positions as a part of a transaction of the tables."""
         self._check_in(tables)
+        self._check_topics(tables, positions)
+        for topic, offset in positions.items():
+            tables.cursors.put(topic, self.group, offset)
+
+    def _check_topics(self, tables: Tables, positions: Positions) -> None:
         for name, topic in self._topics.items():
             if topic in positions:
                 _check_exists(tables, topic, name)
-                tables.cursors.put(topic, self.group, positions[topic])
 
     def wait(self, cursors: Sequence[Any], marks: Sequence[int], seconds: float) -> None:
         """Sleep until one of the cursors' marks changes, or for so many seconds, or less."""

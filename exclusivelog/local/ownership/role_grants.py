@@ -578,6 +578,7 @@ class Host(Protocol):
     notifications: Any
     worker: Any
     info: EngineInfo
+    unflushed: bool
 
     @property
     def slot(self) -> int:

@@ -160,11 +160,16 @@ def apply_frames(tables: Tables, stop: int, version: int | None = None) -> None:
     if stop <= journal.applied:
         return
     tables.entries.added = True
-    with journal.file.gather(journal.applied, stop, journal.generation) as bundles:
+    frames = journal.file.gather(journal.applied, stop, journal.generation)
+    with frames as bundles:
         small = min(SMALL_ENTRY, max(LEAST_FILLED_UP, FILLED_UP // max(1, len(bundles))))
         for start in range(0, len(bundles), MERGED_AT_ONCE):
             for bundle in _merge(tables, bundles[start : start + MERGED_AT_ONCE], small):
                 _apply_to(tables, bundle, small)
+        rows, damaged = frames.notes()
+    tables.cursors.apply(rows)
+    if damaged:
+        logs.emit(log, logs.NOTES_DAMAGED, ledger=tables.rows.path, count=damaged)
     journal.advance(stop, version)
 
 

@@ -23,6 +23,8 @@ meta       b"format" | b"topic", b"session", b"mail", ...   msgpack | last id gi
                                                             topic id: deleted, and made again
            b"listed", topic name                            topic id: of topics that exist, if ...
            b"last listed"                                   ... this is the last topic id
+           b"void", key in cursors                          the position in the journal before which
+                                                            notes of that row do not count (u64)
            b"role ...", ...                                 of roles (see role_rows.py)
 names      topic name, UTF-8                                topic id (u64)
 topics     topic id                                         topic row (_core.TopicRow)
@@ -105,6 +107,7 @@ from exclusivelog.local.records import (
     PRIORITIES,
     TIMES,
     U64,
+    VOID,
     Claimant,
     Rows,
     Session,
@@ -826,41 +829,76 @@ def _is_given(row: bytes | None) -> bool:
     return row is not None and len(row) == PRODUCER.size and bool(row[U64.size] & 0x80)
 
 
+CURSORS = "cursors"
+
+
 class CursorTable:
-    """The committed positions of reader groups."""
+    """The committed positions of reader groups. Commits note them in the journal, and a checkpoint
+    writes them here."""
 
-    __slots__ = ("rows",)
+    __slots__ = ("_topics", "journal", "rows")
 
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
+    def __init__(self, rows: Rows, journal: AppliedJournal, topics: TopicTable) -> None:
+        self.rows, self.journal, self._topics = rows, journal, topics
 
     def get(self, topic: int, group: str) -> int | None:
         """The committed offset of a reader group; None before its first commit."""
-        return self.rows.find("cursors", U64.pack(topic) + group.encode(), u64)
+        key, _ = cursor_row(topic, group, 0)
+        noted = self.journal.noted(CURSORS).get(key)
+        return self.rows.find(CURSORS, key, u64) if noted is None else u64(noted)
 
     def all(self, topic: int) -> list[tuple[str, int]]:
         """(group, committed offset) of every group that has committed on a topic."""
+        found = dict(self.rows.under(CURSORS, topic))
+        found |= {
+            key[U64.size :]: data for key, data in self.journal.noted(CURSORS).items()
+            if key.startswith(U64.pack(topic))
+        }  # fmt: skip
         return [
-            (group.decode(), self.rows.decode("cursors", u64, data))
-            for group, data in self.rows.under("cursors", topic)
+            (group.decode(), self.rows.decode(CURSORS, u64, data))
+            for group, data in sorted(found.items())
         ]
 
     def topics(self) -> set[int]:
         """The topics on which any reader group has committed."""
-        return {u64(key[: U64.size]) for key, _ in self.rows.cursor("cursors")}
+        keys = [key for key, _ in self.rows.cursor(CURSORS)]
+        return {u64(key[: U64.size]) for key in [*keys, *self.journal.noted(CURSORS)]}
 
     def delete(self, group: str) -> int:
-        """Remove the positions of a group on all topics; how many there were."""
+        """Remove the positions of a group on all topics; how many there were. Exclude appends, and
+        include the journal."""
         suffix = group.encode()
-        keys = [key for key, _ in self.rows.cursor("cursors") if key[U64.size :] == suffix]
-        for key in keys:
-            self.rows.delete("cursors", key)
-        return len(keys)
+        stored = [key for key, _ in self.rows.cursor(CURSORS)]
+        found = {
+            key for key in (*stored, *self.journal.noted(CURSORS)) if key[U64.size :] == suffix
+        }
+        for key in found:
+            self.rows.delete(CURSORS, key)
+            self.journal.void(key)
+        return len(found)
 
     def put(self, topic: int, group: str, offset: int) -> None:
-        """Write what `cursor` reads."""
-        key = U64.pack(topic) + group.encode()
-        self.rows.put("cursors", key, U64.pack(offset))
+        """Write what `get` reads. Exclude appends."""
+        key, data = cursor_row(topic, group, offset)
+        self.rows.put(CURSORS, key, data)
+        self.journal.void(key)
+
+    def apply(self, rows: list[tuple[str, bytes, bytes, int]]) -> None:
+        """Write the positions that the journal has noted, of each row the last one, unless the
+        group or the topic was deleted meanwhile. The tables have all notes then."""
+        for key, data in {key: data for _, key, data, _ in self.journal.counting(rows)}.items():
+            topic = key[: U64.size]
+            if self.rows.get("topics", topic) is None:
+                continue
+            row = self._topics.intact(u64(topic), "positions of its groups are kept")
+            if row is None or not row.flags & _core.DELETED:
+                self.rows.put(CURSORS, key, data)
+        self.journal.end_voids()
+
+
+def cursor_row(topic: int, group: str, offset: int) -> tuple[bytes, bytes]:
+    """(key, data) of a group's position on a topic."""
+    return U64.pack(topic) + group.encode(), U64.pack(offset)
 
 
 class OnceTable:
@@ -927,13 +965,16 @@ class AppliedJournal:
     """
 
     __slots__ = (
-        "_mark", "_oldest", "_rows", "_sequences", "applied", "file", "generation", "visible",
+        "_damaged", "_mark", "_noted", "_oldest", "_rows", "_sequences", "applied", "file",
+        "generation", "visible",
     )  # fmt: skip
 
     def __init__(self, rows: Rows, file: _core.Journal | None) -> None:
         self._rows, self.file = rows, file
         self.visible = 0
         self._sequences: dict[tuple[int, str], int] | None = None
+        self._noted: dict[str, dict[bytes, bytes]] = {}
+        self._damaged = 0
         self.generation, self.applied, self._mark, self._oldest = 0, 0, 0, 0
         if file is not None:
             self.generation, self.applied, self._mark, self._oldest = self._read()
@@ -986,7 +1027,7 @@ class AppliedJournal:
         """Include the journal's frames up to this position (None: to its end)."""
         if visible is None and self.file is not None:
             visible = self.live_end(self.known_end())
-        self.visible, self._sequences = visible or 0, None
+        self.visible, self._sequences, self._noted = visible or 0, None, {}
 
     def sequences(self) -> dict[tuple[int, str], int]:
         """{(topic, producer name): last sequence id} of the frames that the tables lack."""
@@ -999,6 +1040,45 @@ class AppliedJournal:
                     for bundle in bundles for name, last in bundle.producers().items()
                 }  # fmt: skip
         return self._sequences
+
+    def noted(self, table: str) -> dict[bytes, bytes]:
+        """{key: data} of the rows of a table that transactions have changed in the frames that the
+        tables lack."""
+        self._read_notes()
+        return self._noted.get(table, {})
+
+    @property
+    def damaged_notes(self) -> int:
+        """How many notes of rows in those frames cannot be read."""
+        self._read_notes()
+        return self._damaged
+
+    def _read_notes(self) -> None:
+        if self.file is None or self.applied >= self.visible or self._noted:
+            return
+        rows, self._damaged = self.file.notes(self.applied, self.visible, self.generation)
+        for name, key, data, _ in self.counting(rows):
+            self._noted.setdefault(name, {})[key] = data
+
+    def counting(
+        self, rows: list[tuple[str, bytes, bytes, int]]
+    ) -> Iterator[tuple[str, bytes, bytes, int]]:
+        """Those of the noted rows, (table, key, data, position), that are not void."""
+        for row in rows:
+            since = self._rows.find("meta", VOID + row[1], u64)
+            if since is None or row[3] >= since:
+                yield row
+
+    def void(self, key: bytes) -> None:
+        """Let the notes of a row that the journal has so far not count. Exclude appends."""
+        if self.file is not None and self.applied < self.file.tail:
+            self._rows.put("meta", VOID + key, U64.pack(self.file.tail))
+
+    def end_voids(self) -> None:
+        """The tables have all notes: those to come count."""
+        cursor = self._rows.cursor("meta")
+        while cursor.set_range(VOID) and cursor.key().startswith(VOID):
+            self._rows.delete("meta", cursor.key())
 
     def begin_generation(self, generation: int, position: int) -> None:
         """Start a new generation of the journal, all of whose frames are in the tables."""
@@ -1712,7 +1792,7 @@ class Tables:
     @functools.cached_property
     def cursors(self) -> CursorTable:
         """The committed positions of reader groups."""
-        return CursorTable(self.rows)
+        return CursorTable(self.rows, self.journal, self.topics)
 
     @functools.cached_property
     def once(self) -> OnceTable:

@@ -116,6 +116,10 @@ for number in range(10):
     owner.send(b"in the journal %d" % number, key="j", properties={"n": str(number)})
 other.send(b"in the journal", sequence_id=2**40 + 1)
 owner.send_many([b"a group", None, b"of three"])
+if FORMAT >= 9:  # the journal has positions of groups, too
+    reader.read_next(10)
+    reader.commit()
+    extra["group"][2] = reader.position
 names = [name for name in engine.topics() if not name.startswith("__")]
 read = {}
 for name in names:
