@@ -1,7 +1,8 @@
 """A fixed work, of which every step is known, and what must be left of it after any death.
 
-Each step is one atomic append: one message, a batch of several entries, large ones. An owner is
-fenced on the way and another one goes on; checkpoints are made; the journal goes around.
+Each step is one atomic append: one message, a batch of several entries, large ones, a transaction
+with the position of a reader. An owner is fenced on the way and another one goes on; checkpoints
+are made; the journal goes around.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def steps(name: str, rounds: int = 1) -> list[list[bytes]]:
 
 FENCED_BEFORE = 5  # the step that a new owner begins with
 CHECKPOINTS = (1, 3, 7)  # there is one behind these steps
+WITH_POSITION = (2, 6)  # steps with which a reader group's position is committed: their number
 TOPICS = ("t", "u")
 
 
@@ -55,7 +57,9 @@ def act(engine: xl.Engine, name: str, acknowledge: Callable[[], object], rounds:
             )
             refused(producer)
             producer = rival
-        if len(step) == 1:
+        if number % 10 in WITH_POSITION:
+            _send_with_position(producer, topic, number, step)
+        elif len(step) == 1:
             producer.send(step[0])
         else:
             producer.send_many(step)
@@ -63,6 +67,29 @@ def act(engine: xl.Engine, name: str, acknowledge: Callable[[], object], rounds:
         if number % 10 in CHECKPOINTS:
             engine.ledger.checkpoint()
     producer.close()
+
+
+def _send_with_position(
+    producer: xl.Producer, topic: xl.Topic, number: int, step: list[bytes]
+) -> None:
+    with topic.reader(group=topic.name) as reader, topic.engine.transaction() as transaction:
+        reader.seek(number)
+        producer.send_many(step, transaction=transaction)
+        transaction.commit_cursor(reader)
+
+
+def _judge_position(engine: xl.Engine, name: str, found: list[bytes], rounds: int) -> list[str]:
+    """The position of the last step that was to be committed with one, and no other, belongs to
+    what was found."""
+    whole = whole_steps(found, steps(name, rounds))
+    if whole is None:
+        return []
+    numbers = [number for number in range(whole) if number % 10 in WITH_POSITION]
+    positions = [group.position for group in engine.groups() if group.group == name]
+    last = positions[0] if positions else None
+    if last == (numbers[-1] if numbers else None):
+        return []
+    return [f"G3: the position is {last}, and the log has {whole} steps"]
 
 
 def refused(producer: xl.Producer) -> None:
@@ -109,7 +136,11 @@ def judge_topic(engine: xl.Engine, name: str, acknowledged: int, rounds: int = 1
         made.append(following.acknowledged(end + 3, offset, producer.topic_epoch))
     rows = read_rows(topic)
     after = Read("the next one", end + 4, end + 5, 0, tuple(row.value for row in rows))
-    return [f"{name}: {broken}" for broken in judge_calls(rows, made, [before, after])]
+    broken = [
+        *judge_calls(rows, made, [before, after]),
+        *_judge_position(engine, name, list(after.values[:-1]), rounds),
+    ]
+    return [f"{name}: {each}" for each in broken]
 
 
 def judge(
