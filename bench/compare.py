@@ -19,6 +19,7 @@ from bench import (
     busy,
     cluster,
     compressed,
+    exactly_once,
     growth,
     handover,
     plots,
@@ -69,6 +70,7 @@ FIGURES: dict[str, Callable[[Settings], Figure]] = {
     "P23": start.p23,
     "P25": cluster.p25,
     "P26": beside.p26,
+    "P27": exactly_once.p27,
 }
 
 
