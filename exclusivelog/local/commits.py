@@ -164,6 +164,9 @@ class FramedAttempt(Attempt[Who]):
         try:
             return self._append()
         except ExclusiveLogError:
+            attempt = self._parts.attempt
+            if attempt is not None and attempt.tried:
+                raise  # it may be in the log: no second attempt
             # A hand-over that has begun meanwhile refuses it, as it refuses a send.
             if all(session.ready_for_transaction() for session in self._sessions):
                 raise

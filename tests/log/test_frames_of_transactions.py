@@ -141,6 +141,29 @@ def test_it_gets_its_turn_beside_a_queue_that_is_never_empty(engine, topic, monk
     assert all(receipt.done() for receipt in queued)
 
 
+@pytest.mark.rule("B9")
+def test_one_that_may_be_in_the_log_is_not_tried_again(engine, producers, monkeypatch) -> None:
+    """Its flush has failed, and a hand-over has paused its producer just then."""
+    session, place = producers[0].sender.session, commits.FramedAttempt.place
+    placed = []
+
+    def fails(attempt: Any, joint: Any) -> int:
+        place(attempt, joint)
+        placed.append(joint.tried)
+        session.pauses.begin()
+        return _core.Outcome.LOST
+
+    monkeypatch.setattr(commits.FramedAttempt, "place", fails)
+    txn = engine.transaction()
+    producers[0].send(b"1", transaction=txn)
+    with pytest.raises(xl.ExclusiveLogError) as caught:
+        within(txn.commit)
+    session.resume()
+    assert caught.value.maybe_written
+    assert placed == [True]
+    assert values(engine.topic("a")) == [b"0", b"1"]
+
+
 # ---- B2: each part is checked -------------------------------------------------------------
 
 
