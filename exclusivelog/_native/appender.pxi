@@ -80,7 +80,17 @@ cdef class Appender:
         self.durable_sequence = max(self.durable_sequence, sequence)
 
     cdef bint _has_waiting(self) noexcept:
+        """Does anyone come before a message that is sent now? An empty batch keeps the place of a
+        message that is still to be queued (`NOT_NOW`)."""
         return self.queueing or self.current is not None or self._has_older()
+
+    cdef bint _has_messages(self) noexcept:
+        return self._has_older() or (self.current is not None and self.current.count > 0)
+
+    cdef void _drop_empty(self) noexcept:
+        """Keep no place for a message that was refused."""
+        if self.current is not None and self.current.count == 0:
+            self.current = None
 
     cdef inline bint _has_older(self) noexcept:
         return self.older is not None and PyList_GET_SIZE(self.older) > 0
@@ -252,6 +262,7 @@ cdef class Appender:
             batch = self._open_batch(
                 size, key is not None, properties is not None, event_time is not None)
             if self.error is not None:
+                self._drop_empty()
                 raise _anew(self.error)
             if self.process != xi_here():
                 raise _inherited()
@@ -262,6 +273,7 @@ cdef class Appender:
                 continue
             number = self.last_sequence + 1 if sequence is None else sequence
             if number <= self.last_sequence:
+                self._drop_empty()
                 return None
             if not batch._skips(number):
                 break
@@ -286,10 +298,14 @@ cdef class Appender:
         return batch.count >= self.max_messages or batch.nbytes >= self.max_bytes
 
     cdef _let_them_send(self):
-        # They are in the critical section, or about to enter it, and do not need the GIL.
-        with nogil:
-            usleep(20)
-        PyErr_CheckSignals()
+        self.queueing += 1
+        try:
+            # They are in the critical section, or about to enter it, and do not need the GIL.
+            with nogil:
+                usleep(20)
+            PyErr_CheckSignals()
+        finally:
+            self.queueing -= 1
 
     cdef _put_on_the_commit_queue(self, bint later):
         if not later:
@@ -413,11 +429,9 @@ cdef class Appender:
 
     cdef _shut_current(self):
         """Close the newest batch for more messages."""
+        self._drop_empty()
         if self.current is not None:
-            if self.current.count:
-                self.current.shut = True
-            else:
-                self.current = None
+            self.current.shut = True
 
     cdef list _shut_all(self):
         """Close and encode all batches; returns them in order. Batches that other threads add

@@ -191,7 +191,9 @@ cdef class Joint:
             if appender.process != xi_here():
                 raise _inherited()
         for appender in self.appenders:
-            if appender._has_waiting():
+            if paused:      # those that are about to queue a message are refused
+                appender._drop_empty()
+            if appender._has_messages() if paused else appender._has_waiting():
                 return False
         return True
 

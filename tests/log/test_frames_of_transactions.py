@@ -5,7 +5,9 @@ it or nothing."""
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from exclusivelog import _core
 from exclusivelog.local import commits
 from exclusivelog.local.storage.ledger import Ledger
 from testing.journals import MORE, flip, frames, no_checkpoints, small_journal
+from testing.loops import held
 from testing.processes import EXCLUSIVE, PATIENCE, State, until, values, within
 from testing.stops import stopped
 
@@ -139,6 +142,86 @@ def test_it_gets_its_turn_beside_a_queue_that_is_never_empty(engine, topic, monk
         producer.send(b"t", transaction=txn)
     assert values(topic) == [b"between"] * commits.UNPAUSED_ATTEMPTS + [b"t"]
     assert all(receipt.done() for receipt in queued)
+
+
+# ---- K4: turns ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def placed(monkeypatch) -> list[int]:
+    """The outcome of each attempt to append a transaction."""
+    outcomes: list[int] = []
+    place = commits.FramedAttempt.place
+
+    def record(attempt: Any, joint: Any) -> int:
+        outcomes.append(place(attempt, joint))
+        return outcomes[-1]
+
+    monkeypatch.setattr(commits.FramedAttempt, "place", record)
+    return outcomes
+
+
+def refused_send(producer: xl.Producer) -> None:
+    producer.send(b"refused", sequence_id=0, timeout=PATIENCE)
+
+
+def refused_send_async(producer: xl.Producer) -> None:
+    producer.send_async(b"refused", sequence_id=0)
+
+
+@pytest.mark.rule("K4")
+@pytest.mark.parametrize("refused", [refused_send, refused_send_async])
+def test_it_does_not_wait_for_a_message_that_was_refused(
+    engine, producers, placed, refused
+) -> None:
+    """Nothing is queued, so that it is placed at once."""
+    with pytest.raises(xl.DuplicateSequenceError):
+        refused(producers[0])
+    assert within(lambda: send_to_all(engine, producers, b"1")).state == "committed"
+    assert placed == [_core.Outcome.PLACED]
+    assert found(engine) == [[b"0", b"1"]] * 3
+
+
+@pytest.mark.rule("K4")
+def test_it_does_not_wait_for_a_place_that_is_given_up(engine, producers, placed) -> None:
+    """A call could not queue its message while another thread sent, and does not come again."""
+    appender = producers[0].sender.session.sending.appender
+    # With a used sequence id, so that it queues nothing before the thread sends either.
+    message = producers[0].sender.encode(b"late", None, None, None, 0)
+    with ThreadPoolExecutor(1) as pool:
+        with held(engine):
+            sending = pool.submit(producers[0].send, b"1")
+            until(lambda: appender.add(*message, True, False) is _core.NOT_NOW)
+        sending.result(PATIENCE)
+    within(lambda: send_to_all(engine, producers, b"2"))
+    assert placed[-1] == _core.Outcome.PLACED
+    assert found(engine) == [[b"0", b"1", b"2"], [b"0", b"2"], [b"0", b"2"]]
+
+
+@pytest.mark.rule("K4")
+def test_messages_that_are_refused_while_it_has_paused_keep_it_from_nothing(
+    engine, producers, placed, monkeypatch
+) -> None:
+    """Another thread sends again and again; its calls wait for the end of the pause."""
+    monkeypatch.setattr(commits, "UNPAUSED_ATTEMPTS", 0)
+    session, require = producers[0].sender.session, commits.FramedAttempt._require
+    sending = threading.Thread(target=lambda: producers[0].send_async(b"2"))
+
+    def send_meanwhile(attempt: Any, joint: Any) -> None:
+        require(attempt, joint)
+        if sending.ident is None:
+            sending.start()
+            until(lambda: session.pauses._waiting)
+
+    monkeypatch.setattr(commits.FramedAttempt, "_require", send_meanwhile)
+    within(lambda: send_to_all(engine, producers, b"1"))
+    sending.join()
+    producers[0].flush()
+    assert placed == [_core.Outcome.PLACED]
+    assert found(engine) == [[b"0", b"1", b"2"], [b"0", b"1"], [b"0", b"1"]]
+
+
+# ---- B9: its outcome -----------------------------------------------------------------------
 
 
 @pytest.mark.rule("B9")
