@@ -94,6 +94,16 @@ def flip(path: str | Path, at: int, mask: int = 1) -> None:
         file.write(bytes([byte ^ mask]))
 
 
+def move_away(engine: xl.Engine) -> Path:
+    """Move the ledger, and let the engine see that it is gone; where it is now."""
+    moved = Path(engine.path).with_name("moved")
+    Path(engine.path).rename(moved)
+    with contextlib.suppress(xl.LedgerError):
+        engine.ledger.integrity.check_place()
+    assert engine.ledger.integrity.failed
+    return moved
+
+
 @contextlib.contextmanager
 def no_checkpoints(engine: xl.Engine) -> Iterator[None]:
     """Keep what is appended in the journal while the block runs."""

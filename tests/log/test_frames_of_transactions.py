@@ -17,7 +17,7 @@ import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local import commits
 from exclusivelog.local.storage.ledger import Ledger
-from testing.journals import MORE, flip, frames, no_checkpoints, small_journal
+from testing.journals import MORE, flip, frames, move_away, no_checkpoints, small_journal
 from testing.loops import held
 from testing.processes import EXCLUSIVE, PATIENCE, State, until, values, within
 from testing.stops import stopped
@@ -225,8 +225,12 @@ def test_messages_that_are_refused_while_it_has_paused_keep_it_from_nothing(
 
 
 @pytest.mark.rule("B9")
-def test_one_that_may_be_in_the_log_is_not_tried_again(engine, producers, monkeypatch) -> None:
-    """Its flush has failed, and a hand-over has paused its producer just then."""
+@pytest.mark.parametrize("closed", [False, True])
+def test_one_that_may_be_in_the_log_is_not_tried_again(
+    engine, producers, monkeypatch, closed
+) -> None:
+    """Its flush has failed, and a hand-over has paused its producer just then, or a call has closed
+    it."""
     session, place = producers[0].sender.session, commits.FramedAttempt.place
     placed = []
 
@@ -234,6 +238,8 @@ def test_one_that_may_be_in_the_log_is_not_tried_again(engine, producers, monkey
         place(attempt, joint)
         placed.append(joint.tried)
         session.pauses.begin()
+        if closed:
+            producers[0].close()
         return _core.Outcome.LOST
 
     monkeypatch.setattr(commits.FramedAttempt, "place", fails)
@@ -245,6 +251,32 @@ def test_one_that_may_be_in_the_log_is_not_tried_again(engine, producers, monkey
     assert caught.value.maybe_written
     assert placed == [True]
     assert values(engine.topic("a")) == [b"0", b"1"]
+
+
+@pytest.mark.rule("B9")
+def test_one_whose_ledger_is_moved_during_its_flush_may_be_in_the_log(
+    engine, producers, monkeypatch
+) -> None:
+    """It is, where the ledger is now. A later call's error says that nothing was written."""
+    place = commits.FramedAttempt.place
+
+    def lost(attempt: Any, joint: Any) -> int:
+        place(attempt, joint)
+        move_away(engine)
+        return _core.Outcome.LOST
+
+    monkeypatch.setattr(commits.FramedAttempt, "place", lost)
+    txn = engine.transaction()
+    producers[0].send(b"1", transaction=txn)
+    with pytest.raises(xl.LedgerError, match="no longer the ledger") as caught:
+        txn.commit()
+    assert caught.value.maybe_written
+    with pytest.raises(xl.LedgerError, match="no longer the ledger") as later:
+        producers[1].send(b"2")
+    assert not later.value.maybe_written
+    engine.close()
+    with xl.open(Path(engine.path).with_name("moved")) as moved:
+        assert values(moved.topic("a")) == [b"0", b"1"]
 
 
 # ---- B2: each part is checked -------------------------------------------------------------

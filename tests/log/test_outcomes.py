@@ -13,6 +13,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog.local.log import appending
 from testing.children import finish
+from testing.journals import move_away
 from testing.loops import held
 from testing.processes import PATIENCE, until, values, within
 from tests.log.test_sending import run_threads
@@ -284,3 +285,39 @@ def test_b9_a_send_that_times_out_says_that_its_message_may_come(
     assert (caught.value.maybe_written, caught.value.retriable) == (True, False)
     producer.flush()
     assert values(topic) == [b"slow"]
+
+
+def test_b9_a_send_whose_ledger_is_moved_before_its_flush_may_be_in_the_log(
+    engine: xl.Engine, topic: xl.Topic
+) -> None:
+    """It is, where the ledger is now. Later calls say that they have written nothing."""
+    producer = topic.producer()
+    appended = producer.sender.append([(None, b"1", None)])
+    moved = move_away(engine)
+    with pytest.raises(xl.LedgerError, match="no longer the ledger") as caught:
+        appended.await_flush()
+    assert caught.value.maybe_written
+    for call in (lambda: producer.send(b"2"), lambda: topic.next_offset):
+        with pytest.raises(xl.LedgerError, match="no longer the ledger") as later:
+            call()
+        assert not later.value.maybe_written
+    engine.close()
+    with xl.open(moved) as again:
+        assert values(again.topic(topic.name)) == [b"1"]
+
+
+def test_b9_queued_messages_whose_ledger_is_moved_before_their_flush_have_an_outcome(
+    engine: xl.Engine, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = appending._place
+
+    def move_behind(*args: Any) -> None:
+        place(*args)
+        move_away(engine)
+
+    monkeypatch.setattr(appending, "append_together", lambda _, appenders: appenders)
+    monkeypatch.setattr(appending, "_place", move_behind)
+    receipt = topic.producer().send_async(b"1")
+    error = within(lambda: receipt.exception(PATIENCE))
+    assert isinstance(error, xl.LedgerError)
+    assert error.maybe_written

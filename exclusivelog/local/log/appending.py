@@ -10,6 +10,7 @@ A session's messages are appended at once if none of its messages waits, else th
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import threading
 import time
@@ -258,7 +259,9 @@ def versions_of(ledger: Store, claims: Sequence[int], topics: Sequence[int]) -> 
 def failure(ledger: Store, outcome: int, tried: bool = False) -> ExclusiveLogError:
     """The error for an append that has failed, whoever sent it. `tried`: it may be in the log."""
     error = _failure(ledger, outcome)
-    error.maybe_written = error.maybe_written or tried
+    if (tried or outcome == Outcome.LOST) and not error.maybe_written:
+        error = copy.copy(error)  # the ledger's is also that of calls that write nothing
+        error.maybe_written = True
     return error
 
 
@@ -272,7 +275,7 @@ def _failure(ledger: Store, outcome: int) -> ExclusiveLogError:
         return called_reentrantly(ledger.path)
     try:
         ledger.check()
-    except LedgerIOError as error:
+    except LedgerError as error:
         return error
     if outcome == Outcome.CLOSED:
         return EngineClosedError(
@@ -756,9 +759,7 @@ class LocalSending:
         assert self.engine.ledger.journal is not None
         outcome = self.engine.ledger.journal.flush_to(position, generation)
         if outcome != Outcome.PLACED:
-            error = refusal(self.engine.ledger, self.appender, outcome)
-            error.maybe_written = True
-            raise error
+            raise failure(self.engine.ledger, outcome, tried=True)
 
     # ---- what was accepted -----------------------------------------------------------------
 
