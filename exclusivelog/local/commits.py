@@ -163,6 +163,8 @@ class FramedAttempt(Attempt[Who]):
             session.sending.commit_queued()
         try:
             return self._append()
+        except SessionPaused:
+            return False  # also if the pause is over by now
         except ExclusiveLogError:
             attempt = self._parts.attempt
             if attempt is not None and attempt.tried:

@@ -279,6 +279,30 @@ def test_one_whose_ledger_is_moved_during_its_flush_may_be_in_the_log(
         assert values(moved.topic("a")) == [b"0", b"1"]
 
 
+@pytest.mark.rule("E2")
+def test_the_error_of_a_pause_does_not_reach_the_application(
+    engine, producers, placed, monkeypatch
+) -> None:
+    """A pause refuses the append, and is over before that is looked at."""
+    session, append = producers[0].sender.session, commits.FramedAttempt._append
+    paused = []
+
+    def pause(attempt: Any) -> bool:
+        if paused:
+            return append(attempt)
+        paused.append(True)
+        session.pauses.begin()
+        try:
+            return append(attempt)
+        finally:
+            session.resume()
+
+    monkeypatch.setattr(commits.FramedAttempt, "_append", pause)
+    assert send_to_all(engine, producers, b"1").state == "committed"
+    assert placed == [_core.Outcome.PLACED]
+    assert found(engine) == [[b"0", b"1"]] * 3
+
+
 # ---- B2: each part is checked -------------------------------------------------------------
 
 
