@@ -26,6 +26,8 @@ cdef class Frames:
     cdef Framed* items
     cdef Py_ssize_t used
     cdef Py_ssize_t room
+    cdef uint64_t start
+    cdef uint64_t generation
 
     def __init__(self):
         raise TypeError("Frames are made by a Journal")
@@ -54,6 +56,7 @@ cdef class Frames:
         cdef Laid laid
         cdef uint64_t topic = 0
         cdef bint in_order = True
+        self.start, self.generation = position, generation
         while _next(&self.journal.ring, position, generation, stop, &found):
             if self.used == self.room:
                 grown = <Framed*>realloc(self.items, (2 * self.room + 256) * sizeof(Framed))
@@ -90,7 +93,14 @@ cdef class Frames:
 
     def notes(self):
         """(rows, damaged): the rows that transactions have changed, (table, key, data, position)
-        each, in order; and how many notes cannot be read."""
+        each, in order; and how many notes cannot be read. Raises JournalOverwritten."""
+        try:
+            return self._notes()
+        finally:
+            # After an error, too: another process may have overwritten an entry that was sound.
+            self.journal._check_not_overwritten(self.start, self.generation)
+
+    cdef _notes(self):
         cdef list rows = []
         cdef Py_ssize_t damaged = 0
         cdef Framed* item

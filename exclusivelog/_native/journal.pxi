@@ -631,9 +631,7 @@ cdef class Journal:
         JournalOverwritten."""
         cdef Frames frames = self.gather(start, stop, generation)
         with frames:
-            found = frames.notes()
-        self._check_not_overwritten(start, generation)
-        return found
+            return frames.notes()
 
     # ---- read ----------------------------------------------------------------------------
 

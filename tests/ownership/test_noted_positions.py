@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog import _core
 from exclusivelog.local.ownership.claims import LocalGroupCursor
 from exclusivelog.local.storage.ledger import Ledger
-from testing.journals import checkpoint, flip, frames, no_checkpoints
+from testing.journals import checkpoint, flip, frames, no_checkpoints, small_journal
 from testing.kills import strays
 from testing.processes import State, Worker, until, values, within
 from testing.stops import stopped
@@ -288,3 +289,28 @@ def test_a_damaged_note_is_told(engine, topic, caplog) -> None:
     assert "positions of reader groups" in caplog.text
     assert position(topic) == 1
     assert values(topic)[-1] == b"behind it"
+
+
+# ---- beside others that append -------------------------------------------------------------
+
+
+def test_notes_that_are_overwritten_while_they_are_read_are_read_again(path: str) -> None:
+    """Others append meanwhile, so much that they go around the journal: what stands there now is no
+    note, whether it is an entry or not."""
+    with small_journal(), xl.open(path) as engine:
+        topic = engine.topic("t")
+        producer = topic.producer()
+        producer.send(b"0")
+        read_and_commit(topic.reader(group="g"))
+        journal = engine.ledger.journal
+        with engine.ledger.read() as tables:
+            applied, generation = tables.journal.applied, tables.journal.generation
+        gathered = journal.gather(applied, journal.tail, generation)
+        assert len(gathered.notes()[0]) == 1
+        for size in range(60_000, 100_000, 4_000):
+            producer.send(bytes(size))
+        assert journal.tail > journal.capacity
+        with pytest.raises(_core.JournalOverwritten):
+            gathered.notes()
+        del gathered
+        assert position(topic) == 1
