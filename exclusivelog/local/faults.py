@@ -109,6 +109,25 @@ def map_full(path: str, pinned_by: str = "") -> LedgerFullError:
     return LedgerFullError(f"{path}: the map is full; {way_out}")
 
 
+def no_room(path: str, error: BaseException) -> LedgerFullError:
+    """The error for a disk that is full."""
+    return LedgerFullError(
+        f"{path}: no space left on the disk ({error}); nothing was written. Free some space, or "
+        "trim or delete topics"
+    )
+
+
+def is_nearly_full(directory: int) -> bool:
+    """Has the disk hardly any room? `directory`: a descriptor of one on it. Ignores quotas."""
+    room = os.fstatvfs(directory)
+    return room.f_bavail * room.f_frsize < HARDLY_ANY_ROOM
+
+
+def may_be_truncated(error: BaseException) -> bool:
+    """Is it the error that LMDB reports for a truncated write? A failed flush has the same one."""
+    return isinstance(error, lmdb.Error) and getattr(error, "code", 0) == errno.EIO
+
+
 def _ran_out_of_room(path: str) -> bool:
     """Is the disk full, or a limit reached? LMDB reports every truncated write as an I/O error."""
     try:
@@ -156,10 +175,7 @@ def _translate(path: str, error: Exception, code: int, readonly: bool, way_out: 
             "nothing was written. Raise the limit (ulimit -f)"
         )
     if code in NO_ROOM or (code in (errno.EIO, errno.EINVAL) and _ran_out_of_room(path)):
-        return LedgerFullError(
-            f"{path}: no space left on the disk ({error}); nothing was written. Free some space, "
-            "or trim or delete topics"
-        )
+        return no_room(path, error)
     if isinstance(error, lmdb.Error) and code == errno.EAGAIN and not locks_all_memory():
         return LedgerError(
             f"{path}: a process in another pid namespace (such as a container) reads it with the "

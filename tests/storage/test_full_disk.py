@@ -24,8 +24,8 @@ from exclusivelog.local.files import (
     FS_NOCOW_FL,
 )
 from exclusivelog.local.storage import reserve
-from testing.children import child, finish
-from testing.disks import another_boot, disk, leave
+from testing.children import child, finish, line, tell
+from testing.disks import another_boot, disk, leave, needs_strace
 from testing.processes import PATIENCE, until, values
 
 FIEMAP_FLAG_SYNC = 1
@@ -319,6 +319,80 @@ def test_a_disk_that_copies_what_is_written_fills_up(tmp_path, kind, copied, dur
         for readonly in (True, False):
             with xl.open(path, readonly=readonly) as engine:
                 assert values(engine.topic("t")) == sent
+
+
+# Room is made before the library looks why a commit failed.
+CUT_SHORT = """
+    import os, pathlib, sys, threading
+    import exclusivelog as xl
+    from testing.disks import leave
+    path, full = sys.argv[1:]
+
+    def checkpoint():
+        try:
+            engine.ledger.checkpoint()
+        except xl.ExclusiveLogError as error:
+            print(type(error).__name__, flush=True)
+        else:
+            print("written", flush=True)
+
+    def work():
+        producer.send_many([b"first"] * 100)
+        ballast = leave(pathlib.Path(path).parent, 0 if full == "True" else 1 << 20)
+        print("ready", flush=True)
+        input()
+        kind = type(engine.ledger)
+        look = kind.translated
+
+        def make_room_and_look(ledger, error):
+            ballast.unlink(missing_ok=True)
+            return look(ledger, error)
+
+        kind.translated = make_room_and_look
+        checkpoint()
+        ballast.unlink(missing_ok=True)
+        input()
+        checkpoint()
+        if full == "True":
+            producer.send(b"more")
+            print(sum(1 for _ in engine.topic("t").reader()), engine.verify().ok, flush=True)
+        os._exit(0)
+
+    engine = xl.open(path)
+    producer = engine.topic("t").producer("exclusive")
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+"""
+
+
+@needs_strace
+@pytest.mark.rule("H2")
+@pytest.mark.parametrize("full", [True, False])
+def test_a_write_that_a_full_disk_cut_short(small_disk, full) -> None:
+    """LMDB reports it as an I/O error. If there is room again before anybody looks, the disk was
+    full nevertheless, and the same engine goes on; on a disk with room, the disk has failed."""
+    data = small_disk / "log" / DATA
+    with child(CUT_SHORT, small_disk / "log", full) as process:
+        line(process)
+        strace = subprocess.Popen(
+            ["strace", "-f", "-p", str(process.pid), "-o", os.devnull, "-P", data,
+             "-e", "inject=pwrite64,pwritev,writev:retval=100:when=1"],
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            while "attached" not in (said := strace.stderr.readline()):
+                assert said, "strace has ended"
+            tell(process)
+            assert line(process) == ("LedgerFullError" if full else "LedgerIOError")
+        finally:
+            strace.terminate()
+            strace.communicate(timeout=PATIENCE)
+        tell(process)
+        if full:
+            assert [line(process), line(process)] == ["written", "101 True"]
+        else:
+            assert line(process) == "LedgerIOError"
 
 
 @pytest.mark.long

@@ -35,7 +35,13 @@ from exclusivelog import _core
 from exclusivelog.errors import LedgerError
 from exclusivelog.events import EVENTS
 from exclusivelog.foreign import pass_on_foreign
-from exclusivelog.local.faults import map_full, translated
+from exclusivelog.local.faults import (
+    is_nearly_full,
+    map_full,
+    may_be_truncated,
+    no_room,
+    translated,
+)
 from exclusivelog.local.files import DATA, JOURNAL, LOCK, OWNERS, standard_descriptors_taken
 from exclusivelog.local.storage.changes import is_logged, log_changes
 from exclusivelog.local.storage.checkpointer import Checkpointer, apply_frames, recover
@@ -379,6 +385,10 @@ class Ledger:
             return map_full(self.path, self._pinned_by())
         return self.integrity.translated(error)
 
+    def is_nearly_full(self) -> bool:
+        """Has the disk hardly any room?"""
+        return is_nearly_full(self._files.directory.fd)
+
     def _pinned_by(self) -> str:
         pinned = self._environment.pinned
         with contextlib.suppress(LedgerError):
@@ -405,7 +415,7 @@ class Ledger:
 class Transaction(_Section):
     """A transaction that applies the journal's frames to the tables, where it may write."""
 
-    __slots__ = ()
+    __slots__ = ("_scarce",)  # had the disk hardly any room, just before the commit?
 
     def opened(self, txn: lmdb.Transaction[bytes]) -> Tables:
         """The tables for the block."""
@@ -450,6 +460,7 @@ class Transaction(_Section):
             version = self.journal.version + 1  # the one after the commit
             tables.journal.mark(self.journal.tail, version)
         tables.large.sync()
+        self._scarce = self.ledger.is_nearly_full()
         self.ledger.check()  # what was read may have come from a page that was lost
 
     def undo(self, tables: Tables) -> None:
@@ -458,6 +469,9 @@ class Transaction(_Section):
 
     def failed(self, error: BaseException) -> None:
         """Translate an error of the block or the commit; a final one fails the ledger."""
+        if self.tried and self._scarce and may_be_truncated(error):
+            # Also if there is room by now.
+            raise no_room(self.ledger.path, error) from error
         raised = self.ledger.translated(error)
         if raised is not None:
             raise raised from error
