@@ -67,14 +67,15 @@ def test_k4_a_send_waits_for_few_transactions_of_its_producer(
 def test_k4_no_transaction_begins_before_a_send_that_waited_for_the_last_one(
     engine: xl.Engine, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long the thread of that send takes to go on."""
+    """However long the thread of that send takes to go on. The transactions announce, so that they
+    are transactions of the tables, which pause their producers."""
     producer, over = topic.producer("exclusive"), threading.Event()
     wait, begin, begun, came = Pauses.wait, Pauses.begin, [0], list[int]()
 
     def commit() -> None:
         while not over.is_set():
             with engine.transaction() as txn:
-                producer.send(b"t", transaction=txn)
+                producer.announce({"n": str(begun[0])}, transaction=txn)
 
     def counted(pauses: Pauses) -> None:
         begun[0] += 1
