@@ -3,7 +3,7 @@
 import datetime
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from enum import IntEnum
 from types import TracebackType
 from typing import Any, Final, Generic, Literal, Self, TypeVar, final
@@ -639,7 +639,7 @@ class Journal:
     def await_due(self, seen: int, seconds: float) -> None: ...
     def gather(self, start: int, stop: int, generation: int) -> Frames: ...
     def notes(
-        self, start: int, stop: int, generation: int
+        self, start: int, stop: int, generation: int, keys: Container[bytes] | None = None
     ) -> tuple[list[tuple[str, bytes, bytes, int]], int]: ...
     def collect(
         self,

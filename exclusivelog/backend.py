@@ -677,8 +677,9 @@ class GroupCursor(Protocol):
     def check(self) -> None:
         """Raise ReaderFencedError if a later reader of the group was opened."""
 
-    def position(self, topic: int) -> int | None:
-        """The committed position; None before the group's first commit."""
+    def positions(self, topics: Iterable[int]) -> dict[int, int]:
+        """The committed positions, {topic id: offset}; without those on which the group has not
+        committed yet."""
 
     def commit(self, positions: Mapping[int, int]) -> None:
         """Commit {topic id: position}, if the claim is still held."""

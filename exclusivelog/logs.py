@@ -538,6 +538,11 @@ NOTES_DAMAGED = _line(
     "%(count)d frames of the journal with positions of reader groups are damaged: a group may read "
     "again what it has read",
 )  # fmt: skip
+NOTES_DOUBTED = _line(
+    "notes_doubted", _E,
+    "%(bytes)d bytes of the journal are destroyed. If they had positions of reader groups, a group "
+    "may read again what it has read",
+)  # fmt: skip
 FOREIGN = _line(
     "foreign", _E,
     "another process has sent to the topic with id %(topic_id)d as its exclusive owner, which this "

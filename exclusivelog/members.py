@@ -106,7 +106,7 @@ class GroupMember:
         positions = self.committing
         if positions is None:
             return
-        if all(self.membership.position(topic) == at for topic, at in positions.items()):
+        if self.membership.positions(positions) == positions:
             self._note_own_commit(positions)
         self.committing = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from exclusivelog import _core
@@ -371,15 +371,16 @@ class Reader(GroupMember, Closing):
 
     # ---- groups --------------------------------------------------------------------------
 
-    def join(self, membership: GroupCursor, part: bool = False) -> None:
-        """Read for a group from now on, from its committed position if it has one. `part`: as a
-        part of a GroupReader."""
+    def join(self, membership: GroupCursor, committed: Mapping[int, int] | None = None) -> None:
+        """Read for a group from now on, from its committed position if it has one. `committed`: the
+        positions on all topics, for a part of a GroupReader."""
         self.membership = self.cursor.membership = membership
-        self._is_part = part
+        self._is_part = committed is not None
         try:
-            committed = membership.position(self.topic_id)
-            if committed is not None:
-                self.cursor.seek(committed, inclusive=True, resumes=True)
+            if committed is None:
+                committed = membership.positions([self.topic_id])
+            if self.topic_id in committed:
+                self.cursor.seek(committed[self.topic_id], inclusive=True, resumes=True)
         except BaseException:
             membership.end()
             raise
@@ -474,8 +475,13 @@ class GroupReader(GroupMember, Closing):
         self.returns, self.transaction, self.user, self.committing = False, None, None, None
         self._next = 0  # the index of the reader to read from next
         self._closed = False
+        try:
+            committed = membership.positions([reader.topic_id for reader in readers])
+        except BaseException:
+            membership.end()
+            raise
         for reader in readers:
-            reader.join(membership, part=True)
+            reader.join(membership, committed)
 
     # ---- where ---------------------------------------------------------------------------
 

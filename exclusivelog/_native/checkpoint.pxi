@@ -94,6 +94,8 @@ cdef class Frames:
     def notes(self):
         """(rows, damaged): the rows that transactions have changed, (table, key, data, position)
         each, in order; and how many notes cannot be read. Raises JournalOverwritten."""
+        if self.journal is None:
+            raise ValueError("the frames were let go")
         try:
             return self._notes()
         finally:
@@ -103,20 +105,28 @@ cdef class Frames:
     cdef _notes(self):
         cdef list rows = []
         cdef Py_ssize_t damaged = 0
-        cdef Framed* item
         cdef Py_ssize_t i
         for i in range(self.used - 1, -1, -1):      # they are the last ones
-            item = &self.items[i]
-            if item.found.topic != NOTES_TOPIC:
+            if self.items[i].found.topic != NOTES_TOPIC:
                 break
-            if item.sound:
-                message = Entry(item.found.entry[:item.found.size]).message(0)
-                rows.append(
-                    (message.producer_name, message.key, message.value, item.found.position))
-            else:
+            if not _add_note(rows, &self.items[i].found, None):
                 damaged += 1
         rows.reverse()
         return rows, damaged
+
+
+cdef bint _add_note(list rows, const Found* found, keys) except -1:
+    """Add the row of a note, if its key is among `keys` (None: any). False if it is damaged."""
+    cdef Laid laid
+    cdef bytes key
+    if not _is_whole(found, &laid):
+        return False
+    key = PyBytes_FromStringAndSize(laid.keys, laid.key_offsets[1])
+    if keys is None or key in keys:
+        rows.append((
+            laid.name[:laid.name_length].decode("utf-8"), key,
+            PyBytes_FromStringAndSize(laid.values, laid.value_offsets[1]), found.position))
+    return True
 
 
 cdef Bundle _bundle(Frames frames, Py_ssize_t start, Py_ssize_t stop):

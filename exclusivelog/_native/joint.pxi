@@ -167,6 +167,8 @@ cdef class Joint:
         Raises the error of an appender that takes no messages."""
         cdef Appender appender
         cdef int outcome
+        if not self.fits:
+            raise ValueError(f"{self.nbytes} bytes are too many for one append")
         if not self._may_send(paused):
             return QUEUED
         self._make_run()
@@ -185,12 +187,16 @@ cdef class Joint:
     cdef bint _may_send(self, bint paused) except -1:
         """False if messages wait that must come first."""
         cdef Appender appender
+        cdef Py_ssize_t i
         for appender in self.appenders:
             if appender.error is not None and not (paused and appender.paused):
                 raise _anew(appender.error)
             if appender.process != xi_here():
                 raise _inherited()
-        for appender in self.appenders:
+        for i in range(self.sharing):
+            if self.shares[i].first == self.shares[i].stop:
+                continue    # it sends nothing that could come too early
+            appender = self.appenders[i]
             if paused:      # those that are about to queue a message are refused
                 appender._drop_empty()
             if appender._has_messages() if paused else appender._has_waiting():

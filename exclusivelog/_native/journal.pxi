@@ -626,12 +626,29 @@ cdef class Journal:
             raise MemoryError
         return frames
 
-    def notes(self, uint64_t start, uint64_t stop, uint64_t generation):
-        """What `Frames.notes` returns for the frames between two positions. Raises
-        JournalOverwritten."""
-        cdef Frames frames = self.gather(start, stop, generation)
-        with frames:
-            return frames.notes()
+    def notes(self, uint64_t start, uint64_t stop, uint64_t generation, keys=None):
+        """What `Frames.notes` returns for the frames between two positions; only the rows with one
+        of these keys (None: all). Raises JournalOverwritten."""
+        cdef list rows = []
+        cdef Py_ssize_t damaged = 0
+        cdef Found found
+        cdef uint64_t position = start
+        self._enter()
+        try:
+            while True:
+                with nogil:
+                    more = _next_of(
+                        &self.ring, NOTES_TOPIC, 0, position, stop, generation, &found)
+                if not more:
+                    break
+                position = found.next
+                if not _add_note(rows, &found, keys):
+                    damaged += 1
+        finally:
+            self.busy -= 1
+            # After an error, too: another process may have overwritten an entry that was sound.
+            self._check_not_overwritten(start, generation)
+        return rows, damaged
 
     # ---- read ----------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ of that log, which counts only while its reader has the claim.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from exclusivelog import _core
@@ -192,9 +192,10 @@ class ClusterGroupCursor(ClusterClaim):
             self._error = reader_fenced(topic, self.group, latest_engine(self.log))
         return self._error
 
-    def position(self, topic: int) -> int | None:
-        """The committed position; None before the group's first commit."""
-        return committed(self._host, self.log)
+    def positions(self, topics: Iterable[int]) -> dict[int, int]:
+        """The committed positions, {topic id: offset}, where there is one."""
+        found = committed(self._host, self.log)
+        return {} if found is None else dict.fromkeys(topics, found)
 
     def commit(self, positions: Mapping[int, int]) -> None:
         """Commit {topic id: position}, if the claim is still held."""

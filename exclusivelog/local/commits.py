@@ -312,6 +312,7 @@ class TableAttempt(Attempt[Who]):
                 cursor.write(tables, positions)
             for producer, info in parts.announced.items():
                 put_announcement(tables, self._here[producer].session, info)
+            tables.check_reserve()
             ends = {session: places[0][1] for session, places in self._placed.items() if places}
             parts.offsets = self._offsets(ends)
 

@@ -371,7 +371,10 @@ def test_g11_a_commit_of_a_reader_s_own_may_be_seen_by_another_thread(
 
     monkeypatch.setattr(reader.membership, "commit", seen)
     reader.commit()
-    assert (reader.position, reader.membership.position(reader.topic_id)) == (3, 1)
+    assert (reader.position, reader.membership.positions([reader.topic_id])) == (
+        3,
+        {reader.topic_id: 1},
+    )
 
 
 def test_g11_a_reader_waits_for_the_commit_that_an_interrupt_has_left(

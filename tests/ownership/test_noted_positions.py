@@ -13,6 +13,7 @@ import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local.ownership.claims import LocalGroupCursor
 from exclusivelog.local.storage.ledger import Ledger
+from exclusivelog.local.storage.tables import AppliedJournal
 from testing.journals import checkpoint, flip, frames, no_checkpoints, small_journal
 from testing.kills import strays
 from testing.processes import State, Worker, until, values, within
@@ -189,6 +190,54 @@ def test_a_commit_needs_no_room_for_the_journal_in_the_tables(engine, topic, mon
     assert voids(engine) == []
 
 
+@pytest.mark.rule("H7")
+def test_what_is_committed_after_a_lost_journal_counts(engine, topic, tmp_path) -> None:
+    """The tables still have the row that let the lost notes not count."""
+    reader = topic.reader(group="g")
+    read_and_commit(reader, 5)
+    reader.membership._write_in(engine.ledger.write_exclusive(), {topic.id: 5})
+    assert voids(engine)
+    ignored = shutil.ignore_patterns("owners.lock", "journal")
+    copy = shutil.copytree(engine.path, tmp_path / "copy", ignore=ignored)
+    (copy / "journal-given-up").touch()
+    with xl.open(copy) as opened:
+        orders = opened.topic("orders")
+        with no_checkpoints(opened):
+            reader = orders.reader(group="g")
+            assert reader.position == 5
+            reader.seek(7)
+            reader.commit()
+            for _ in range(2):
+                assert position(orders) == 7
+                checkpoint(opened)
+        assert voids(opened) == []
+
+
+def test_positions_that_do_not_fit_into_one_append(path: str) -> None:
+    """They go into the tables, and no note from before overtakes them."""
+    with small_journal(1 << 20), xl.open(path) as engine:
+        names = [f"t{number}" for number in range(700)]
+        for producer in engine.producers(names):
+            producer.send(b"0")
+            producer.close()
+        reader = engine.reader(names, group="g")
+        few = reader.membership
+        few.commit({reader.readers[0].topic_id: 0})
+        assert len(reader.read_batch(700)) == 700
+        within(reader.commit)
+        for _ in range(2):
+            assert [group.position for group in engine.groups()] == [1] * 700
+            engine.ledger.checkpoint()
+
+
+def test_one_append_takes_only_what_fits(engine) -> None:
+    joint = _core.Joint(engine.ledger.journal, True)
+    while joint.fits:
+        joint.note(b"cursors", bytes(8), bytes(8))
+    with pytest.raises(ValueError, match="too many"):
+        joint.place()
+
+
 @pytest.mark.parametrize("last", ["note", "row"])
 def test_the_last_commit_counts_whichever_way_it_went(engine, topic, last) -> None:
     """A large transaction writes the row, a small one a note."""
@@ -208,6 +257,36 @@ def test_nothing_is_left_of_a_deleted_topic(engine, topic) -> None:
     engine.delete_topic("orders")
     checkpoint(engine)
     assert not strays(engine).get("cursors")
+
+
+# ---- read once for all topics --------------------------------------------------------------
+
+
+def test_the_journal_is_read_once_for_all_topics(engine, topic, monkeypatch) -> None:
+    """Also if it has no note."""
+    names = [f"t{number}" for number in range(9)]
+    for name in names:
+        engine.topic(name).producer().send(b"0")
+    read, counting = [0], AppliedJournal.counting
+
+    def counted(journal: AppliedJournal, rows: Any) -> Any:
+        read[0] += 1
+        return counting(journal, rows)
+
+    monkeypatch.setattr(AppliedJournal, "counting", counted)
+
+    def reads(call: Callable[[], Any]) -> int:
+        before = read[0]
+        call()
+        return read[0] - before
+
+    assert reads(engine.groups) <= 2
+    readers: list[Any] = []
+    assert reads(lambda: readers.append(engine.reader(names, group="g"))) == 1
+    assert len(readers[0].read_batch(9)) == 9
+    readers[0].commit()
+    assert reads(engine.groups) <= 2
+    assert reads(engine.stats) <= 2
 
 
 # ---- F6: checked in the append -------------------------------------------------------------
@@ -252,6 +331,28 @@ def test_what_changes_behind_the_check_is_noticed_in_the_append(
     assert position(topic) in (1, None)
 
 
+@pytest.mark.rule("F6")
+def test_a_check_of_one_topic_is_none_of_another(engine, topic, worker) -> None:
+    """Two readers of a role have one cursor, and all topics have the same version after a change
+    of everything."""
+    engine.topic("other").producer().send(b"0")
+    role = engine.role("r", groups={"g": ["orders", "other"]})
+    reader, deleted = role.reader("orders"), role.reader("other")
+    reader.read_next(0)
+    deleted.read_next(0)
+    worker().call(delete_other)
+    with engine.ledger.write_exclusive() as tables:
+        tables.rows.put("meta", b"anything", b"")
+    reader.commit()
+    with pytest.raises(xl.TopicNotFoundError), engine.transaction() as txn:
+        txn.commit_cursor(deleted)
+    assert position(topic) == 1
+
+
+def delete_other(state: State) -> None:
+    state.engine.delete_topic("other")
+
+
 # ---- G3, G9: torn and damaged ----------------------------------------------------------------
 
 
@@ -288,6 +389,23 @@ def test_a_damaged_note_is_told(engine, topic, caplog) -> None:
     checkpoint(engine)
     assert "positions of reader groups" in caplog.text
     assert position(topic) == 1
+    assert values(topic)[-1] == b"behind it"
+
+
+@pytest.mark.rule("G9")
+def test_a_note_that_is_destroyed_is_told(engine, topic, caplog) -> None:
+    """Nothing is left of it that says what it was."""
+    reader, producer = topic.reader(group="g"), topic.producer()
+    read_and_commit(reader)
+    before = engine.ledger.journal.tail
+    read_and_commit(reader)
+    producer.send(b"behind it")
+    frame = frames(engine, before)[0]
+    flip(engine.path, frame.at + 8)
+    flip(engine.path, frame.entry_at)
+    assert "if they had positions of reader groups" in engine.verify().problems[0]
+    checkpoint(engine)
+    assert "If they had positions of reader groups" in caplog.text
     assert values(topic)[-1] == b"behind it"
 
 

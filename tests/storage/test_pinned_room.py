@@ -14,6 +14,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.local.storage import environment, free_pages, ledger, usage
+from testing.journals import small_journal
 from testing.processes import EXCLUSIVE, FENCING, PATIENCE, State, Worker, until
 
 # Durability changes appends alone.
@@ -137,6 +138,40 @@ def test_h2_trims_beside_a_long_read_leave_a_part_of_the_reserve(
         with engine.topic("t").producer(EXCLUSIVE, name="p") as producer:
             until(lambda: sends(producer))
         assert engine.verify().ok
+
+
+def test_h2_commits_of_positions_beside_a_long_read_leave_a_part_of_the_reserve(
+    path: str, reading: Callable[..., Worker]
+) -> None:
+    """The journal is full, too, so that they go into the tables."""
+    with small_journal(), prepare(path) as engine:
+        process = reading()
+        reader = engine.topic("many").reader(group="g")
+        with engine.topic("t").producer(EXCLUSIVE, name="p") as producer:
+            churn(engine, producer)
+            until(lambda: not sends(producer))
+        with pytest.raises(xl.LedgerFullError, match=f"pid {process.pid}"):
+            commit_again_and_again(reader)
+        take_over(engine, 5)
+        process.call(end_the_read)
+        until(lambda: commits(reader))
+        assert engine.groups()[0].position == reader.position
+        assert engine.verify().ok
+
+
+def commit_again_and_again(reader: xl.Reader) -> None:
+    """Commit a position until that is refused."""
+    for offset in range(10_000):
+        reader.seek(offset % 500)
+        reader.commit()
+
+
+def commits(reader: xl.Reader) -> bool:
+    try:
+        reader.commit()
+        return True
+    except xl.LedgerFullError:
+        return False
 
 
 def test_h2_a_larger_map_goes_on_beside_the_read(path: str, reading: Callable[..., Worker]) -> None:

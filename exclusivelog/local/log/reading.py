@@ -364,6 +364,8 @@ def verify(ledger: Store, unflushed: bool = False) -> Report:
         if not name.startswith("__"):
             topics, entries, messages = topics + 1, entries + result[0], messages + result[1]
     problems += ledger.inspect(_damaged_notes, unflushed)
+    if not problems:  # messages that are missing say the same
+        problems += ledger.inspect(_destroyed, unflushed)
     problems += ledger.inspect(_repeated, unflushed)
     return Report(topics, entries, messages, tuple(problems))
 
@@ -375,6 +377,17 @@ def _damaged_notes(tables: Tables) -> list[str]:
     return [
         f"{damaged} frames of the journal with positions of reader groups are damaged; a group may "
         "read again what it has read"
+    ]
+
+
+def _destroyed(tables: Tables) -> list[str]:
+    """Frames of which nothing tells what they were."""
+    destroyed = tables.journal.destroyed_bytes
+    if not destroyed:
+        return []
+    return [
+        f"{destroyed} bytes of the journal are destroyed; if they had positions of reader groups, "
+        "a group may read again what it has read"
     ]
 
 

@@ -17,8 +17,10 @@ It is the `own` call of Kafka's proposal for single readers and writers, on one 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from exclusivelog import _core, refusals
@@ -199,6 +201,8 @@ class Claims:
     def delete_group(self, name: str) -> int:
         """Remove the positions of a reader group without a reader; how many there were. The last
         generations stay, so that no former reader can commit."""
+        with contextlib.suppress(LedgerFullError):
+            self._ledger.checkpoint()  # what is left in the journal is read while nobody appends
         with self._ledger.write_exclusive() as tables:
             tables.include_journal()
             reader = next((one for one in self._living(tables, name) if one.reads), None)
@@ -350,7 +354,8 @@ class LocalGroupCursor(HeldClaim):
         super().__init__(host, claimant)
         self._topics = dict(topics)
         self._version = -1  # of the claim when it was read last
-        self._seen: list[int] = []  # versions of the claim and the topics, when last checked
+        # The topics that were checked last, and the versions of the claim and of these then.
+        self._seen: tuple[list[int], list[int]] = [], []
         self._ended = False
         self._bound = bound
 
@@ -387,29 +392,40 @@ class LocalGroupCursor(HeldClaim):
                 return holder
         return None
 
-    def position(self, topic: int) -> int | None:
-        """The committed position; None before the group's first commit."""
+    def positions(self, topics: Iterable[int]) -> dict[int, int]:
+        """The committed positions, {topic: offset}, where there is one."""
+        wanted = list(topics)
 
-        def find(tables: Tables) -> int | None:
-            return tables.cursors.get(topic, self.group)
+        def find(tables: Tables) -> dict[int, int]:
+            return tables.cursors.positions(wanted, self.group)
 
         # No other reader commits any more, and what the last one has committed is flushed.
         return self._host.ledger.inspect(find, unflushed=True)
 
     def commit(self, positions: Positions) -> None:
-        """Commit these positions: checked and written by one append. If the tables have no room for
-        what is in the journal, they still have it for this."""
+        """Commit these positions: checked and written by one append. If they are too many for
+        that, they go into the tables; so they do if the tables have no room for what is in the
+        journal, but for this."""
+        ledger = self._host.ledger
         try:
-            self._append(positions)
+            if not self._append(positions):
+                self._write_in(ledger.write_checkpointed(), positions)
         except LedgerFullError:
-            with self._host.ledger.write_exclusive() as tables:
-                self.write(tables, positions)
+            self._write_in(ledger.write_exclusive(), positions)
 
-    def _append(self, positions: Positions) -> None:
+    def _write_in(self, section: AbstractContextManager[Tables], positions: Positions) -> None:
+        with section as tables:
+            self.write(tables, positions)
+            tables.check_reserve()  # no position takes what a change of owner needs
+
+    def _append(self, positions: Positions) -> bool:
+        """False if they are too many for one append."""
         ledger = self._host.ledger
         assert ledger.journal is not None
         joint = _core.Joint(ledger.journal, not self._host.unflushed)
         self.note(joint, positions)
+        if not joint.fits:
+            return False
         outcome: int = Outcome.STALE
         while outcome in REPAIRABLE:
             if outcome == Outcome.FULL:
@@ -419,6 +435,7 @@ class LocalGroupCursor(HeldClaim):
             outcome = joint.place()
         if outcome != Outcome.PLACED:
             raise failure(ledger, outcome, joint.tried)
+        return True
 
     def note(self, joint: _core.Joint, positions: Positions) -> None:
         """Add the positions to an append."""
@@ -431,14 +448,14 @@ class LocalGroupCursor(HeldClaim):
         checked; the append is refused if they change afterwards."""
         ledger, topics = self._host.ledger, list(positions)
         assert ledger.journal is not None
-        seen = versions_of(ledger, [self.id], topics)
-        if seen != self._seen:
+        versions = versions_of(ledger, [self.id], topics)
+        if (topics, versions) != self._seen:
             with ledger.read() as tables:
                 self._check_in(tables)
                 self._check_topics(tables, positions)
-            self._seen = seen
-        joint.require_claim(self.id, seen[0])
-        for topic, version in zip(topics, seen[1:], strict=True):
+            self._seen = topics, versions
+        joint.require_claim(self.id, versions[0])
+        for topic, version in zip(topics, versions[1:], strict=True):
             joint.require_topic(topic, version)
 
     def write(self, tables: Tables, positions: Positions) -> None:

@@ -170,6 +170,9 @@ def apply_frames(tables: Tables, stop: int, version: int | None = None) -> None:
     tables.cursors.apply(rows)
     if damaged:
         logs.emit(log, logs.NOTES_DAMAGED, ledger=tables.rows.path, count=damaged)
+    destroyed, _ = journal.file.holes(journal.applied, stop, journal.generation)
+    if destroyed:
+        logs.emit(log, logs.NOTES_DOUBTED, ledger=tables.rows.path, bytes=destroyed)
     journal.advance(stop, version)
 
 

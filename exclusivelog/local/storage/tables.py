@@ -69,7 +69,7 @@ import itertools
 import logging
 import os
 import struct
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -843,9 +843,19 @@ class CursorTable:
 
     def get(self, topic: int, group: str) -> int | None:
         """The committed offset of a reader group; None before its first commit."""
-        key, _ = cursor_row(topic, group, 0)
-        noted = self.journal.noted(CURSORS).get(key)
-        return self.rows.find(CURSORS, key, u64) if noted is None else u64(noted)
+        return self.positions([topic], group).get(topic)
+
+    def positions(self, topics: Iterable[int], group: str) -> dict[int, int]:
+        """{topic: committed offset} of a reader group, where it has committed."""
+        keys = {cursor_row(topic, group, 0)[0]: topic for topic in topics}
+        noted = self.journal.noted_of(CURSORS, keys)
+        found = {}
+        for key, topic in keys.items():
+            data = noted.get(key)
+            offset = self.rows.find(CURSORS, key, u64) if data is None else u64(data)
+            if offset is not None:
+                found[topic] = offset
+        return found
 
     def all(self, topic: int) -> list[tuple[str, int]]:
         """(group, committed offset) of every group that has committed on a topic."""
@@ -973,7 +983,7 @@ class AppliedJournal:
         self._rows, self.file = rows, file
         self.visible = 0
         self._sequences: dict[tuple[int, str], int] | None = None
-        self._noted: dict[str, dict[bytes, bytes]] = {}
+        self._noted: dict[str, dict[bytes, bytes]] | None = None  # once read
         self._damaged = 0
         self.generation, self.applied, self._mark, self._oldest = 0, 0, 0, 0
         if file is not None:
@@ -1027,7 +1037,7 @@ class AppliedJournal:
         """Include the journal's frames up to this position (None: to its end)."""
         if visible is None and self.file is not None:
             visible = self.live_end(self.known_end())
-        self.visible, self._sequences, self._noted = visible or 0, None, {}
+        self.visible, self._sequences, self._noted = visible or 0, None, None
 
     def sequences(self) -> dict[tuple[int, str], int]:
         """{(topic, producer name): last sequence id} of the frames that the tables lack."""
@@ -1044,8 +1054,14 @@ class AppliedJournal:
     def noted(self, table: str) -> dict[bytes, bytes]:
         """{key: data} of the rows of a table that transactions have changed in the frames that the
         tables lack."""
-        self._read_notes()
-        return self._noted.get(table, {})
+        return self._read_notes().get(table, {})
+
+    def noted_of(self, table: str, keys: Container[bytes]) -> Mapping[bytes, bytes]:
+        """The same for some rows, in less time."""
+        if self._noted is not None or self.file is None or self.applied >= self.visible:
+            return self.noted(table)
+        rows, _ = self.file.notes(self.applied, self.visible, self.generation, keys)
+        return {key: data for name, key, data, _ in self.counting(rows) if name == table}
 
     @property
     def damaged_notes(self) -> int:
@@ -1053,12 +1069,21 @@ class AppliedJournal:
         self._read_notes()
         return self._damaged
 
-    def _read_notes(self) -> None:
-        if self.file is None or self.applied >= self.visible or self._noted:
-            return
-        rows, self._damaged = self.file.notes(self.applied, self.visible, self.generation)
-        for name, key, data, _ in self.counting(rows):
-            self._noted.setdefault(name, {})[key] = data
+    @property
+    def destroyed_bytes(self) -> int:
+        """The bytes of those frames of which nobody knows whether they were notes."""
+        if self.file is None or self.applied >= self.visible:
+            return 0
+        return self.file.holes(self.applied, self.visible, self.generation)[0]
+
+    def _read_notes(self) -> dict[str, dict[bytes, bytes]]:
+        if self._noted is None:
+            self._noted, rows = {}, list[tuple[str, bytes, bytes, int]]()
+            if self.file is not None and self.applied < self.visible:
+                rows, self._damaged = self.file.notes(self.applied, self.visible, self.generation)
+            for name, key, data, _ in self.counting(rows):
+                self._noted.setdefault(name, {})[key] = data
+        return self._noted
 
     def counting(
         self, rows: list[tuple[str, bytes, bytes, int]]
@@ -1084,6 +1109,7 @@ class AppliedJournal:
         """Start a new generation of the journal, all of whose frames are in the tables."""
         self.generation, self.applied = generation, position
         self._mark = self._oldest = 0  # they were about the former frames
+        self.end_voids()  # and so were these
         self._write()
 
     def record_generation(self) -> None:
