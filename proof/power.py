@@ -196,19 +196,26 @@ def power_fails(path: Path, copy: Path) -> Path:
 
 def stored_cuts(path: Path, rounds: int, most: int, dice: random.Random) -> Iterator[Cut]:
     """`process`: the tables as they are after each step, and a journal of whose blocks any may
-    be as old as the last checkpoint."""
+    be as old as the last checkpoint, or the last flush, as a grant or claim makes it."""
     with xl.open(path, durability="process") as engine, no_checkpoints(engine):
         kept: list[Disk] = []
         file = File()
 
+        def is_flushed() -> None:
+            file.flushed, file.pending = bytearray((path / "journal").read_bytes()), []
+
+        def flush() -> None:
+            type(engine.ledger).flush(engine.ledger)
+            is_flushed()
+
         def look() -> None:
-            data = (path / "journal").read_bytes()
             if len(kept) % 10 in (0, *CHECKPOINTS):
                 checkpoint(engine)
-                file.flushed, file.pending = bytearray(data), []
-            write_difference(file, data)
+                is_flushed()
+            write_difference(file, (path / "journal").read_bytes())
             kept.append(snapshot(path, file))
 
+        engine.ledger.flush = flush
         act(engine, "t", look, rounds)
     for number, disk in enumerate(kept):
         for made in cut_here(disk, dice, most):

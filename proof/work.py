@@ -50,6 +50,7 @@ def act(engine: xl.Engine, name: str, acknowledge: Callable[[], object], rounds:
     there = whole_steps(values(topic), steps(name, rounds))
     assert there is not None, "what is there is not this work"
     producer = topic.producer("exclusive", name=name, max_batch_messages=2, timeout=10)
+    reader = topic.reader(group=name)  # its claim flushes: so it is none of a step
     for number, step in enumerate(steps(name, rounds)[there:], there):
         if number % 10 == FENCED_BEFORE:
             rival = topic.producer(
@@ -58,7 +59,7 @@ def act(engine: xl.Engine, name: str, acknowledge: Callable[[], object], rounds:
             refused(producer)
             producer = rival
         if number % 10 in WITH_POSITION:
-            _send_with_position(producer, topic, number, step)
+            _send_with_position(engine, producer, reader, number, step)
         elif len(step) == 1:
             producer.send(step[0])
         else:
@@ -67,13 +68,14 @@ def act(engine: xl.Engine, name: str, acknowledge: Callable[[], object], rounds:
         if number % 10 in CHECKPOINTS:
             engine.ledger.checkpoint()
     producer.close()
+    reader.close()
 
 
 def _send_with_position(
-    producer: xl.Producer, topic: xl.Topic, number: int, step: list[bytes]
+    engine: xl.Engine, producer: xl.Producer, reader: xl.Reader, number: int, step: list[bytes]
 ) -> None:
-    with topic.reader(group=topic.name) as reader, topic.engine.transaction() as transaction:
-        reader.seek(number)
+    reader.seek(number)
+    with engine.transaction() as transaction:
         producer.send_many(step, transaction=transaction)
         transaction.commit_cursor(reader)
 

@@ -96,10 +96,11 @@ class LocalCatalog:
         """The reader groups of all topics."""
         claims = Claims(self._ledger, self._engine.sessions.succession)
         read = {name for info in claims.living(None) if info.reader for name in info.generations}
-        return claims.groups(
+        there = [
             (name, topic, checked(self._engine.latest(topic)).next_offset)
             for name, topic in list_read_topics(self._ledger, read)
-        )
+        ]
+        return claims.groups(there, self._engine.unflushed)
 
     def delete_group(self, name: str) -> int:
         """Remove a reader group's positions; the number of topics on which it had one."""

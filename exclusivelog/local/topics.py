@@ -53,6 +53,7 @@ class Host(Protocol):
     ledger: Ledger
     sessions: Sessions
     retention_worker: RetentionWorker
+    unflushed: bool  # does it show and acknowledge what a power loss could take away?
 
     @property
     def hand_over(self) -> HandOver:
@@ -223,7 +224,7 @@ class LocalTopic:
         ledger, end = self._engine.ledger, self.next_offset()
         found = stats_of(row, end)
         groups = Claims(ledger, self._engine.sessions.succession).groups(
-            [(row.name, self._id, end)]
+            [(row.name, self._id, end)], self._engine.unflushed
         )
         if storage:
             held = stats(ledger, self._id)

@@ -287,6 +287,7 @@ def test_b9_a_send_that_times_out_says_that_its_message_may_come(
     assert values(topic) == [b"slow"]
 
 
+@pytest.mark.once  # only `power` flushes
 def test_b9_a_send_whose_ledger_is_moved_before_its_flush_may_be_in_the_log(
     engine: xl.Engine, topic: xl.Topic
 ) -> None:
@@ -306,6 +307,7 @@ def test_b9_a_send_whose_ledger_is_moved_before_its_flush_may_be_in_the_log(
         assert values(again.topic(topic.name)) == [b"1"]
 
 
+@pytest.mark.once  # only `power` flushes
 def test_b9_queued_messages_whose_ledger_is_moved_before_their_flush_have_an_outcome(
     engine: xl.Engine, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

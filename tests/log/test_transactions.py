@@ -86,7 +86,9 @@ class Desk:
 def cursor(engine: xl.Engine, group: str = "g") -> int | None:
     """Where the group goes on in the topic `source`."""
     topic = engine.topic("source").id
-    return engine.ledger.inspect(lambda tables: tables.cursors.get(topic, group))
+    return engine.ledger.inspect(
+        lambda tables: tables.cursors.get(topic, group), engine.backend.unflushed
+    )
 
 
 @pytest.fixture

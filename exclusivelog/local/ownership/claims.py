@@ -177,8 +177,9 @@ class Claims:
             and not role_rows.is_anchor(tables, claimant)
         ]
 
-    def groups(self, topics: Iterable[tuple[str, int, int]]) -> list[GroupInfo]:
-        """The reader groups of topics (name, id, next offset), sorted."""
+    def groups(self, topics: Iterable[tuple[str, int, int]], unflushed: bool) -> list[GroupInfo]:
+        """The reader groups of topics (name, id, next offset), sorted. `unflushed`: with positions
+        that a power loss could still take away (rule G6)."""
         wanted = list(topics)
 
         def find(tables: Tables) -> list[GroupInfo]:
@@ -196,7 +197,7 @@ class Claims:
                     found.append(GroupInfo(group, name, position, lag, readers.get((group, name))))
             return sorted(found, key=lambda info: (info.group, info.topic))
 
-        return self._ledger.inspect(find, unflushed=True)
+        return self._ledger.inspect(find, unflushed)
 
     def delete_group(self, name: str) -> int:
         """Remove the positions of a reader group without a reader; how many there were. The last

@@ -885,7 +885,7 @@ class CursorTable:
         for key in found:
             self.rows.delete(CURSORS, key)
             self.journal.void(key)
-        return len(found)
+        return sum(self._belongs(key) for key in found)
 
     def put(self, topic: int, group: str, offset: int) -> None:
         """Write what `get` reads. Exclude appends."""
@@ -897,13 +897,17 @@ class CursorTable:
         """Write the positions that the journal has noted, of each row the last one, unless the
         group or the topic was deleted meanwhile. The tables have all notes then."""
         for key, data in {key: data for _, key, data, _ in self.journal.counting(rows)}.items():
-            topic = key[: U64.size]
-            if self.rows.get("topics", topic) is None:
-                continue
-            row = self._topics.intact(u64(topic), "positions of its groups are kept")
-            if row is None or not row.flags & _core.DELETED:
+            if self._belongs(key):
                 self.rows.put(CURSORS, key, data)
         self.journal.end_voids()
+
+    def _belongs(self, key: bytes) -> bool:
+        """Is the row of a topic that exists? Notes of one that was deleted stay in the journal."""
+        topic = key[: U64.size]
+        if self.rows.get("topics", topic) is None:
+            return False
+        row = self._topics.intact(u64(topic), "positions of its groups are kept")
+        return row is None or not row.flags & _core.DELETED
 
 
 def cursor_row(topic: int, group: str, offset: int) -> tuple[bytes, bytes]:
