@@ -42,7 +42,8 @@ class Event:
     - `grant`: `target` owns the topic now. `reason`: "request", "reconnect", "promotion", "fencing"
       or "hand-over"; "role": it was granted with the role that binds the topic.
     - `release`: `source` released it. `reason`: "closed" or "hand-over"; "claim": the claim that
-      the producer was bound to was released; "role": it was released with the role.
+      the producer was bound to was released; "role": it was released with the role; "terminated":
+      the topic was.
     - `evict`: it was taken from `source`. `reason`: "dead" (its process has ended), "hung" (its
       engine was unresponsive for longer than its keepalive) or "fenced"; "late": a shared state did
       not give the topic to the next writer in time; "claim": the claim that

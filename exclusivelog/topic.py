@@ -478,8 +478,9 @@ producer; it is held by producer 'leader' ...
     def terminate(self) -> int:
         """Terminate the topic permanently: it can be read, but not written again (rule G8).
 
-        Returns the offset after the last message. Its producers and waiters raise
-        TopicTerminatedError at their next call, and so do readers that reach the end.
+        Returns the offset after the last message. Its producers and waiters hold and await it no
+        more: they raise TopicTerminatedError at their next call, and so do readers that reach the
+        end. A role with this topic goes on with its others.
 
         >>> topic.terminate()
         0

@@ -8,7 +8,7 @@ The calls are listed, by rule, and random. A sample runs on a Pulsar broker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,14 +178,23 @@ def moves() -> Calls:
     yield moved("a", "b")
 
 
-def ends() -> Calls:
-    """Rule G8: a topic that is terminated."""
-    yield opened("owner")
-    yield Call("send", "owner")
-    yield Call("close", "owner")
+def ends(*before: Call, between: Sequence[Call] = ()) -> Calls:
+    """Rule G8: a topic that is terminated ends all who have it or wait for it."""
+    yield from before
+    for call in before:
+        yield Call("send", call.label)
+    yield from between
     yield Call("terminate", "", {"engine": "b", "topic": "one"})
     for mode in MODES:
         yield opened(f"late {mode}", mode, "b")
+    for call in before:
+        yield Call("send", call.label)
+        yield Call("send_many", call.label, {"count": 2})
+        yield Call("flush", call.label)
+    yield moved("b", "b")
+    yield Call("terminate", "", {"engine": "a", "topic": "one"})
+    for call in before:
+        yield Call("close", call.label)
 
 
 LISTED: dict[str, Callable[[], Calls]] = {
@@ -194,7 +203,11 @@ LISTED: dict[str, Callable[[], Calls]] = {
     **{f"epochs, {mode}": lambda mode=mode: epochs(mode)  # type: ignore[misc]
        for mode in (EXCLUSIVE, WAIT, FENCING)},
     "names": names, "queue": queue, "stale waiters": stale_waiters, "fencing": fencing,
-    "settling": settling, "claims": claims, "groups": groups, "moves": moves, "ends": ends,
+    "settling": settling, "claims": claims, "groups": groups, "moves": moves,
+    **{f"ends, {state}": lambda state=state: ends(*STATES[state])  # type: ignore[misc]
+       for state in STATES},
+    "ends, reserved": lambda: ends(between=[moved("a", "b")]),
+    "ends, moved": lambda: ends(opened("o"), between=[moved("b", "b")]),
 }  # fmt: skip
 
 
@@ -221,19 +234,6 @@ def test_the_listed_calls_are_many() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_random_calls_have_the_same_outcomes(both: Pair, seed: int) -> None:
     both.make(*random_calls(seed, 40))
-
-
-@pytest.mark.xfail(raises=AssertionError, strict=True, reason="a local owner stays until it closes")
-def test_a_termination_ends_the_owner_on_both(both: Pair) -> None:
-    """On a cluster the termination ends its session; on one machine it is an owner until it is
-    closed, although it cannot send."""
-    both.first.make(opened("owner"))
-    both.second.make(opened("owner"))
-    owners = []
-    for side in (both.first, both.second):
-        side.make(Call("terminate", "", {"engine": "b", "topic": "one"}))
-        owners.append(side.engines["a"].topic("one").owner)
-    assert owners == [None, None]
 
 
 @pytest.mark.long

@@ -118,6 +118,29 @@ def test_g8_those_who_wait_are_told_of_a_termination(topic: xl.Topic, there: xl.
 
 
 @pytest.mark.on_broker
+@pytest.mark.rule("E5")
+@pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE])
+def test_g8_a_termination_ends_the_sessions_of_a_topic(
+    topic: xl.Topic, there: xl.Topic, engine: xl.Engine, mode: str
+) -> None:
+    """Not each of them when it is closed: a sender that is gone for an hour holds nothing."""
+    mine = topic.producer(mode, name="mine")
+    mine.send(b"x")
+    there.terminate()
+    for one in (topic, there):
+        until(lambda one=one: one.holders == [])
+        assert (one.owner, one.epoch) == (None, int(mode == EXCLUSIVE))
+    until(lambda: mine.state == "fenced")
+    terminated(mine.flush, 1)
+    mine.close()
+    if mode == EXCLUSIVE:
+        last = list(engine.history("orders"))[-1]
+        assert (last.kind, last.reason, last.epoch) == ("release", "terminated", 1)
+        assert last.source is not None
+        assert last.source["producer"] == "mine"
+
+
+@pytest.mark.on_broker
 def test_g8_a_terminated_topic_stays_so(path: str) -> None:
     with xl.open(path) as engine, engine.topic("orders").producer(EXCLUSIVE) as producer:
         producer.send(b"x")

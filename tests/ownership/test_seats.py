@@ -373,6 +373,33 @@ def test_e4_deleting_a_topic_ends_a_reserved_seat(
     assert bare(engine)
 
 
+@pytest.mark.rule("G8")
+@pytest.mark.parametrize("step", ["releasing", "assigned"])
+def test_e4_terminating_a_topic_ends_a_seat_s_move(
+    engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], step: str
+) -> None:
+    source, destination = quick("source", keepalive=None), quick("destination")
+    source.call(open_producer, SHARED, name="p")
+    if step == "releasing":
+        freeze(source)
+    moving = begin(functools.partial(engine.unload, producer="p"), "orders", destination.id)
+    if step == "assigned":
+        assert moving.result(PATIENCE)[0].ok
+    until(lambda: rows(engine)["transfers"])
+    topic.terminate()
+    assert rows(engine)["transfers"] == rows(engine)["holders"] == []
+    assert moved(moving.result(PATIENCE)) == [
+        ("orders", "failed" if step == "releasing" else "assigned")
+    ]
+    with pytest.raises(Failed, match="TopicTerminatedError"):
+        destination.call(open_producer, SHARED)
+    if step == "releasing":
+        thaw(source)
+        with pytest.raises(Failed, match="TopicTerminatedError"):
+            source.call(send, b"late")
+    assert bare(engine)
+
+
 # ---- at every step -----------------------------------------------------------------------
 
 

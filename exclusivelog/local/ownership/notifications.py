@@ -336,24 +336,27 @@ class Notifications:
     def _fenced(self, session_id: int, kind: str, text: str) -> None:
         self.pending.queued.take(session_id)
         error = ProducerRevokedError if kind == REVOKED else ProducerFencedError
-        self._deliveries.add(lambda: self._notify_fenced(session_id, error, text))
+        self._deliveries.add(
+            lambda: self._end(
+                session_id, lambda topic: error(text, holder=self._owner_if_known(topic))
+            )
+        )
 
-    def _notify_fenced(self, session_id: int, error: type[ProducerFencedError], text: str) -> None:
+    def _end(self, session_id: int, error_on: Callable[[int], ExclusiveLogError]) -> None:
+        """Fail the request, or end the session. `error_on`: the error, for the id of its topic."""
         # Looked up at delivery: the grant may have been read in the same batch.
         future = self.pending.queued.settling(session_id)
         if future is not None and future.session is not None and future.granted is None:
-            holder = self._owner_if_known(future.session.topic)
-            self.pending.outcomes.fail(future, session_id, error(text, holder=holder))
+            error = error_on(future.session.topic)
+            self.pending.outcomes.fail(future, session_id, error)
         producer = self._engine.registry.find_session(session_id)
         if producer is not None:
-            holder = self._owner_if_known(producer.session.topic)
-            producer.lose(error(text, holder=holder))
+            producer.lose(error_on(producer.session.topic))
 
     def _terminated(self, session_id: int, text: str) -> None:
-        future = self.pending.queued.take(session_id)
-        if future is not None:
-            error = TopicTerminatedError(text)
-            self._deliveries.add(lambda: self.pending.outcomes.fail(future, session_id, error))
+        self.pending.queued.take(session_id)
+        error = TopicTerminatedError(text)
+        self._deliveries.add(lambda: self._end(session_id, lambda topic: error))
 
     def _lose_claim(self, claim: int, error: OwnershipLostError) -> None:
         self._deliveries.add(functools.partial(self._engine.registry.lose_claim, claim, error))

@@ -54,6 +54,7 @@ from exclusivelog.local.records import (
 )
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables, owner_of
+from exclusivelog.refusals import terminated
 from exclusivelog.types import PREFIX, EngineInfo, OwnerInfo
 
 ROLE = "role"  # the reason of events about a role's parts
@@ -212,15 +213,15 @@ class RoleEnds:
             return
         row = tables.topics.intact(session.topic, "its waiters are notified with less detail")
         if session.id == role.seat and not role.held:
-            terminated = next(
+            unusable = next(
                 filter(None, (_unusable(tables.topics.get(t)) for t in role.topics)), None
             )
             text = f"role {role.name!r}: this request was ended: " + (
-                str(terminated)
-                if terminated is not None
+                str(unusable)
+                if unusable is not None
                 else "it is no longer queued on one of its topics"
             )
-            kind = TERMINATED if isinstance(terminated, TopicTerminatedError) else FENCED
+            kind = TERMINATED if isinstance(unusable, TopicTerminatedError) else FENCED
             tables.notifications.post(session, kind, text)
         elif row is not None and session.epoch:
             tables.notifications.post(session, REVOKED, str(revoked(row, session)))
@@ -547,9 +548,7 @@ def _unusable(row: _core.TopicRow) -> ExclusiveLogError | None:
     if row.flags & _core.DELETED:
         return TopicNotFoundError(f"topic {row.name!r} was deleted")
     if row.flags & _core.TERMINATED:
-        return TopicTerminatedError(
-            f"topic {row.name!r} was terminated at offset {row.next_offset}; it can only be read"
-        )
+        return terminated(f"topic {row.name!r}", row.next_offset)
     return None
 
 

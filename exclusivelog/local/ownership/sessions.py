@@ -185,6 +185,15 @@ class Succession:
         rival: Session | Transfer | None = None,
     ) -> None:  # fmt: skip
         """Remove a holder of the topic; `rival` is to have it."""
+        self._unregister(tables, row, session, kind, reason, rival)
+        if session.bound_to:
+            self.roles.dropped(tables, session, kind, reason)
+
+    def _unregister(
+        self, tables: Tables, row: _core.TopicRow, session: Session, kind: str, reason: str,
+        rival: Session | Transfer | None = None,
+    ) -> None:  # fmt: skip
+        """The same, but a role that the session belongs to goes on."""
         tables.sessions.drop_holder(session)
         tables.producers.free(session)
         if not session.exclusive:
@@ -195,8 +204,6 @@ class Succession:
             record(tables, row, kind, reason, source=session, target=rival)
         if not row.owner and not row.shared:
             row.freed = self.now()
-        if session.bound_to:
-            self.roles.dropped(tables, session, kind, reason)
 
     def drop_waiter(self, tables: Tables, row: _core.TopicRow, session: Session) -> None:
         """Remove a waiter from the queue."""
@@ -245,6 +252,24 @@ class Succession:
         for session in list(tables.sessions.waiters(row.id)):
             self.drop_waiter(tables, row, session)
             self.notify_fenced(tables, row, session, rival)
+
+    def end_all(
+        self, tables: Tables, row: _core.TopicRow, error: TopicTerminatedError, reason: str
+    ) -> None:
+        """End all sessions and requests of a topic that nobody may write any more, and notify them.
+        A role with this topic goes on with its others."""
+        steps.cancel_seats(self, tables, row, reason)
+        if (transfer := tables.transfers.get(row.id)) is not None:
+            tables.to_notify.add(transfer.slot)  # requests may wait for it there
+        ended = [*tables.sessions.holders(row.id), *tables.sessions.waiters(row.id)]
+        for session in ended:
+            if session.epoch or not session.exclusive:
+                self._unregister(tables, row, session, "release", reason)
+            else:
+                self.drop_waiter(tables, row, session)
+            if self.exists(session):
+                tables.notifications.post(session, TERMINATED, str(error))
+        self.promote(tables, row)  # a hand-over that waited for the owner has its release
 
     def evict_dead(
         self, tables: Tables, row: _core.TopicRow, mode: str, name: str | None = None
@@ -802,23 +827,19 @@ class Sessions:
     # ---- terminate -----------------------------------------------------------------------
 
     def terminate(self, topic: int) -> int:
-        """Terminate the topic, and notify its waiters (rule G8). Returns its end."""
+        """Terminate the topic, and end all its sessions (rule G8). Returns its end."""
 
         def change(tables: Tables) -> int:
             row = tables.topics.get(topic)
             if row.flags & _core.DELETED:
                 raise TopicNotFoundError(f"topic {row.name!r} was deleted")
             row.flags |= _core.TERMINATED
-            for _, seat in tables.transfers.seats(row.id):
-                tables.to_notify.add(seat.slot)
-            if (transfer := tables.transfers.get(row.id)) is not None:
-                tables.to_notify.add(transfer.slot)  # requests may wait for it there
-            for session in list(tables.sessions.waiters(row.id)):
-                self.succession.drop_waiter(tables, row, session)
-                tables.notifications.post(session, TERMINATED, str(_terminated(row)))
+            end = tables.latest(row.id).next_offset
+            error = refusals.terminated(f"topic {row.name!r}", end)
+            self.succession.end_all(tables, row, error, "terminated")
             tables.topics.put(row)
             tables.announce.add(row.id)
-            return tables.latest(row.id).next_offset
+            return end
 
         return self._write_with_journal(change)
 

@@ -76,7 +76,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import lmdb
 import msgpack
 
-from exclusivelog import _core, logs
+from exclusivelog import _core, logs, refusals
 from exclusivelog._core import TopicRow
 from exclusivelog.admission import Known, widened
 from exclusivelog.errors import (
@@ -85,7 +85,6 @@ from exclusivelog.errors import (
     LedgerFullError,
     ProducerFencedError,
     TopicNotFoundError,
-    TopicTerminatedError,
 )
 from exclusivelog.foreign import Ignoring
 from exclusivelog.local.records import (
@@ -1984,9 +1983,7 @@ def check_may_write(tables: Tables, row: _core.TopicRow, session: Session) -> No
     if row.flags & _core.DELETED:
         raise TopicNotFoundError(f"topic {row.name!r} was deleted")
     if row.flags & _core.TERMINATED:
-        raise TopicTerminatedError(
-            f"topic {row.name!r} was terminated at offset {row.next_offset}; it can only be read"
-        )
+        raise refusals.terminated(f"topic {row.name!r}", row.next_offset)
     if session.exclusive:
         valid = row.admits(session.id, session.epoch)
     else:
