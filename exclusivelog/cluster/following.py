@@ -39,7 +39,15 @@ from exclusivelog.cluster.frames import (
 from exclusivelog.cluster.log import Reader, Ticket, Writer
 from exclusivelog.cluster.ordered import OrderedLog, Place, Position, Record
 from exclusivelog.cluster.rule import Judged, State, Verdict
-from exclusivelog.cluster.waiting import Assign, Noted, Published, Queue, Wait, Waiters, decode
+from exclusivelog.cluster.waiting import (
+    Assign,
+    Noted,
+    Published,
+    Queue,
+    Wait,
+    Waiters,
+    decode,
+)
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
@@ -384,10 +392,18 @@ class Owning:
         # The commit thread calls back, and takes what waits.
         self.topic.host.commit_queue.put(appender, 0.0)
 
-    def is_wanted(self, name: str) -> bool:
+    @property
+    def is_wanted(self) -> bool:
         """Does this session own the topic, while another producer waits for it?"""
         with self.topic.changed:
-            return self._is_exclusive and self.topic.queue.is_wanted(name)
+            return self._is_exclusive and self.topic.queue.is_wanted
+
+    @property
+    def lineage(self) -> int:
+        """The session with which the series of hand-overs began that has led to this owner; 0 if
+        it has lost the topic."""
+        topic = self.topic
+        return topic.waiters.lineage if topic.state.session == self.writer.session else 0
 
     def notify_wanted(self) -> None:
         """Notify the session that another producer waits for the topic."""
@@ -716,7 +732,8 @@ class TopicLog:
         with self.changed:
             answers, state = self._appending.answers, self.state
             while record is not None or (record := answers.next(state.position)) is not None:
-                promotable = self._take(self._reader.fold(record), record) or promotable
+                before = state.session, state.owned
+                promotable = self._take(self._reader.fold(record), record, before) or promotable
                 record = None
             self._save_if_due()
             if self._appending.is_due():
@@ -739,8 +756,9 @@ class TopicLog:
                 self.waiters.records(),
             ))  # fmt: skip
 
-    def _take(self, judged: Judged, record: Record) -> bool:
-        """Apply the next record. Returns whether a waiter may be promoted now."""
+    def _take(self, judged: Judged, record: Record, before: tuple[int, bool]) -> bool:
+        """Apply the next record. Returns whether a waiter may be promoted now. `before`: the last
+        session that was granted the topic before it, and did it still have it?"""
         data = record.data
         if judged.verdict is not Verdict.REPEATED:
             self.saving.saw(record)
@@ -750,7 +768,7 @@ class TopicLog:
         if judged.verdict is Verdict.FOREIGN:
             promotable = self._take_queue_record(decode(data))
         elif judged.counts:
-            promotable = self._take_counting(judged)
+            promotable = self._take_counting(judged, before)
         elif judged.verdict is Verdict.AHEAD and self._unsettled:  # an earlier frame was lost
             self._appending.resend_soon()
         self.changed.notify_all()
@@ -760,14 +778,14 @@ class TopicLog:
     def _unsettled(self) -> bool:
         return self.queue.unsettled or self._writers.unsettled
 
-    def _take_counting(self, judged: Judged) -> bool:
+    def _take_counting(self, judged: Judged, before: tuple[int, bool]) -> bool:
         self._appending.progress(self._unsettled)
         parsed = judged.parsed
         if isinstance(parsed, Frame):
             self.frames.wake()
             return False
         if isinstance(parsed, Grant):
-            self.waiters.granted(parsed)
+            self.waiters.granted(parsed, *before)
         elif isinstance(parsed, Join):
             self.waiters.joined()
             self._writers.joined(parsed.session, tuple(self.waiters))

@@ -162,7 +162,7 @@ class Requests:
             waited = self._waiting.pop(asking.number, None) is not None
             if self._names.get((asking.topic.id, asking.name)) is asking:
                 del self._names[asking.topic.id, asking.name]
-        if waited and not granted:
+        if waited and (not granted or asking.number in asking.topic.waiters):
             asking.topic.leave_queue(asking.number)
 
     def _fail(self, asking: Asking, error: ExclusiveLogError) -> None:

@@ -334,6 +334,9 @@ class ClusterSession:
 
     def flush(self, timeout: float | None) -> None:
         """Wait until everything that was accepted has its outcome."""
+        error = self.sending.appender.error
+        if isinstance(error, ProducerMovedError):
+            raise error
         if not self.sending.flush(timeout):
             self.verify()
 
@@ -348,7 +351,7 @@ class ClusterSession:
             listener.lost(lost)
         elif closed:
             listener.ended()
-        elif self.session.notify_on_contention and self.owning.is_wanted(self.session.name):
+        elif self.session.notify_on_contention and self.owning.is_wanted:
             listener.wanted()
 
     def notify_wanted(self) -> None:
@@ -404,24 +407,27 @@ class ClusterSession:
                 return
             self._resumed, self._handed_to = threading.Event(), (target, error)
             self.sending.appender.pause(SessionPaused(f"topic {self.topic!r} is being handed over"))
+        following = Following(self._host, self.owning, error)  # before others can have the topic
         try:
             self._drain()
             self.owning.release(ANSWER_SECONDS, "hand-over")
         finally:
-            self._end_hand_over(error, target)
+            self._end_hand_over(error, target, following)
 
-    def _end_hand_over(self, error: ProducerMovedError, target: str) -> None:
+    def _end_hand_over(self, error: ProducerMovedError, target: str, following: Following) -> None:
         there = self._host.engine_here(target) if self.options.follow else None
         with self._lock:
             follows = there is not None and self.usable
             if follows:
-                self._following = Following(there, self.topic, self.session.epoch, error)
+                self._following = following
                 self.moved = error
                 self.sending.appender.close_with(error)
         if not follows:
             self.lose(error)
         self._finalizer.detach()
         self._host.registry.unregister(self)
+        if follows:
+            self._host.registry.note_hand_over(self)
         assert self._resumed is not None
         self._resumed.set()
 
@@ -437,6 +443,13 @@ class ClusterSession:
         assert self._following is not None, "only a topic that was handed over can be followed"
         return self._following.run(self, timeout, self._host.check_not_forked)
 
+    def end_unless_within_reach(self) -> None:
+        """End it if its topic was handed over and has had another owner since, so that its
+        producers cannot follow it any more."""
+        following = self._following
+        if following is not None and self._lost is None and not following.is_within_reach:
+            self.lose(following.moved)
+
     def hand_on(self, found: ClusterSession, opened: bool) -> None:
         """Give all producers this session instead; `opened`: it was opened for them."""
         for listener in self._listeners.all():
@@ -445,6 +458,7 @@ class ClusterSession:
             listener.moved_to(found, self.moved)
             with self._lock:
                 self._listeners.remove(listener)
+        self._host.registry.unregister(self)
         if opened and not found._listeners.all():  # all producers were closed meanwhile
             found.close()
 
@@ -514,35 +528,41 @@ class ClusterSession:
 
 
 class Following:
-    """Finds the session that has a topic after a hand-over to another engine of this process, or
+    """Finds the session that has a topic after hand-overs to other engines of this process, or
     opens one there (rule E2).
 
-    `there`: that engine; `epoch`: of the session that was handed over; `moved`: the error for
-    producers that cannot follow."""
+    `host`: the engine of the session that hands it over, `owning`: its writer, which still has the
+    topic; `moved`: the error for producers that cannot follow."""
 
-    def __init__(self, there: Any, topic: str, epoch: int, moved: ProducerMovedError) -> None:
-        self._there, self._topic, self._epoch, self._moved = there, topic, epoch, moved
+    def __init__(self, host: Host, owning: Owning, moved: ProducerMovedError) -> None:
+        self._host, self._topic, self.moved = host, owning.topic, moved
+        with owning.topic.changed:
+            self._lineage = owning.lineage
         self._lock = threading.Lock()
         self._running: Future[None] | None = None
 
     @property
     def is_within_reach(self) -> bool:
-        """Does that engine own the topic, or is the topic assigned to it, as far as the log was
-        read?"""
-        return not self._there.closed and self._where() is not None
+        """Has an engine of this process had the topic ever since it was handed over, as far as the
+        log was read?"""
+        return self._where() is not None
 
-    def _where(self) -> int | None:
-        """The session of that engine that has the topic; 0 if there is none yet; None if the topic
-        is elsewhere."""
-        log = self._there.topics.named(self._topic)
+    def _where(self) -> tuple[Any, int] | None:
+        """(engine, session) in this process that have the topic since it was handed over; session
+        0 if it is only assigned; None if the topic is elsewhere."""
+        log = self._topic
         with log.changed:
-            owner, epoch = log.state.owner, log.state.epoch
-            assigned = log.waiters.assigned_at(now_ms())
-        if owner is not None:
-            mine = epoch == self._epoch + 1 and owner.holder.engine_id == self._there.id
-            return owner.session if mine else None
-        waits = assigned is not None and assigned.engine_id == self._there.id
-        return 0 if waits and epoch == self._epoch else None
+            if not self._lineage or log.waiters.lineage != self._lineage:
+                return None  # it has had another owner
+            owner, assigned = log.state.owner, log.waiters.assigned_at(now_ms())
+            if owner is not None:
+                engine, session = owner.holder.engine_id, owner.session
+            elif assigned is not None and assigned.session == log.state.session:
+                engine, session = assigned.engine_id, 0
+            else:
+                return None
+        there = self._host.engine_here(engine)
+        return None if there is None else (there, session)
 
     def run(self, left: ClusterSession, timeout: float | None, check: Callable[[], object]) -> bool:
         """Give the producers of `left` their next session, or end it; False after `timeout`
@@ -555,7 +575,7 @@ class Following:
                 thread = threading.Thread(
                     target=self._run, args=(left, running), name="exclusivelog-follow", daemon=True
                 )
-                threads.start(self._there.path, thread)
+                threads.start(self._host.path, thread)
         if not in_slices(until_settled(running), timeout, check):
             return False
         running.result(0)
@@ -572,33 +592,35 @@ class Following:
 
     def _find_next(self, left: ClusterSession) -> None:
         end = _core.monotonic() + FOLLOWED_WITHIN
-        while _core.monotonic() < end and not self._there.closed:
-            self._there.topics.named(self._topic).catch_up()
+        while _core.monotonic() < end:
+            self._topic.catch_up()
             where = self._where()
             if where is None:
                 break
+            there, number = where
             # The engine may not have made the session of a grant yet.
-            found = self._there.registry.find(where) if where else self._open(left)
+            found = there.registry.find(number) if number else self._open_on(there, left)
             if found is not None:
-                left.hand_on(found, not where)
+                left.hand_on(found, not number)
                 return
             time.sleep(0.005)
-        left.lose(self._moved)
+        left.lose(self.moved)
 
-    def _open(self, left: ClusterSession) -> ClusterSession | None:
-        session = left.session
+    def _open_on(self, there: Any, left: ClusterSession) -> ClusterSession | None:
+        session, topic = left.session, self._topic.name
         request = ProducerRequest(
-            self._there.topics.number_of(self._topic), "exclusive", session.name, session.priority,
+            there.topics.number_of(topic), "exclusive", session.name, session.priority,
             properties=session.properties, notify_on_contention=session.notify_on_contention,
         )  # fmt: skip
-        future = SessionFuture(self._there, self._topic, request.topic, left.options)
+        future = SessionFuture(there, topic, request.topic, left.options)
         try:
-            self._there.open_producer(future, request)
+            there.open_producer(future, request)
             found = future.result()
         except (ProducerFencedError, ProducerBusyError, EngineClosedError):
-            # Another producer has taken the topic.
+            # Another producer has taken the topic, or the engine was closed.
             return None
-        if found.session.epoch == self._epoch + 1:
+        self._topic.catch_up()
+        if self._where() == (there, found.session.id):
             return found
         found.close()  # another producer has had the topic in between
         return None
@@ -631,6 +653,7 @@ class Registry:
     def __init__(self, words: _core.SharedWords, word: int) -> None:
         self._owning: dict[int, Owning] = {}  # by session
         self._sessions: weakref.WeakSet[ClusterSession] = weakref.WeakSet()
+        self._handed_over: weakref.WeakSet[ClusterSession] = weakref.WeakSet()
         self._dropped: deque[Owning] = deque()
         self._drops = _core.DropQueue(self._dropped, words, word)
 
@@ -653,7 +676,16 @@ class Registry:
     def unregister(self, session: ClusterSession) -> None:
         """Remove a session that is closed."""
         self._sessions.discard(session)
+        self._handed_over.discard(session)
         self._owning.pop(session.session.id, None)
+
+    def note_hand_over(self, session: ClusterSession) -> None:
+        """Record that this session's topic was handed over to another engine of this process."""
+        self._handed_over.add(session)
+
+    def handed_over(self) -> list[ClusterSession]:
+        """The sessions that were handed over, and that no producer has followed yet."""
+        return list(self._handed_over)
 
     def all(self) -> list[Owning]:
         """All granted sessions that were not released."""

@@ -32,7 +32,7 @@ from typing import Any, Protocol
 import msgpack
 
 from exclusivelog.admission import Known, place, widened
-from exclusivelog.cluster.frames import Grant, sealed, unsealed
+from exclusivelog.cluster.frames import Grant, Holder, sealed, unsealed
 from exclusivelog.types import AccessMode, EngineInfo, WaiterInfo
 
 __all__ = [
@@ -163,6 +163,9 @@ class Waiters:
         self._waiting: dict[int, Wait] = {}  # in the order of the log
         self.assigned: Assign | None = None  # it may have ended: see `assigned_at`
         self.known: Known | None = None  # the priorities of waiters so far (rule D7)
+        # The session with which the present series of hand-overs began: by it, producers find where
+        # their topic is (rule E2). 0: none, or it was not seen.
+        self.lineage = 0
 
     def assigned_at(self, now: int) -> Assign | None:
         """The assignment that is in force at this time (ms since 1970)."""
@@ -185,25 +188,38 @@ class Waiters:
             for number in record.numbers:
                 self._waiting.pop(number, None)
 
-    def granted(self, grant: Grant) -> None:
-        """Apply a grant that counts."""
-        self.assigned = None
-        holder = grant.holder
+    def granted(self, grant: Grant, last: int, was_owned: bool) -> None:
+        """Apply a grant that counts. `last`: the session of the grant before it; `was_owned`: it
+        takes the topic from that."""
+        assigned, self.assigned, holder = self.assigned, None, grant.holder
+        reserved = (
+            assigned is not None
+            and not was_owned
+            and assigned.engine_id == holder.engine_id
+            and holder.since < assigned.until
+        )
+        moved = reserved and assigned is not None and assigned.session == last
+        self.lineage = self.lineage if moved and self.lineage else grant.session
         if holder.access_mode is AccessMode.WAIT_FOR_EXCLUSIVE:
             queued = (each.priority for each in self._waiting.values())
             self.known = widened(self.known, holder.priority, *queued)
-        if holder.access_mode is AccessMode.EXCLUSIVE_WITH_FENCING:
+            self._granted_to_waiter(holder)
+        elif holder.access_mode is AccessMode.EXCLUSIVE_WITH_FENCING and not reserved:
             self._waiting.clear()
-            return
-        self._remove(
-            lambda each: (
-                each.engine_id == holder.engine_id and each.producer_name == holder.producer_name
-            )
-        )
+
+    def _granted_to_waiter(self, holder: Holder) -> None:
+        """Remove the waiter that was granted the topic. If several of its engine have its name, it
+        leaves the queue itself: a grant has no number of a waiter."""
+        same = [
+            number for number, each in self._waiting.items()
+            if (each.engine_id, each.producer_name) == (holder.engine_id, holder.producer_name)
+        ]  # fmt: skip
+        if len(same) == 1:
+            del self._waiting[same[0]]
 
     def joined(self) -> None:
         """Apply a join that counts: a shared producer has the topic that was assigned (rule E3)."""
-        self.assigned = None
+        self.assigned, self.lineage = None, 0
 
     def forget(self, engines: Iterable[str]) -> None:
         """Remove the waiters of dead engines."""
@@ -213,6 +229,9 @@ class Waiters:
     def _remove(self, ends: Callable[[Wait], bool]) -> None:
         for number in [number for number, each in self._waiting.items() if ends(each)]:
             del self._waiting[number]
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def __iter__(self) -> Iterator[Wait]:
         return iter(self._waiting.values())
@@ -276,9 +295,10 @@ class Queue:
         if isinstance(record, Wait):
             self._leave_again()
 
-    def is_wanted(self, name: str) -> bool:
-        """Does a producer of another name wait?"""
-        return any(each.producer_name != name for each in self.waiters)
+    @property
+    def is_wanted(self) -> bool:
+        """Does a producer wait?"""
+        return bool(len(self.waiters))
 
     # ---- what was lost -------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from exclusivelog import _core, logs, threads
@@ -21,12 +21,23 @@ __all__ = ["WAKE", "Committer", "Worker"]
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 60.0  # the worker is woken when there is work
+LAPSE_SECONDS = 1.0  # an assignment lapses without a record
 JOIN_SECONDS = 60.0
 WAKE = 0  # the word of the shared words that wakes the worker
 
 
+class HandedOver(Protocol):
+    """A session whose topic was handed over within this process."""
+
+    def end_unless_within_reach(self) -> None:
+        """End it if its producers cannot follow the topic any more."""
+
+
 class Registered(Protocol):
     """The sessions of the engine."""
+
+    def handed_over(self) -> Sequence[HandedOver]:
+        """Those that were handed over, and that no producer has followed yet."""
 
     def owning(self, number: int) -> Owning | None:
         """The writer of this session."""
@@ -163,9 +174,13 @@ class Worker:
         for owning in self._registry.all():
             with contextlib.suppress(ExclusiveLogError):
                 owning.hand_over_if_due()
+        for session in self._registry.handed_over():
+            session.end_unless_within_reach()
         self._pending.poll()
         left = self._pending.seconds
-        self._words.wait(WAKE, seen, int((IDLE_SECONDS if left is None else left) * 1e9))
+        if left is None:
+            left = LAPSE_SECONDS if self._registry.handed_over() else IDLE_SECONDS
+        self._words.wait(WAKE, seen, int(left * 1e9))
         return True
 
     def release_dropped(self, topic: str | None = None) -> None:

@@ -44,9 +44,11 @@ class Call(NamedTuple):
 
 @dataclass
 class Side:
-    """One backend with two engines, and what was made there. `options` go to `xl.open`."""
+    """One backend with two engines, and what was made there. `options` go to `xl.open`;
+    `follow`, to its producers."""
 
     url: str
+    follow: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -169,7 +171,7 @@ class Side:
         def wanted(producer: xl.Producer) -> None:
             self._hear(label, "wanted", producer.name)
 
-        return {"on_fenced": fenced, "on_wanted": wanted, "follow": False}
+        return {"on_fenced": fenced, "on_wanted": wanted, "follow": self.follow}
 
     def _hear(self, *what: object) -> None:
         with self._lock:
@@ -291,12 +293,13 @@ class Pair:
 
 
 @contextlib.contextmanager
-def pair(first: str, second: str, **options: Any) -> Iterator[Pair]:
-    """A pair of backends at these places; `options` are for the second."""
+def pair(first: str, second: str, follow: bool = False, **options: Any) -> Iterator[Pair]:
+    """A pair of backends at these places; `options` are for the second. `follow`: producers go on
+    after a hand-over within this process."""
     with contextlib.ExitStack() as closing:
         sides = []
         for url, given in ((first, {}), (second, options)):
-            side = Side(url, given)
+            side = Side(url, follow, given)
             closing.callback(side.close)
             sides.append(side)
         yield Pair(*sides)

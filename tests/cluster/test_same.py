@@ -102,6 +102,32 @@ def queue() -> Calls:
         yield Call("close", label)
 
 
+def namesakes() -> Calls:
+    """Rules D4 and D9: several wait under one name, in one engine, too."""
+    yield opened("leader", name="p")
+    for label, engine in (("first", "a"), ("second", "a"), ("third", "b")):
+        yield waiting(label, engine, name="p")
+    for label in ("leader", "first", "second", "third"):
+        yield Call("send", label)
+        yield Call("close", label)
+
+
+def reserved() -> Calls:
+    """Rules D1 and E1: a topic that is reserved for an engine is granted past the queue, which
+    stays, and the new owner is asked for the topic."""
+    yield opened("first")
+    yield waiting("waiter", "a", name="p")
+    for label, mode in (("takes", FENCING), ("waits", WAIT), ("asks", EXCLUSIVE)):
+        yield moved("a", "b")
+        timeout = {"timeout": 60} if mode == WAIT else {}
+        yield opened(label, mode, "b", name="p", **timeout)
+        yield Call("send", label)
+        yield moved("b", "a")
+        yield Call("send", "waiter")
+        yield Call("close", "waiter")
+        yield waiting("waiter", "a", name="p")
+
+
 def stale_waiters() -> Calls:
     """Rules B5 and D4: a waiter whose epoch goes out of date while it waits."""
     yield opened("first")
@@ -202,7 +228,8 @@ LISTED: dict[str, Callable[[], Calls]] = {
        for state in STATES for mode in MODES},
     **{f"epochs, {mode}": lambda mode=mode: epochs(mode)  # type: ignore[misc]
        for mode in (EXCLUSIVE, WAIT, FENCING)},
-    "names": names, "queue": queue, "stale waiters": stale_waiters, "fencing": fencing,
+    "names": names, "queue": queue, "namesakes": namesakes, "reserved": reserved,
+    "stale waiters": stale_waiters, "fencing": fencing,
     "settling": settling, "claims": claims, "groups": groups, "moves": moves,
     **{f"ends, {state}": lambda state=state: ends(*STATES[state])  # type: ignore[misc]
        for state in STATES},
@@ -211,13 +238,68 @@ LISTED: dict[str, Callable[[], Calls]] = {
 }  # fmt: skip
 
 
+def followed() -> Calls:
+    """Rule E2: a producer sends on where its topic is, back and forth, and ends there."""
+    yield opened("owner", priority=2, properties={"at": "x"})
+    yield Call("send", "owner")
+    for here, there in (("a", "b"), ("b", "a"), ("a", "b")):
+        yield moved(here, there)
+        yield Call("send", "owner")
+        yield Call("send_many", "owner", {"count": 2})
+        yield Call("flush", "owner")
+    yield opened("late", EXCLUSIVE, "b")
+    yield opened("stale", EXCLUSIVE, "b", topic_epoch=1)
+    yield opened("shared", SHARED, "a")
+    yield waiting("waiter", "a")
+    yield Call("close", "owner")
+    yield Call("send", "waiter")
+
+
+def followed_to_a_waiter() -> Calls:
+    """The topic goes to a waiter of the destination: its session is shared with the follower."""
+    yield opened("owner")
+    yield waiting("standby", "b")
+    yield moved("b", "b")
+    yield Call("send", "owner")
+    yield Call("send", "standby")
+    yield Call("close", "standby")
+    yield Call("send", "owner")
+    yield opened("next")
+
+
+def followed_and_fenced() -> Calls:
+    """A follower is fenced where it has gone, and one whose topic has gone on without it."""
+    yield opened("owner")
+    yield moved("a", "b")
+    yield Call("send", "owner")
+    yield opened("rival", FENCING, "a")
+    yield Call("send", "owner")
+    yield moved("b", "b")
+    yield opened("third", FENCING, "a")
+    yield Call("send", "rival")
+    yield Call("close", "rival")
+    yield Call("send", "third")
+    yield Call("terminate", "", {"engine": "b", "topic": "one"})
+    yield Call("send", "third")
+
+
+FOLLOWED: dict[str, Callable[[], Calls]] = {
+    **{f"moves{text}": lambda calls=calls: calls()  # type: ignore[misc]
+       for text, calls in (("", moves), (", back and forth", followed),
+                           (", to a waiter", followed_to_a_waiter),
+                           (", and fenced", followed_and_fenced))},
+    "ends, moved": LISTED["ends, moved"],
+}  # fmt: skip
+
+
 # ---- the tests ---------------------------------------------------------------------------
 
 
 @pytest.fixture
-def both(tmp_path: Path) -> Iterator[Pair]:
-    """A local log, and a cluster in memory."""
-    with pair(str(tmp_path / "log"), f"memory://{tmp_path}/cluster") as both:
+def both(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """A local log, and a cluster in memory. `follow` is a parameter of the test, if it has one."""
+    follow = "follow" in request.fixturenames and request.getfixturevalue("follow")
+    with pair(str(tmp_path / "log"), f"memory://{tmp_path}/cluster", follow) as both:
         yield both
 
 
@@ -227,18 +309,27 @@ def test_both_backends_decide_and_say_the_same(both: Pair, program: str) -> None
     both.make(*LISTED[program]())
 
 
+@pytest.mark.rule("E2")
+@pytest.mark.parametrize("follow", [True])
+@pytest.mark.parametrize("program", FOLLOWED)
+def test_producers_follow_alike(both: Pair, program: str, follow: bool) -> None:
+    both.make(*FOLLOWED[program]())
+
+
 def test_the_listed_calls_are_many() -> None:
     assert sum(len(list(calls())) for calls in LISTED.values()) >= 200
 
 
+@pytest.mark.parametrize("follow", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_calls_have_the_same_outcomes(both: Pair, seed: int) -> None:
+def test_random_calls_have_the_same_outcomes(both: Pair, seed: int, follow: bool) -> None:
     both.make(*random_calls(seed, 40))
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("follow", [False, True])
 @pytest.mark.parametrize("seed", range(100, 120))
-def test_many_random_calls_have_the_same_outcomes(both: Pair, seed: int) -> None:
+def test_many_random_calls_have_the_same_outcomes(both: Pair, seed: int, follow: bool) -> None:
     both.make(*random_calls(seed, 60))
 
 

@@ -9,7 +9,17 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import exclusivelog as xl
-from testing.processes import EXCLUSIVE, FENCING, PATIENCE, WAIT, State, Worker, until, values
+from testing.processes import (
+    EXCLUSIVE,
+    FENCING,
+    PATIENCE,
+    SHARED,
+    WAIT,
+    State,
+    Worker,
+    until,
+    values,
+)
 
 pytestmark = pytest.mark.needs("unload")
 
@@ -265,6 +275,54 @@ def test_e2_a_producer_does_not_follow_past_another_owner(
             producer.send(b"late")
         assert producer.state == "moved"
         assert rival.send(b"x") == 0
+
+
+@pytest.mark.rule("A1")
+@pytest.mark.on_broker
+def test_e2_an_exclusive_producer_does_not_follow_to_a_shared_one(
+    engine: xl.Engine, topic: xl.Topic, there: xl.Topic
+) -> None:
+    """One of the destination has ended the reservation: by it, the former owner would append
+    between the messages of others, in an epoch that it takes for its own."""
+    producer = topic.producer(EXCLUSIVE, name="p")
+    assert engine.unload("orders", to=there.engine.id, timeout=PATIENCE)[0].ok
+    with there.producer(SHARED) as shared:
+        with pytest.raises(xl.ProducerMovedError, match="there"):
+            producer.send(b"late")
+        assert producer.state == "moved"
+        assert shared.send(b"x") == 0
+    assert values(topic) == [b"x"]
+
+
+@pytest.mark.on_broker
+def test_e2_an_idle_producer_follows_two_moves_at_once(
+    engine: xl.Engine, topic: xl.Topic, there: xl.Topic
+) -> None:
+    producer = topic.producer(EXCLUSIVE, name="p")
+    producer.send(b"before")
+    waiting = there.producer_async(WAIT, name="q", follow=False)
+    assert engine.unload("orders", to=there.engine.id, timeout=PATIENCE)[0].ok
+    new = waiting.result(PATIENCE)
+    assert engine.unload("orders", to=engine.id, timeout=PATIENCE)[0].ok
+    assert producer.state == "open"
+    assert producer.send(b"after") == 1
+    assert (new.state, topic.epoch) == ("moved", 3)
+
+
+@pytest.mark.rule("C6")
+@pytest.mark.on_broker
+def test_e2_a_producer_that_cannot_follow_any_more_is_told_without_sending(
+    engine: xl.Engine, topic: xl.Topic, there: xl.Topic
+) -> None:
+    told: list[xl.ProducerFencedError] = []
+    producer = topic.producer(EXCLUSIVE, on_fenced=lambda _, error: told.append(error))
+    assert engine.unload("orders", to=there.engine.id, timeout=PATIENCE)[0].ok
+    assert told == []
+    with topic.producer(FENCING):
+        until(lambda: told)
+    with pytest.raises(xl.ProducerMovedError) as error:
+        producer.flush()
+    assert told == [error.value]
 
 
 def test_e2_a_producer_ends_with_the_engine_that_it_has_followed_to(

@@ -568,7 +568,9 @@ class Requests:
             else:
                 reason = _why(session, verdict, transfer)
                 self._transfers.end(tables, row, transfer, session, reason)
-                self._succession.admit(tables, row, session, reason, transfer)
+                # A shared producer ends the hand-over: the former owner's may not follow to it.
+                moved = transfer if session.exclusive else None
+                self._succession.admit(tables, row, session, reason, moved)
             tables.producers.put(row.id, session.name, sequence, session.id, given)
             if row.waiting and session.notify_on_contention:
                 # It was admitted past the queue (rule E3).
