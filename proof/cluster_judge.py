@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from exclusivelog.admission import Decision, Verdict
 from exclusivelog.cluster.frames import Frame, Grant, Join, Parsed, Release, Terminate
 from exclusivelog.cluster.rule import State, is_written
 from proof.cluster_world import Player, Records, Violation, World, contents, value
+
+# The access modes in which processes ask.
+SHARED, EXCLUSIVE, FENCING = "shared", "exclusive", "exclusive_with_fencing"
 
 
 class History(NamedTuple):
@@ -208,3 +212,27 @@ def judge_frame(history: History, frame: Frame) -> None:
 def order(message: bytes) -> tuple[int, ...]:
     """The place of a message among all that were sent."""
     return tuple(map(int, message.split(b".")))
+
+
+# ---- decisions ---------------------------------------------------------------------------
+
+
+def judge_decision(state: State, mode: str, claim: int, decision: Decision) -> None:
+    """Is this the right decision about a request, where all that have the topic live, and nobody
+    waits (rules A1, B5)?"""
+    right = _right(state, mode, claim)
+    if decision != right:
+        raise Violation(f"A1: {mode} with claim {claim} at {state.tenure}: {decision}, not {right}")
+
+
+def _right(state: State, mode: str, claim: int) -> Decision:
+    now = state.epoch
+    if claim and claim != now:
+        return Decision(Verdict.STALE if claim < now else Verdict.INVALID, now)
+    if mode == SHARED:
+        return Decision(Verdict.BUSY if state.owned else Verdict.ADMIT, now)
+    if state.owned or state.shared:
+        if mode == EXCLUSIVE:
+            return Decision(Verdict.FENCED, now)
+        return Decision(Verdict.TAKE_OVER, now + 1)
+    return Decision(Verdict.GRANT, now if claim else now + 1)

@@ -5,8 +5,8 @@ earlier, with and without an old epoch; send, send again, cancel, release, evict
 topic, die and start again. The backend stores what they append at once, much later, after any other
 record, several times, or never. Each process reads one record at a time, as late as
 it likes, so that a stale owner sends on, and a late grant races with another. All of it is the
-library's own code:
-`exclusivelog.cluster.log` and `exclusivelog.cluster.rule`.
+library's own code: `exclusivelog.cluster.log` and `exclusivelog.cluster.rule`; and what a process
+asks the log for is decided, in each access mode, by `exclusivelog.admission`.
 
 Every state that can be reached is visited once and judged (`proof.cluster_judge`):
 
@@ -18,6 +18,8 @@ Every state that can be reached is visited once and judged (`proof.cluster_judge
   counts of each is in the order in which it was sent; a grant has seen all of them, and ends them
   (A1, A6);
 - nothing counts behind a termination, which every session has learned that has read so far (G8);
+- each decision about a request is that of the table of access modes and of the epochs claimed,
+  and the log takes what was decided, under the epoch that was decided (A1, B5, J5);
 - an acknowledged send is in the log, once, at its offset, for good; one that has failed is not, and
   never will be; none is settled twice (J2, B9);
 - what a dead process had under way is where the next grant says that it is (J2);
@@ -37,14 +39,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from unittest import mock
 
+from exclusivelog.admission import ADMITTED
+from exclusivelog.cluster import requests
 from exclusivelog.cluster.frames import Frame, decode
+from exclusivelog.cluster.rule import State
 from exclusivelog.errors import (
+    ExclusiveLogError,
     InvalidEpochError,
     ProducerBusyError,
     ProducerFencedError,
     TopicTerminatedError,
 )
-from proof.cluster_judge import Judge
+from proof.cluster_judge import EXCLUSIVE, FENCING, SHARED, Judge, judge_decision
 from proof.cluster_rules import Patch
 from proof.cluster_world import (
     FIRST_SESSION,
@@ -75,6 +81,7 @@ class Steps:
         # A step depends only on what its process has read, which many states have in common.
         self.effect = functools.cache(self._work_out)
         self.effect_of_asking = functools.cache(self._work_out_asking)
+        self.requests = functools.cache(self._work_out_requests)
         self.counts = functools.cache(self._judge_next)
 
     def _work_out(
@@ -120,14 +127,49 @@ class Steps:
                 continue
             asking = player if stale else player._replace(read=len(world.log))
             log = world.log[: asking.read]
-            state, _ = self.records.folded(log)
-            claims = {player.mine, state.epoch, state.epoch + 1} if state.epoch else {0}
-            for claim in [*sorted(claims | {0}), *([SHARE] if self.size.shared else [])]:
-                effect = self.effect_of_asking(asking, log, claim, drawn)
+            for request in self.requests(asking, log):
+                effect = self.effect_of_asking(asking, log, request, drawn)
                 if effect is not None:
                     after = effect.on(world, number, self.size.keeps)
-                    what = "to share" if claim == SHARE else claim
+                    what = "to share" if request == SHARE else request
                     yield f"{number} asks {what} {stale}", spend(after, asks=1)
+
+    def _work_out_requests(self, player: Player, log: tuple[int, ...]) -> tuple[int, ...]:
+        """What a process asks the log for: in any mode, and with any claim, what
+        `exclusivelog.admission` decides; and past that what another program might ask for."""
+        state, _ = self.records.folded(log)
+        found = {0, state.epoch}
+        claims = {0, player.mine, state.epoch, state.epoch + 1} if state.epoch else {0}
+        for claim in sorted(claims):
+            for mode in (EXCLUSIVE, FENCING):
+                found |= self._decided(player, log, mode, claim)
+            self.is_taken(self._hands(player, log), claim, state.epoch)
+        if self.size.shared:
+            found |= {SHARE} | self._decided(player, log, SHARED, 0)
+        return tuple(sorted(found))
+
+    def _hands(self, player: Player, log: tuple[int, ...], mode: str = EXCLUSIVE) -> Hands:
+        return Hands(self.records, self.size, player, log, FIRST_SESSION, shares=mode == SHARED)
+
+    def _decided(self, player: Player, log: tuple[int, ...], mode: str, claim: int) -> set[int]:
+        """The request that the decision leads to, if any. The log must take it, for the epoch that
+        was decided, unless the topic is terminated, which is asked first."""
+        hands = self._hands(player, log, mode)
+        state = hands.writer.state
+        decision = hands.decide(mode, claim)
+        judge_decision(state, mode, claim, decision)
+        if decision.verdict not in ADMITTED or state.terminated:
+            return set()
+        request = 0 if mode == SHARED else requests.continues(decision, claim) or 0
+        try:
+            hands.ask(request)
+        except ExclusiveLogError as error:
+            if not (mode == SHARED and hands.writer.holder.producer_name in names_in(state)):
+                raise Violation(f"J5: the log refuses what was decided, {decision}") from error
+        else:
+            if hands.writer.epoch != decision.epoch:
+                raise Violation(f"J5: epoch {hands.writer.epoch} is asked for, not {decision}")
+        return {SHARE if mode == SHARED else request}
 
     def _work_out_asking(
         self, player: Player, log: tuple[int, ...], claim: int, drawn: int
@@ -257,6 +299,11 @@ class Steps:
         if player.read < len(world.log):
             return self.do(world, number, Hands.read_on, reads=1)
         return self.do(world, number, Hands.resend)
+
+
+def names_in(state: State) -> list[str]:
+    """The producer names of the shared sessions."""
+    return [each.join.holder.producer_name for each in state.shared.values()]
 
 
 # ---- the walk ----------------------------------------------------------------------------

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from exclusivelog.cluster import rule
+from exclusivelog import admission
+from exclusivelog.admission import Decision
+from exclusivelog.admission import Verdict as Verdicts
+from exclusivelog.cluster import requests, rule
 from exclusivelog.cluster.frames import Frame, Grant, Join, Parsed, Release, Terminate, encode
 from exclusivelog.cluster.log import Sent, Writer
 from exclusivelog.cluster.ordered import Record
@@ -20,6 +23,7 @@ _judge_grant, _fold, _save = rule._judge_grant, State.fold, State.save
 _judge_join, _judge_shared, _apply = rule._judge_join, rule._judge_shared, State._apply
 _ask, _send_frame, _resend = Writer.ask, Writer._send_frame, Writer.resend
 _acknowledge, _saw_as_owner = Writer._acknowledge, Writer._saw_as_owner
+_admit = admission.admit
 
 
 def counts(good: bool) -> Verdict:
@@ -231,6 +235,41 @@ def acknowledge_by_number(writer: Writer, end: int, placed: int | None = None) -
     _acknowledge(writer, end)
 
 
+# ---- decisions ---------------------------------------------------------------------------
+
+
+def decides_instead(verdict: Verdicts, instead: Verdicts) -> Any:
+    """`admit`, which gives the second verdict in place of the first one."""
+
+    def admit(**facts: Any) -> Decision:
+        found = _admit(**facts)
+        return found._replace(verdict=instead) if found.verdict is verdict else found
+
+    return admit
+
+
+def a_new_epoch_for_each(**facts: Any) -> Decision:
+    """An instance that comes back gets a new epoch."""
+    found = _admit(**facts)
+    claimed = found.verdict is Verdicts.GRANT and found.epoch == facts["epoch"]
+    return found._replace(epoch=found.epoch + 1) if claimed else found
+
+
+def the_claimed_epoch_by_force(**facts: Any) -> Decision:
+    """A take-over continues the epoch that was claimed."""
+    found, claim = _admit(**facts), facts["request"].claim
+    forced = found.verdict is Verdicts.TAKE_OVER and claim == facts["epoch"]
+    return found._replace(epoch=claim) if forced else found
+
+
+def without_owners(**facts: Any) -> Decision:
+    return _admit(**{**facts, "owner": None})
+
+
+def without_shared(**facts: Any) -> Decision:
+    return _admit(**{**facts, "shared": False})
+
+
 SHARED_CONTROLS: dict[str, tuple[Patch, ...]] = {
     "a grant counts that has not seen all joins": ((rule, "_judge_grant", unseen_joins),),
     "a join counts beside an owner": ((rule, "_judge_join", join_beside_owner),),
@@ -243,6 +282,10 @@ SHARED_CONTROLS: dict[str, tuple[Patch, ...]] = {
     "a grant does not end shared sessions": ((State, "_apply", grant_beside_shared),),
     "the number of a shared frame is taken for its offset": (
         (Writer, "_acknowledge", acknowledge_by_number),
+    ),
+    "the decision takes no notice of shared producers": ((requests, "admit", without_shared),),
+    "a shared producer is admitted beside an owner": (
+        (requests, "admit", decides_instead(Verdicts.BUSY, Verdicts.ADMIT)),
     ),
 }
 TERMINATION_CONTROLS: dict[str, tuple[Patch, ...]] = {
@@ -289,4 +332,15 @@ CONTROLS: dict[str, tuple[Patch, ...]] = {
     "what was under way is taken for written": ((Writer, "_fence", fence_as_written),),
     "a request that has lost waits for ever": ((Writer, "_saw_while_asking", wait_for_ever),),
     "nothing is sent again": ((Writer, "resend", ignore),),
+    "the decision takes no notice of owners": ((requests, "admit", without_owners),),
+    "the decision takes a stale topic_epoch": (
+        (requests, "admit", decides_instead(Verdicts.STALE, Verdicts.GRANT)),
+    ),
+    "the decision gives an instance that comes back a new epoch": (
+        (requests, "admit", a_new_epoch_for_each),
+    ),
+    "a take-over continues the epoch": ((requests, "admit", the_claimed_epoch_by_force),),
+    "the log is asked for another epoch than was decided": (
+        (requests, "continues", lambda decision, claim: None),
+    ),
 }

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
+from exclusivelog.admission import Decision, Request
+from exclusivelog.cluster.following import Having, look
 from exclusivelog.cluster.frames import (
     Content,
     Grant,
@@ -25,6 +27,7 @@ from exclusivelog.cluster.frames import (
 )
 from exclusivelog.cluster.log import Sent, Status, Ticket, Writer
 from exclusivelog.cluster.ordered import Position, Record
+from exclusivelog.cluster.requests import decide
 from exclusivelog.cluster.rule import Judged, State
 from exclusivelog.types import AccessMode
 
@@ -291,6 +294,13 @@ class Hands:
             self._settled[number] = Outcome("fenced")
 
     # ---- the steps -----------------------------------------------------------------------
+
+    def decide(self, mode: str, claim: int) -> Decision:
+        """What an engine that knows these records decides about a request, by the product's own
+        code. All engines live, and none waits."""
+        state = self.writer.state
+        seen = look(Having.of(state), (), None, lambda engine: True, HOLDER.engine_id)
+        return decide(state.epoch, seen, Request(mode, claim or None), 0, settled=True)
 
     def ask(self, claim: int = 0) -> None:
         """Ask for the topic, or ask again after all."""

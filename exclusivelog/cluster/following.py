@@ -883,9 +883,30 @@ def inspect(topic: TopicLog, lives: Callable[[str], bool], engine: str = "") -> 
     """The topic's holders and waiters, as far as its log was read, for a request of `engine`: if
     the topic is assigned to that, waiters of other engines are left out."""
     with topic.changed:
-        owner, tenure, queue = topic.state.owner, topic.state.tenure, topic.waiters.in_order()
+        having, queue = Having.of(topic.state), topic.waiters.in_order()
         assigned = topic.waiters.assigned_at(now_ms())
-        shared = [each.join for each in topic.state.shared.values()]
+    return look(having, queue, assigned, lives, engine)
+
+
+class Having(NamedTuple):
+    """The sessions that have a topic, of live engines and of dead ones, and `State.tenure`."""
+
+    owner: Grant | None
+    shared: tuple[Join, ...]
+    tenure: tuple[int, bool, int]
+
+    @classmethod
+    def of(cls, state: State) -> Having:
+        """Those after these records."""
+        return cls(state.owner, tuple([s.join for s in state.shared.values()]), state.tenure)
+
+
+def look(
+    there: Having, queue: Sequence[Wait], assigned: Assign | None, lives: Callable[[str], bool],
+    engine: str,
+) -> Seen:  # fmt: skip
+    """The same, from the facts: `queue` in order, and the assignment that is in force."""
+    owner, shared, tenure = there
     having: list[Grant | Join] = [*([] if owner is None else [owner]), *shared]
     alive = {each.holder.engine_id for each in having} | {each.engine_id for each in queue}
     alive = {each for each in alive if lives(each)}

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from exclusivelog import _core, logs
 from exclusivelog.admission import (
     ADMITTED,
+    SHARED,
     Decision,
     Request,
     Verdict,
@@ -240,8 +241,7 @@ class Requests:
             if decision.verdict is Verdict.ADMIT:
                 return self._share(asking, seen)
             if decision.verdict in ADMITTED:
-                claim = asking.request.topic_epoch
-                return self._ask(asking, claim if decision.epoch == claim else None, seen)
+                return self._ask(asking, continues(decision, asking.request.topic_epoch), seen)
             if decision.verdict is not Verdict.QUEUE:
                 raise refusal(asking, seen, decision.verdict)
             self._queue(asking)
@@ -416,19 +416,32 @@ def _alone(log: OrderedLog) -> contextlib.AbstractContextManager[Any]:
 
 
 def judge(asking: Asking, seen: Seen) -> Decision:
-    """The decision about a request, from what the log shows (rule J5)."""
-    request, reserved = asking.request, seen.assigned is not None
-    queue = seen.everyone if asking.mode is AccessMode.SHARED else seen.queue
-    waiting = bool(queue) and queue[0].number != asking.number
+    """The decision about a request, from what the log shows."""
+    request = Request(asking.request.mode, asking.request.topic_epoch)
+    return decide(asking.topic.state.epoch, seen, request, asking.number, may_own(asking))
+
+
+def decide(epoch: int, seen: Seen, request: Request, number: int, settled: bool) -> Decision:
+    """The decision about a request with this number, at this epoch (rule J5). `settled`: its delay
+    has passed. `proof.cluster_model` decides by it, too."""
+    reserved = seen.assigned is not None
+    queue = seen.everyone if request.mode == SHARED else seen.queue
+    waiting = bool(queue) and queue[0].number != number
     if seen.owner is None and not seen.shared:
         waiting = held_back(
-            request.mode, waiting=waiting, settled=may_own(asking),
+            request.mode, waiting=waiting, settled=settled,
             reserved_for_it=seen.elsewhere is None if reserved else None,
         )  # fmt: skip
     return admit(
-        epoch=asking.topic.state.epoch, owner=seen.owner, shared=bool(seen.shared), waiting=waiting,
-        request=Request(request.mode, request.topic_epoch), in_transit=reserved,
+        epoch=epoch, owner=seen.owner, shared=bool(seen.shared), waiting=waiting, request=request,
+        in_transit=reserved,
     )  # fmt: skip
+
+
+def continues(decision: Decision, claim: int | None) -> int | None:
+    """The epoch that an admitted request asks the log to continue (rule B5); None: it asks for a
+    new one."""
+    return claim if decision.epoch == claim else None
 
 
 def refusal(asking: Asking, seen: Seen, verdict: Verdict) -> ExclusiveLogError:
