@@ -22,192 +22,67 @@ if not {"_core" + suffix for suffix in EXTENSION_SUFFIXES} & {*os.listdir(__path
         f"exclusivelog is not built for this Python in {__path__[0]}. In a clone, run "
         "`pip install -e .` first; to use the installed library, start Python in another directory"
     )
+del os, EXTENSION_SUFFIXES
 
 TYPE_CHECKING = False  # instead of typing's: that import takes longer than the rest of this file
 
+# The public names are those that these modules list in `__all__`, from the lowest module up.
 if TYPE_CHECKING:
     from exclusivelog import errors as errors
     from exclusivelog import events as events
-    from exclusivelog import serde
+    from exclusivelog import serde as serde
     from exclusivelog import types as types
-    from exclusivelog._core import Message, Receipt
-    from exclusivelog.engine import Engine
-    from exclusivelog.errors import (
-        ClusterError,
-        DeserializationError,
-        DuplicateSequenceError,
-        EngineClosedError,
-        ExclusiveLogError,
-        InvalidEpochError,
-        LedgerCorruptedError,
-        LedgerError,
-        LedgerFullError,
-        LedgerIOError,
-        LedgerVersionError,
-        MirrorMismatchError,
-        MissingLibraryError,
-        OffsetTrimmedError,
-        OwnershipError,
-        OwnershipLostError,
-        ProducerBusyError,
-        ProducerFencedError,
-        ProducerMovedError,
-        ProducerRevokedError,
-        ReaderFencedError,
-        StateError,
-        TopicNotFoundError,
-        TopicTerminatedError,
-        TransactionAbortedError,
-        UnsupportedError,
-        WaitTimeoutError,
-    )
-    from exclusivelog.events import Event
-    from exclusivelog.opening import Upgrade, open, upgrade
-    from exclusivelog.producer import Producer
-    from exclusivelog.reader import GroupReader, Reader
-    from exclusivelog.roles import Role, RoleFuture
-    from exclusivelog.state.map import Change, SharedMap
-    from exclusivelog.state.past import MapChange, MapWatch
-    from exclusivelog.state.state import SharedState
-    from exclusivelog.topic import Topic
-    from exclusivelog.transaction import Claim, Transaction
-    from exclusivelog.types import (
-        AccessMode,
-        Announcement,
-        ClaimInfo,
-        EngineInfo,
-        EngineStats,
-        GroupInfo,
-        Histogram,
-        Move,
-        OwnerInfo,
-        ProducerStats,
-        Report,
-        Retention,
-        RoleInfo,
-        TopicStats,
-        TransferInfo,
-        WaiterInfo,
-    )
-    from exclusivelog.unload import UnloadFuture
+    from exclusivelog.engine import *
+    from exclusivelog.errors import *
+    from exclusivelog.events import *
+    from exclusivelog.opening import *
+    from exclusivelog.producer import *
+    from exclusivelog.reader import *
+    from exclusivelog.roles import *
+    from exclusivelog.state.map import *
+    from exclusivelog.state.past import *
+    from exclusivelog.state.state import *
+    from exclusivelog.topic import *
+    from exclusivelog.transaction import *
+    from exclusivelog.types import *
+    from exclusivelog.unload import *
+    from exclusivelog.version import __version__ as __version__
 
-__all__ = [
-    "AccessMode",
-    "Announcement",
-    "Change",
-    "Claim",
-    "ClaimInfo",
-    "ClusterError",
-    "DeserializationError",
-    "DuplicateSequenceError",
-    "Engine",
-    "EngineClosedError",
-    "EngineInfo",
-    "EngineStats",
-    "Event",
-    "ExclusiveLogError",
-    "GroupInfo",
-    "GroupReader",
-    "Histogram",
-    "InvalidEpochError",
-    "LedgerCorruptedError",
-    "LedgerError",
-    "LedgerFullError",
-    "LedgerIOError",
-    "LedgerVersionError",
-    "MapChange",
-    "MapWatch",
-    "Message",
-    "MirrorMismatchError",
-    "MissingLibraryError",
-    "Move",
-    "OffsetTrimmedError",
-    "OwnerInfo",
-    "OwnershipError",
-    "OwnershipLostError",
-    "Producer",
-    "ProducerBusyError",
-    "ProducerFencedError",
-    "ProducerMovedError",
-    "ProducerRevokedError",
-    "ProducerStats",
-    "Reader",
-    "ReaderFencedError",
-    "Receipt",
-    "Report",
-    "Retention",
-    "Role",
-    "RoleFuture",
-    "RoleInfo",
-    "SharedMap",
-    "SharedState",
-    "StateError",
-    "Topic",
-    "TopicNotFoundError",
-    "TopicStats",
-    "TopicTerminatedError",
-    "Transaction",
-    "TransactionAbortedError",
-    "TransferInfo",
-    "UnloadFuture",
-    "UnsupportedError",
-    "Upgrade",
-    "WaitTimeoutError",
-    "WaiterInfo",
-    "__version__",
-    "open",
-    "serde",
-    "upgrade",
-]
-
-# The module of each name. It is imported when one of its names is first used (PEP 562): a program
-# that only sends imports no shared maps, and the command's help imports none of them.
+# A module is imported when one of its names, or of those behind it, is first used (PEP 562): a
+# program that only sends imports no shared maps, and the command's help imports none of them.
 _MODULES = ("errors", "events", "serde", "types")
-_NAMES_OF = {
-    "_core": ("Message", "Receipt"),
-    "engine": ("Engine",),
-    "errors": (
-        "ClusterError", "DeserializationError", "DuplicateSequenceError", "EngineClosedError",
-        "ExclusiveLogError", "InvalidEpochError", "LedgerCorruptedError", "LedgerError",
-        "LedgerFullError", "LedgerIOError", "LedgerVersionError", "MirrorMismatchError",
-        "MissingLibraryError", "OffsetTrimmedError", "OwnershipError", "OwnershipLostError",
-        "ProducerBusyError", "ProducerFencedError", "ProducerMovedError", "ProducerRevokedError",
-        "ReaderFencedError", "StateError", "TopicNotFoundError", "TopicTerminatedError",
-        "TransactionAbortedError", "UnsupportedError", "WaitTimeoutError",
-    ),
-    "events": ("Event",),
-    "opening": ("Upgrade", "open", "upgrade"),
-    "producer": ("Producer",),
-    "reader": ("GroupReader", "Reader"),
-    "roles": ("Role", "RoleFuture"),
-    "state.map": ("Change", "SharedMap"),
-    "state.past": ("MapChange", "MapWatch"),
-    "state.state": ("SharedState",),
-    "topic": ("Topic",),
-    "transaction": ("Claim", "Transaction"),
-    "types": (
-        "AccessMode", "Announcement", "ClaimInfo", "EngineInfo", "EngineStats", "GroupInfo",
-        "Histogram", "Move", "OwnerInfo", "ProducerStats", "Report", "Retention", "RoleInfo",
-        "TopicStats",
-        "TransferInfo", "WaiterInfo",
-    ),
-    "unload": ("UnloadFuture",),
-}  # fmt: skip
-_HOMES = {name: module for module, names in _NAMES_OF.items() for name in names}
+_PARTS = (
+    "errors", "types", "events", "reader", "producer", "transaction", "unload", "topic", "roles",
+    "engine", "opening", "state.map", "state.past", "state.state",
+)  # fmt: skip
 
-if not TYPE_CHECKING:  # a type checker would accept any name because of this function
+if not TYPE_CHECKING:  # a type checker would accept any name because of these functions
 
     def __getattr__(name):
-        from importlib import import_module
-
-        if name in _MODULES:
-            return import_module(f"exclusivelog.{name}")
-        if name not in _HOMES:
-            raise AttributeError(f"module 'exclusivelog' has no attribute {name!r}")
-        found = getattr(import_module(f"exclusivelog.{_HOMES[name]}"), name)
+        if name == "__all__":
+            found = sorted([*_names(), "__version__", "serde"])
+        elif name in _MODULES:
+            found = _part(name)
+        else:
+            found = _public(name)
         globals()[name] = found  # later uses do not call this function
         return found
 
+    def _part(name):
+        from importlib import import_module
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+        return import_module(f"exclusivelog.{name}")
+
+    def _public(name):
+        if not name.startswith("_"):
+            for module in map(_part, _PARTS):
+                if name in module.__all__:
+                    return getattr(module, name)
+        raise AttributeError(f"module 'exclusivelog' has no attribute {name!r}")
+
+    def _names():
+        return [name for module in map(_part, _PARTS) for name in module.__all__]
+
+    def __dir__():
+        own = [name for name in globals() if name.startswith("__") and name.endswith("__")]
+        return sorted({*own, *_names(), *_MODULES})

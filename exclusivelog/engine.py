@@ -30,6 +30,8 @@ from exclusivelog.types import (
 from exclusivelog.unload import UnloadFuture
 from exclusivelog.waits import as_int
 
+__all__ = ["Engine"]
+
 
 class Engine(Closing):
     """An open handle on a ledger. `exclusivelog.open` returns it; threads may share it.

@@ -24,6 +24,8 @@ from typing import Any
 
 from exclusivelog import _core
 
+__all__ = ["Event"]
+
 EVENTS = "__events__"
 
 # Kinds that had another name in earlier versions: {former name: present name}.

@@ -44,6 +44,8 @@ from exclusivelog.messages import Item, encode_properties
 from exclusivelog.topic import Topic
 from exclusivelog.waits import as_int, check_seconds
 
+__all__ = ["Upgrade", "open", "upgrade"]
+
 log = logging.getLogger(__name__)
 
 DEFAULT_KEEPALIVE = 30.0  # seconds

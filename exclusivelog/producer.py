@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from exclusivelog import _core
+from exclusivelog._core import Receipt
 from exclusivelog.backend import (
     SENT_AT_ONCE,
     Backend,
@@ -48,6 +49,8 @@ from exclusivelog.transaction import (
 from exclusivelog.types import AccessMode, Move, ProducerStats
 from exclusivelog.unload import UnloadFuture
 from exclusivelog.waits import GrantFuture, check_timeout
+
+__all__ = ["Producer", "Receipt"]
 
 if TYPE_CHECKING:
     from exclusivelog.reader import Reader
@@ -324,7 +327,7 @@ class ProducerSender:
             self.check()
         return encode_message(value, key, properties, event_time, sequence_id, self.options.dumps)
 
-    def offer(self, message: Encoded) -> _core.Receipt | None:
+    def offer(self, message: Encoded) -> Receipt | None:
         """`send_async` of an encoded message without any wait, for an event loop. Returns None, and
         queues nothing, if it might have to wait: the topic was handed over or is being handed
         over, or another thread appends by this producer."""
@@ -634,7 +637,7 @@ class Producer(SendingProducer, Closing):
         self, value: Any, *, key: bytes | str | None = None,
         properties: Mapping[str, str] | None = None,
         event_time: dt.datetime | int | None = None, sequence_id: int | None = None,
-    ) -> _core.Receipt:  # fmt: skip
+    ) -> Receipt:  # fmt: skip
         """Queue one message, and return at once. The `Receipt` is a future with the offset: it can
         be waited for, given callbacks, and awaited.
 
@@ -668,7 +671,7 @@ class Producer(SendingProducer, Closing):
             sender.session.sending.commit_if_full()
         return receipt
 
-    def _send_async(self, message: Encoded) -> _core.Receipt:
+    def _send_async(self, message: Encoded) -> Receipt:
         return self.sender.call(
             lambda session, _: session.sending.send_async(message), None, message[4]
         )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from exclusivelog import _core
+from exclusivelog._core import Message
 from exclusivelog.backend import (
     Closing,
     Cursor,
@@ -31,13 +32,15 @@ from exclusivelog.messages import COLUMNS, import_pyarrow, record_batch
 from exclusivelog.serde import pick_loads
 from exclusivelog.waits import as_int, check_timeout
 
+__all__ = ["GroupReader", "Message", "Reader"]
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
 # With one more entry of at most 1 GiB, the offsets of an Arrow array still fit 32 bits.
 MAX_ARROW_BYTES = 512 << 20
 
-Found = tuple[str, _core.Message]
+Found = tuple[str, Message]
 # `Topic.reader` describes each.
 Start = Literal["earliest", "latest"] | int | dt.datetime | dt.timedelta
 T = TypeVar("T")
@@ -182,7 +185,7 @@ class Reader(GroupMember, Closing):
 
     # ---- read ----------------------------------------------------------------------------
 
-    def read_next(self, timeout: float | None = None) -> _core.Message:
+    def read_next(self, timeout: float | None = None) -> Message:
         """Return the next message; wait for it at the end of the topic.
 
         - `timeout`: seconds until WaitTimeoutError; 0: do not wait. None, the default: without
@@ -225,7 +228,7 @@ class Reader(GroupMember, Closing):
             f"topic {self.topic!r} had no message at offset {self.position} within {timeout} s"
         )
 
-    def read_batch(self, max_messages: int) -> list[_core.Message]:
+    def read_batch(self, max_messages: int) -> list[Message]:
         """Return up to `max_messages` next messages, without waiting; an empty list at the end.
 
         It deserialises nothing: a message that cannot be deserialised is in the list, too, and its
@@ -278,13 +281,13 @@ class Reader(GroupMember, Closing):
             parts = _take_entries(self.cursor, max_bytes)
             return record_batch(parts, chosen) if parts else None
 
-    def __iter__(self) -> Iterator[_core.Message]:
+    def __iter__(self) -> Iterator[Message]:
         """Iterate over the messages up to the present end."""
         self._check()
         messages = self.cursor.scan(self.cursor.end())
         return messages if self.membership is None else _checked(self, messages, self._is_part)
 
-    def __next__(self) -> _core.Message:
+    def __next__(self) -> Message:
         """The next message; StopIteration if there is none now."""
         self._check()
         message = self.cursor.take_one()
@@ -344,7 +347,7 @@ class Reader(GroupMember, Closing):
                 return
             yield self.value_of(message)
 
-    def value_of(self, message: _core.Message) -> Any:
+    def value_of(self, message: Message) -> Any:
         """The value of the message that was read last. If this call is interrupted, the next read
         returns that message again; not if its value cannot be deserialised."""
         try:
@@ -355,7 +358,7 @@ class Reader(GroupMember, Closing):
             self.cursor.move_to(message.offset)
             raise
 
-    def follow(self, timeout: float | None = None) -> Iterator[_core.Message]:
+    def follow(self, timeout: float | None = None) -> Iterator[Message]:
         """Iterate over the messages, and wait for new ones at the end. It stops if no message comes
         for `timeout` seconds (None, the default: never), or if the topic is terminated.
 

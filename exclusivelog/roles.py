@@ -38,6 +38,8 @@ from exclusivelog.types import PREFIX, AccessMode, ModeName, Move
 from exclusivelog.unload import UnloadFuture
 from exclusivelog.waits import GrantFuture, time_limit
 
+__all__ = ["Role", "RoleFuture"]
+
 if TYPE_CHECKING:
     from exclusivelog.reader import Reader
 

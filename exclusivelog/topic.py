@@ -39,6 +39,8 @@ from exclusivelog.types import (
 )
 from exclusivelog.waits import as_int, await_all, check_seconds, give_up_all
 
+__all__ = ["Topic"]
+
 COMPRESSIONS = ("lz4", "zstd", None)
 SENDING = (
     "linger", "max_batch_messages", "max_batch_bytes", "max_pending_bytes", "on_fenced",

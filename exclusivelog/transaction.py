@@ -50,6 +50,8 @@ from exclusivelog.errors import (
 from exclusivelog.members import Caller, GroupMember, members_in_use, this_caller
 from exclusivelog.waits import check_timeout, in_slices, time_limit, until_settled
 
+__all__ = ["Claim", "Transaction"]
+
 # ---- claims ----------------------------------------------------------------------------
 
 

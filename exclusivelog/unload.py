@@ -11,6 +11,8 @@ from exclusivelog.backend import MoveCancelled, MoveHost, Moves
 from exclusivelog.types import Move
 from exclusivelog.waits import EngineFuture
 
+__all__ = ["UnloadFuture"]
+
 CANCELLED_WITHIN = 5.0  # seconds that a cancel waits for its transaction
 
 

@@ -33,169 +33,76 @@ docs/asyncio.md describes how it works, and the cost of a call.
 (0, [b'hello'])
 """
 
-import functools
-import os
-from collections.abc import Mapping
-from typing import Literal
+import functools as _functools
+import os as _os
+from collections.abc import Mapping as _Mapping
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Literal as _Literal
 
 from exclusivelog import errors as errors
 from exclusivelog import events as events
 from exclusivelog import opening as _opening
-from exclusivelog import serde
+from exclusivelog import serde as serde
 from exclusivelog import types as types
-from exclusivelog._core import Message
-from exclusivelog.aio.calls import in_thread, opened
-from exclusivelog.aio.engines import Engine
-from exclusivelog.aio.handles import Opening
-from exclusivelog.aio.producers import Producer, Receipt, UnloadFuture
-from exclusivelog.aio.readers import GroupReader, Reader
-from exclusivelog.aio.roles import Role, RoleFuture
-from exclusivelog.aio.states import MapWatch, SharedMap, SharedState
-from exclusivelog.aio.topics import Topic
-from exclusivelog.aio.transactions import Claim, Transaction
+from exclusivelog.aio import calls as _calls
+from exclusivelog.aio import engines as _engines
+from exclusivelog.aio import handles as _handles
+from exclusivelog.aio import producers as _producers
+from exclusivelog.aio import readers as _readers
+from exclusivelog.aio import roles as _roles
+from exclusivelog.aio import states as _states
+from exclusivelog.aio import topics as _topics
+from exclusivelog.aio import transactions as _transactions
+from exclusivelog.aio.engines import *
+from exclusivelog.aio.producers import *
+from exclusivelog.aio.readers import *
+from exclusivelog.aio.roles import *
+from exclusivelog.aio.states import *
+from exclusivelog.aio.topics import *
+from exclusivelog.aio.transactions import *
 from exclusivelog.engine import Engine as _SyncEngine
-from exclusivelog.errors import (
-    ClusterError,
-    DeserializationError,
-    DuplicateSequenceError,
-    EngineClosedError,
-    ExclusiveLogError,
-    InvalidEpochError,
-    LedgerCorruptedError,
-    LedgerError,
-    LedgerFullError,
-    LedgerIOError,
-    LedgerVersionError,
-    MirrorMismatchError,
-    MissingLibraryError,
-    OffsetTrimmedError,
-    OwnershipError,
-    OwnershipLostError,
-    ProducerBusyError,
-    ProducerFencedError,
-    ProducerMovedError,
-    ProducerRevokedError,
-    ReaderFencedError,
-    StateError,
-    TopicNotFoundError,
-    TopicTerminatedError,
-    TransactionAbortedError,
-    UnsupportedError,
-    WaitTimeoutError,
-)
-from exclusivelog.events import Event
-from exclusivelog.opening import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Upgrade
-from exclusivelog.state.map import Change
-from exclusivelog.state.past import MapChange
-from exclusivelog.types import (
-    AccessMode,
-    Announcement,
-    ClaimInfo,
-    EngineInfo,
-    EngineStats,
-    GroupInfo,
-    Histogram,
-    Move,
-    OwnerInfo,
-    ProducerStats,
-    Report,
-    Retention,
-    RoleInfo,
-    TopicStats,
-    TransferInfo,
-    WaiterInfo,
-)
-from exclusivelog.version import __version__
+from exclusivelog.errors import *
+from exclusivelog.events import *
+from exclusivelog.opening import DEFAULT_MAP_SIZE as _MAP_SIZE
+from exclusivelog.opening import DEFAULT_MAX_READERS as _MAX_READERS
+from exclusivelog.opening import Upgrade as Upgrade
+from exclusivelog.types import *
+from exclusivelog.version import __version__ as __version__
 
-__all__ = [
-    "AccessMode",
-    "Announcement",
-    "Change",
-    "Claim",
-    "ClaimInfo",
-    "ClusterError",
-    "DeserializationError",
-    "DuplicateSequenceError",
-    "Engine",
-    "EngineClosedError",
-    "EngineInfo",
-    "EngineStats",
-    "Event",
-    "ExclusiveLogError",
-    "GroupInfo",
-    "GroupReader",
-    "Histogram",
-    "InvalidEpochError",
-    "LedgerCorruptedError",
-    "LedgerError",
-    "LedgerFullError",
-    "LedgerIOError",
-    "LedgerVersionError",
-    "MapChange",
-    "MapWatch",
-    "Message",
-    "MirrorMismatchError",
-    "MissingLibraryError",
-    "Move",
-    "OffsetTrimmedError",
-    "OwnerInfo",
-    "OwnershipError",
-    "OwnershipLostError",
-    "Producer",
-    "ProducerBusyError",
-    "ProducerFencedError",
-    "ProducerMovedError",
-    "ProducerRevokedError",
-    "ProducerStats",
-    "Reader",
-    "ReaderFencedError",
-    "Receipt",
-    "Report",
-    "Retention",
-    "Role",
-    "RoleFuture",
-    "RoleInfo",
-    "SharedMap",
-    "SharedState",
-    "StateError",
-    "Topic",
-    "TopicNotFoundError",
-    "TopicStats",
-    "TopicTerminatedError",
-    "Transaction",
-    "TransactionAbortedError",
-    "TransferInfo",
-    "UnloadFuture",
-    "UnsupportedError",
-    "Upgrade",
-    "WaitTimeoutError",
-    "WaiterInfo",
-    "__version__",
-    "open",
-    "serde",
-    "upgrade",
-]
+# The public names are those that these modules list.
+_PARTS = (
+    errors, types, events, _engines, _producers, _readers, _roles, _states, _topics, _transactions,
+)  # fmt: skip
+_OWN = ("Upgrade", "open", "upgrade", "serde", "__version__")
+if not _TYPE_CHECKING:  # a type checker knows them by the imports
+    __all__ = sorted({*_OWN, *(name for part in _PARTS for name in part.__all__)})
+
+
+def __dir__() -> list[str]:
+    own = [name for name in globals() if name.startswith("__") and name.endswith("__")]
+    names = [name for part in _PARTS for name in part.__all__]
+    return sorted({*own, *_OWN, *names, "errors", "events", "types"})
 
 
 def open(
-    path: str | os.PathLike[str],
+    path: str | _os.PathLike[str],
     name: str | None = None,
-    properties: Mapping[str, str] | None = None,
+    properties: _Mapping[str, str] | None = None,
     *,
-    durability: Literal["power", "process"] = "power",
+    durability: _Literal["power", "process"] = "power",
     keepalive: float | None = 30.0,
     readonly: bool = False,
     create: bool = True,
     mode: int = 0o700,
-    map_size: int = DEFAULT_MAP_SIZE,
-    max_readers: int = DEFAULT_MAX_READERS,
+    map_size: int = _MAP_SIZE,
+    max_readers: int = _MAX_READERS,
     kill_stalled: bool = False,
     admin: str | None = None,
     token: str | None = None,
-    token_file: str | os.PathLike[str] | None = None,
+    token_file: str | _os.PathLike[str] | None = None,
     tls_trust_certs: str | None = None,
     check_policies: bool | None = None,
-) -> Opening[Engine]:
+) -> _handles.Opening[_engines.Engine]:
     """Open the ledger in a directory: `await` it, or `async with` it. Parameters and errors are
     those of `exclusivelog.open`.
 
@@ -207,7 +114,7 @@ def open(
     >>> asyncio.run(example())
     ('worker-1', [])
     """
-    call = functools.partial(
+    call = _functools.partial(
         _opening.open, path, name, properties, durability=durability, keepalive=keepalive,
         readonly=readonly, create=create, mode=mode, map_size=map_size, max_readers=max_readers,
         kill_stalled=kill_stalled,
@@ -215,18 +122,19 @@ def open(
         check_policies=check_policies,
     )  # fmt: skip
 
-    async def begin() -> Engine:
-        return Engine(await opened(call, _SyncEngine.close))
+    async def begin() -> _engines.Engine:
+        return _engines.Engine(await _calls.opened(call, _SyncEngine.close))
 
-    return Opening("exclusivelog.aio.open(...)", Engine, begin, Engine.close)
+    kind = _engines.Engine
+    return _handles.Opening("exclusivelog.aio.open(...)", kind, begin, kind.close)
 
 
 async def upgrade(
-    path: str | os.PathLike[str],
-    backup: str | os.PathLike[str] | None = None,
+    path: str | _os.PathLike[str],
+    backup: str | _os.PathLike[str] | None = None,
     *,
     despite_damage: bool = False,
 ) -> Upgrade:
     """Upgrade a ledger of an earlier format after a backup, as `exclusivelog.upgrade`. It runs to
     its end even if the task is cancelled."""
-    return await in_thread(_opening.upgrade, path, backup, despite_damage=despite_damage)
+    return await _calls.in_thread(_opening.upgrade, path, backup, despite_damage=despite_damage)

@@ -57,6 +57,8 @@ from exclusivelog.types import (
 )
 from exclusivelog.waits import give_up_all, together
 
+__all__ = ["Engine"]
+
 OWN_SECONDS = 0.25  # the longest wait of `own` in a thread, which cannot be interrupted
 
 OnLost = Callable[[Claim, OwnershipLostError], object]

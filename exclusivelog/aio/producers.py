@@ -32,6 +32,8 @@ from exclusivelog.types import AccessMode, Move, ProducerStats
 from exclusivelog.unload import UnloadFuture as SyncUnloadFuture
 from exclusivelog.waits import check_timeout
 
+__all__ = ["Producer", "Receipt", "UnloadFuture"]
+
 MOST_DELAY = 0.01  # seconds between two attempts, while threads append by the same producer
 
 # ---- the outcome of send_async -------------------------------------------------------------

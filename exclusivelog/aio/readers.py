@@ -22,6 +22,8 @@ from exclusivelog.reader import GroupReader as SyncGroupReader
 from exclusivelog.reader import Reader as SyncReader
 from exclusivelog.waits import READER_LOOK_UP_SECONDS, check_timeout
 
+__all__ = ["GroupReader", "Message", "Reader"]
+
 if TYPE_CHECKING:
     import pyarrow as pa
 

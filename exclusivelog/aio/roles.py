@@ -18,6 +18,8 @@ from exclusivelog.roles import Role as SyncRole
 from exclusivelog.roles import SendingOptions, State
 from exclusivelog.types import Move
 
+__all__ = ["Role", "RoleFuture"]
+
 
 class Role(Handle[SyncRole]):
     """An awaitable wrapper of an `exclusivelog.Role`, which is `sync`. `Engine.role` returns it."""

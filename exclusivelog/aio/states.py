@@ -28,6 +28,8 @@ from exclusivelog.state.past import MapChange
 from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, acknowledge
 from exclusivelog.waits import check_timeout
 
+__all__ = ["Change", "MapChange", "MapWatch", "SharedMap", "SharedState"]
+
 K = TypeVar("K")
 V = TypeVar("V")
 D = TypeVar("D")

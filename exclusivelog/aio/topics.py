@@ -32,6 +32,8 @@ from exclusivelog.types import (
     WaiterInfo,
 )
 
+__all__ = ["Topic"]
+
 R = TypeVar("R")
 
 OnFenced = Callable[[Producer, ProducerFencedError], object]

@@ -14,6 +14,8 @@ from exclusivelog.transaction import Claim as SyncClaim
 from exclusivelog.transaction import HoldsClaim, State
 from exclusivelog.transaction import Transaction as SyncTransaction
 
+__all__ = ["Claim", "Transaction"]
+
 # ---- claims ------------------------------------------------------------------------------
 
 

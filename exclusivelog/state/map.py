@@ -26,6 +26,8 @@ from exclusivelog.state.past import At, MapWatch, apply_to, map_at, map_since
 from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, in_background
 from exclusivelog.topic import Topic
 
+__all__ = ["Change", "SharedMap"]
+
 K = TypeVar("K")
 V = TypeVar("V")
 D = TypeVar("D")

@@ -24,6 +24,8 @@ from exclusivelog.errors import (
 from exclusivelog.messages import Item, item_of, to_ms
 from exclusivelog.waits import as_int, check_timeout
 
+__all__ = ["MapChange", "MapWatch"]
+
 if TYPE_CHECKING:
     from exclusivelog.reader import Reader
     from exclusivelog.topic import Topic

@@ -39,6 +39,8 @@ from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, SnapshotRefused, i
 from exclusivelog.state.views import Scope, thaw
 from exclusivelog.topic import Topic
 
+__all__ = ["SharedState"]
+
 S = TypeVar("S")
 Op = TypeVar("Op")
 R = TypeVar("R")

@@ -305,33 +305,46 @@ def test_public_names_are_there_and_told() -> None:
     assert sorted(xl.__all__) == sorted(set(xl.__all__))
 
 
-def test_every_public_name_is_imported_when_it_is_asked_for() -> None:
-    """The table of `__init__.py`, `__all__`, and what type checkers see are one list."""
+def test_every_public_name_is_listed_once_where_it_is_imported_from() -> None:
+    """The modules whose names are looked up at run time are those that type checkers see."""
     import exclusivelog as xl
 
-    assert {*xl._HOMES, "__version__", "serde"} == set(xl.__all__)
-    assert set(xl._NAMES_OF["errors"]) == set(xl.errors.__all__)
-    for name, module in xl._HOMES.items():
-        assert getattr(xl, name) is getattr(import_module(f"exclusivelog.{module}"), name)
+    lists = {part: import_module(f"exclusivelog.{part}").__all__ for part in xl._PARTS}
+    listed = [name for names in lists.values() for name in names]
+    assert sorted([*listed, "__version__", "serde"]) == xl.__all__
+    for part, names in lists.items():
+        for name in names:
+            assert getattr(xl, name) is getattr(import_module(f"exclusivelog.{part}"), name)
     tree = ast.parse(Path(xl.__file__).read_text())
-    (checked,) = (node for node in tree.body if isinstance(node, ast.If)
-                  and isinstance(node.test, ast.Name))  # fmt: skip
-    seen = {
-        (alias.name, node.module)
-        for node in checked.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    found = {
+        node.module for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and [each.name for each in node.names] == ["*"]
     }  # fmt: skip
-    assert seen == {
-        *((name, f"exclusivelog.{module}") for name, module in xl._HOMES.items()),
-        *((module, "exclusivelog") for module in xl._MODULES),
-    }
+    assert found == {f"exclusivelog.{part}" for part in lists}
+
+
+@pytest.mark.parametrize("module", ["exclusivelog", "exclusivelog.aio"])
+def test_the_package_shows_its_public_names_and_nothing_else(module: str) -> None:
+    import exclusivelog as xl
+
+    shown = dir(import_module(module))
+    modules = {"errors", "events", "serde", "types"}
+    assert {name for name in shown if not name.startswith("_")} == (
+        {*xl.__all__, *modules} - {"__version__"}
+    )
+    assert all(name.startswith("__") for name in shown if name.startswith("_"))
+    names: dict[str, object] = {}
+    exec(f"from {module} import *", names)
+    assert set(xl.__all__) == set(names) - {"__builtins__"}
 
 
 def test_other_names_are_none_of_the_package() -> None:
     import exclusivelog as xl
 
-    assert set(xl.__all__) | set(xl._MODULES) <= set(dir(xl))
     with pytest.raises(AttributeError, match="has no attribute 'Enigne'"):
         _ = xl.Enigne
+    for name in ("os", "EXTENSION_SUFFIXES", "_anything"):
+        assert not hasattr(xl, name)
 
 
 def test_public_classes_are_pickled_by_their_names() -> None:
