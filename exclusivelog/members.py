@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from exclusivelog import _core
 
@@ -28,6 +28,8 @@ def this_caller() -> Caller:
 class Ending(Protocol):
     """A transaction that has a reader's position."""
 
+    __weakref__: Any  # a reader does not keep it: one that its program has dropped cannot commit
+
     def settle_readers(self) -> None:
         """After its end, tell its readers their groups' positions, or let them go back."""
 
@@ -47,14 +49,24 @@ class GroupMember:
     of the thread or task that reads by it aborts: the reader reads it again (rule G11). If the
     transaction had the reader's position, it goes back at once. Otherwise it goes back at its next
     read, unless its position is committed before that: its caller then still has what it read.
+    A transaction that was dropped before it ended has aborted.
+
+    Only one open transaction has a reader's position: if there were two, and the one with the
+    earlier messages aborted, the other one would commit past them.
     """
 
     membership: Any  # the cursor of its group, a `GroupCursor`; None without a group
     returns: bool  # go back before the next read
-    transaction: Ending | None  # the last one that has its position, until that has ended
+    refused: bool  # to another transaction: it goes back to what the one that has it has committed
+    transaction: weakref.ref[Ending] | None  # that has its position, until that has ended
     user: Caller | None  # who reads by it; None before the first read, and if it commits by itself
     # What its own `commit` is about to store, {topic id: offset}; None if the outcome is known.
     committing: Mapping[int, int] | None
+
+    def begin_alone(self) -> None:
+        """It takes part in no transaction yet."""
+        self.returns = self.refused = False
+        self.transaction = self.user = self.committing = None
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -69,34 +81,73 @@ class GroupMember:
         """Its group has these positions now, {topic id: offset}."""
         for part in self.parts:
             part.continues_at = positions[part.topic_id]
-        self.returns = False
+        self.returns, self.refused = self.refused, False
 
     def go_back(self) -> None:
         """Continue at the group's position, or at the last `seek` after that."""
         for part in self.parts:
             part.cursor.move_to(part.continues_at)
-        self.returns = False
+        self.returns = self.refused = False
+
+    def is_in(self, transaction: Ending) -> bool:
+        """Whether this transaction has its position."""
+        held = self.transaction
+        return held is not None and held() is transaction
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether its next read continues at the group's position."""
+        held = self.transaction
+        return self.returns or (held is not None and held() is None)
+
+    def settle(self) -> Ending | None:
+        """Return the open transaction that has its position. If one that had it has ended, learn
+        how; wait for a commit that goes on after an interrupt."""
+        held = self.transaction
+        if held is None:
+            return None
+        transaction = held()
+        if transaction is not None:
+            transaction.settle_readers()
+        elif self.transaction is held:  # it was dropped
+            self.go_back()
+            self.transaction = None
+        return transaction if self.transaction is held else None
 
     def note_use(self) -> None:
         """Note who reads by it, and go back if a transaction has aborted. Before each read."""
-        transaction = self.transaction
-        if transaction is not None:
-            transaction.settle_readers()
+        if self.transaction is not None:
+            self.settle()
         if self.committing is not None:
             self.settle_own_commit()
         if self.user is None:
-            self.user = this_caller()
-            _in_use.add(self)
+            self._has_user()
         if self.returns:
             self.go_back()
 
     def joins(self, transaction: Ending) -> None:
         """Its present position is part of this transaction from now on."""
-        self.transaction, self.user, self.returns = transaction, this_caller(), False
-        _in_use.add(self)
+        self.transaction = weakref.ref(transaction)
+        self.returns = self.refused = False
+        self._has_user()
+
+    def _has_user(self) -> None:
+        self.user = this_caller()
+        _in_use[id(self)] = self
+
+    def check_free(self, transaction: Ending | None) -> None:
+        """Raise ValueError if the position is part of another open transaction than this one."""
+        holder = self.settle()
+        if holder is not None and holder is not transaction:
+            self.refused = True  # what was read for the refused one is read again
+            raise ValueError(
+                f"reader={self!r}: its position is part of another open transaction. Commit or "
+                "abort that one first, or use `with`, which aborts it when an exception is raised"
+            )
 
     def commit_alone(self) -> None:
         """Commit its position, in no transaction."""
+        self.check_free(None)
         self.committing = positions = self.offsets_to_commit()
         self.membership.commit(positions)
         self._note_own_commit(positions)  # another thread may have settled it meanwhile
@@ -113,21 +164,30 @@ class GroupMember:
     def _note_own_commit(self, positions: Mapping[int, int]) -> None:
         """It takes no part in transactions."""
         self.has_committed(positions)
-        _in_use.discard(self)
+        _in_use.pop(id(self), None)
         self.committing = None
 
 
-_in_use: weakref.WeakSet[GroupMember] = weakref.WeakSet()  # of all ledgers
+# By their ids. No WeakSet: iterating over one raises an error if another thread adds to it.
+_in_use: weakref.WeakValueDictionary[int, GroupMember] = weakref.WeakValueDictionary()
 
 
 def members_in_use() -> list[GroupMember]:
-    """The readers of groups that were read, and do not commit by themselves."""
-    return list(_in_use)
+    """The readers of groups, of all ledgers, that were read, and do not commit by themselves."""
+    return living(_in_use)
+
+
+T = TypeVar("T")
+
+
+def living(objects: weakref.WeakValueDictionary[int, T]) -> list[T]:
+    """Those that there are, while other threads add and remove some."""
+    return [each for ref in objects.valuerefs() if (each := ref()) is not None]
 
 
 def _after_fork_in_child() -> None:
     global _in_use
-    _in_use = weakref.WeakSet()
+    _in_use = weakref.WeakValueDictionary()
 
 
 _core.in_forked_child(_after_fork_in_child)

@@ -106,7 +106,7 @@ class Reader(GroupMember, Closing):
         if trimmed not in ("error", "earliest"):
             raise ValueError(f"trimmed={trimmed!r}: it takes 'error' or 'earliest'")
         self.membership: GroupCursor | None = None
-        self.returns, self.transaction, self.user, self.committing = False, None, None, None
+        self.begin_alone()
         self._is_part = False  # of a GroupReader, which is in transactions instead
         self.continues_at = 0  # of a group's reader, after a transaction has aborted
         self.topic_id = topic
@@ -134,7 +134,7 @@ class Reader(GroupMember, Closing):
     @property
     def position(self) -> int:
         """The offset of the next message to read; the topic may not have it yet."""
-        return self.continues_at if self.returns else self.cursor.position
+        return self.continues_at if self.is_behind else self.cursor.position
 
     def seek(self, start: Start, *, inclusive: bool = True) -> None:
         """Continue at another message: `start` and `inclusive` are those of `Topic.reader`.
@@ -403,7 +403,7 @@ class Reader(GroupMember, Closing):
         (rule F6).
 
         Raises ReaderFencedError if a later reader of the group was opened, and ValueError
-        without a group.
+        without a group, or if the position is part of an open transaction.
 
         >>> with topic.reader(group="billing") as reader:
         ...     reader.commit(); reader.position
@@ -475,7 +475,7 @@ class GroupReader(GroupMember, Closing):
     def __init__(self, readers: Sequence[Reader], membership: GroupCursor) -> None:
         self.membership = membership
         self.readers = tuple(readers)  # one for each topic
-        self.returns, self.transaction, self.user, self.committing = False, None, None, None
+        self.begin_alone()
         self._next = 0  # the index of the reader to read from next
         self._closed = False
         try:
@@ -507,7 +507,7 @@ class GroupReader(GroupMember, Closing):
     def positions(self) -> dict[str, int]:
         """{topic: the offset of the next message to read}."""
         return {
-            reader.topic: reader.continues_at if self.returns else reader.position
+            reader.topic: reader.continues_at if self.is_behind else reader.position
             for reader in self.readers
         }
 
@@ -581,6 +581,7 @@ class GroupReader(GroupMember, Closing):
         max_messages = as_int(max_messages)
         if not is_whole(max_messages) or max_messages < 1:
             raise ValueError(f"max_messages={max_messages!r}: it takes a whole number from 1 on")
+        self._check()  # it may go back
         before, first = [reader.position for reader in self.readers], self._next
         found: list[Found] = []
         try:
@@ -665,7 +666,8 @@ class GroupReader(GroupMember, Closing):
     def commit(self) -> None:
         """Store the positions on all topics as those of the group, durably, in one transaction.
 
-        Raises ReaderFencedError if a later reader of the group was opened on any of the topics.
+        Raises ReaderFencedError if a later reader of the group was opened on any of the topics,
+        and ValueError if the positions are part of an open transaction.
         """
         self._check_usable()
         self.commit_alone()

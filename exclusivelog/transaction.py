@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import itertools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
@@ -47,7 +48,7 @@ from exclusivelog.errors import (
     TransactionAbortedError,
     describe_engine,
 )
-from exclusivelog.members import Caller, GroupMember, members_in_use, this_caller
+from exclusivelog.members import Caller, GroupMember, living, members_in_use, this_caller
 from exclusivelog.waits import check_timeout, in_slices, time_limit, until_settled
 
 __all__ = ["Claim", "Transaction"]
@@ -237,13 +238,18 @@ class HoldsClaim(Protocol):
         """The claim that the role is bound to."""
 
 
-_begun: weakref.WeakSet[Transaction] = weakref.WeakSet()  # transactions that have not ended
+# Transactions that have not ended, by number. `_newest`: the number of each caller's newest one,
+# until that has ended.
+_begun: weakref.WeakValueDictionary[int, Transaction] = weakref.WeakValueDictionary()
+_newest: dict[Caller, int] = {}
+_numbers = itertools.count()
 _committing = threads.Helpers("exclusivelog-transaction")
 
 
 def _after_fork_in_child() -> None:
     global _begun
-    _begun = weakref.WeakSet()
+    _begun = weakref.WeakValueDictionary()
+    _newest.clear()
     _committing.forget()
 
 
@@ -280,8 +286,8 @@ class Transaction(OfThisProcess):
     """Messages and reader positions that are committed together. `engine.transaction` returns it.
 
     As a context manager it commits when its block ends, and aborts when an exception leaves the
-    block. For one thread at a time. After the commit, `offsets` has the offsets of each producer's
-    messages: {producer: range}.
+    block. Without `with`, it has aborted once the program has dropped it. For one thread at a time.
+    After the commit, `offsets` has the offsets of each producer's messages: {producer: range}.
 
     A producer that has sent in the transaction warns once (UserWarning) if the same thread or task
     then sends by it within the block without `transaction=`: that message is not a part of it.
@@ -294,6 +300,8 @@ class Transaction(OfThisProcess):
     ('committed', range(0, 2))
     """
 
+    _settled = True  # nothing is left to tell its readers; so it is if `__init__` is interrupted
+
     def __init__(self, engine: Backend) -> None:
         self._caller: Caller | None = None  # the caller whose `with` block this is
         self._engine = engine
@@ -301,7 +309,10 @@ class Transaction(OfThisProcess):
         self._parts: TransactionParts[SendingProducer] = TransactionParts()
         self._maker = this_caller()
         self._running: concurrent.futures.Future[None] | None = None  # the commit, once begun
-        _begun.add(self)
+        self._number = next(_numbers)
+        _begun[self._number] = self
+        _newest[self._maker] = self._number
+        self._settled = False
 
     @property
     def state(self) -> State:
@@ -373,7 +384,10 @@ class Transaction(OfThisProcess):
 
     def commit_cursor(self, reader: GroupMember) -> None:
         """Store the reader's present position as its group's position when this transaction
-        commits (rule F6)."""
+        commits (rule F6).
+
+        Raises ValueError if another open transaction has a position of this reader: if that one
+        aborted, this one would commit past its messages."""
         self.check_open()
         if not hasattr(reader, "offsets_to_commit"):
             raise TypeError(f"commit_cursor takes a reader with group=, not {reader!r}")
@@ -382,6 +396,7 @@ class Transaction(OfThisProcess):
             raise ValueError(f"reader={reader!r} has no cursor; open it with group=")
         if membership.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes producers and readers of its own ledger")
+        reader.check_free(self)
         self._parts.cursors[reader] = membership, reader.offsets_to_commit()
         reader.joins(self)
 
@@ -469,32 +484,53 @@ class Transaction(OfThisProcess):
 
     def _settle_readers_now(self) -> None:
         for reader, (_, positions) in self._parts.cursors.items():
-            if reader.transaction is not self:
+            if not reader.is_in(self):
                 continue  # it has gone back, or another transaction has its position now
             if self._state == "committed":
                 reader.has_committed(positions)
             elif self._state == "aborted":
                 reader.go_back()
-            reader.transaction = None
-        if self._state == "aborted" and self in _begun:
-            self._give_back_others()
-        _begun.discard(self)
+            reader.transaction = None  # last: after an interrupt, its next read does it again
+        if self._state == "aborted" and not self._settled:
+            for reader in self._others():
+                reader.settle_own_commit()
+                reader.returns = True
+        self._forget()
+
+    def _forget(self) -> None:
+        self._settled = True
+        _begun.pop(self._number, None)
+        if _newest.get(self._maker) == self._number:
+            _newest.pop(self._maker, None)
 
     def _is_beside(self, other: Transaction) -> bool:
         """Does the same caller use the other one at the same time?"""
         same = other._maker == self._maker and other._engine.ledger is self._engine.ledger
         return same and other is not self and other._state == "open" and bool(other._parts)
 
-    def _give_back_others(self) -> None:
-        """Have readers go back whose positions it would have got, had it not failed before."""
-        if any(self._is_beside(other) for other in _begun):
+    def _others(self) -> Iterator[GroupMember]:
+        """The readers whose positions it would have got, had it not failed before."""
+        if any(self._is_beside(other) for other in living(_begun)):
             return  # they may belong to that one
         for reader in members_in_use():
             membership = reader.membership
             ours = membership is not None and membership.ledger is self._engine.ledger
-            if ours and reader.user == self._maker and reader.transaction is None:
-                reader.settle_own_commit()
-                reader.returns = reader not in self._parts.cursors
+            if (
+                ours and reader.user == self._maker and reader.transaction is None
+                and reader not in self._parts.cursors
+            ):  # fmt: skip
+                yield reader
+
+    def __del__(self) -> None:
+        """Dropped before it ended, it has aborted. The readers whose positions it has notice that
+        themselves: this may run in any thread, also while that reads by one of them."""
+        if self._settled:
+            return
+        # If its caller has begun another one since, what is read now may belong to that.
+        if _newest.get(self._maker) == self._number:
+            for reader in self._others():
+                reader.returns = True
+        self._forget()
 
     def __enter__(self) -> Transaction:
         self._caller = this_caller()

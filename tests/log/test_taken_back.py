@@ -4,10 +4,14 @@ again what was not committed, and its producers count on as the log does."""
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import ctypes
+import gc
 import itertools
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -429,3 +433,240 @@ def test_g11_tasks_share_a_thread_but_no_positions(path) -> None:
                 return found, theirs.position
 
     assert asyncio.run(main()) == ([0, 0], 1)
+
+
+# ---- transactions that end without a word --------------------------------------------------
+
+
+@pytest.fixture(params=["one topic", "two topics", "of a role"])
+def reader(request, engine, orders) -> Any:
+    """A reader of the group "g", and its part of `orders`."""
+    if request.param == "two topics":
+        engine.topic("other")
+        return engine.reader(["orders", "other"], group="g")
+    if request.param == "of a role":
+        return engine.role("billing", groups={"g": ["orders"]}).reader("orders")
+    return orders.reader(group="g")
+
+
+def value_of(found: Any) -> bytes:
+    """Of a message, or of a topic's name and a message."""
+    value: bytes = (found[1] if isinstance(found, tuple) else found).value
+    return value
+
+
+def position(reader: Any) -> int:
+    at: int = reader.positions["orders"] if isinstance(reader, xl.GroupReader) else reader.position
+    return at
+
+
+def group_position(engine: xl.Engine) -> int | None:
+    """Where the group "g" continues with the orders."""
+    return next(each.position for each in engine.groups() if each.topic == "orders")
+
+
+@pytest.mark.parametrize("when", ["at once", "sent", "committed its cursor"])
+@pytest.mark.parametrize("kept", [False, True], ids=["dropped", "in a cycle"])
+def test_g11_each_order_is_billed_once_although_transactions_are_dropped(
+    engine, reader, when, kept
+) -> None:
+    """Without `with`, an exception drops the transaction. If it is in a cycle, it stays until
+    garbage is collected."""
+    invoices = engine.topic("invoices").producer("exclusive")
+    attempts = itertools.count()
+
+    def bill() -> None:
+        txn = engine.transaction()
+        cycle = [txn] if kept else []
+        cycle.append(cycle)  # type: ignore[arg-type]
+        order, fails = next(reader), next(attempts) % 2 == 0
+        if fails and when == "at once":
+            raise Failed
+        invoices.send(value_of(order), transaction=txn)
+        if fails and when == "sent":
+            raise Failed
+        txn.commit_cursor(reader)
+        if fails:
+            raise Failed
+        txn.commit()
+
+    while reader.has_message_available():
+        with contextlib.suppress(Failed):
+            bill()
+        gc.collect()
+    assert billed(engine) == [b"0", b"1", b"2", b"3", b"4"]
+    assert group_position(engine) == 5
+
+
+def test_g11_a_dropped_transaction_takes_its_reader_back_whatever_comes_next(
+    engine, reader
+) -> None:
+    """The position says so at once; a commit without a read does not pass the message either."""
+    txn = engine.transaction()
+    value_of(next(reader))
+    txn.commit_cursor(reader)
+    del txn
+    gc.collect()
+    assert position(reader) == 0
+    reader.commit()
+    assert group_position(engine) == 0
+    value_of(next(reader))
+    txn = engine.transaction()
+    txn.commit_cursor(reader)
+    del txn
+    gc.collect()
+    with engine.transaction() as txn:
+        txn.commit_cursor(reader)
+    assert (group_position(engine), position(reader)) == (0, 0)
+
+
+def test_g11_garbage_takes_no_reader_back_for_a_later_transaction(engine, orders) -> None:
+    """The same caller reads for its next transaction by then."""
+    reader = orders.reader(group="g")
+    cycle: list[Any] = [engine.transaction()]
+    cycle.append(cycle)
+    with engine.transaction() as txn:
+        values = [next(reader).value]
+        del cycle
+        gc.collect()
+        values.append(next(reader).value)
+        txn.commit_cursor(reader)
+    assert (values, reader.position) == ([b"0", b"1"], 2)
+
+
+def test_g11_tasks_drop_transactions_too(path) -> None:
+    async def bill(engine: aio.Engine, reader: aio.Reader, out: aio.Producer, fails: bool) -> None:
+        txn = engine.transaction()
+        await out.send((await reader.read_next(0)).value, transaction=txn)
+        if fails:
+            raise Failed
+        txn.commit_cursor(reader)
+        await txn.commit()
+
+    async def main() -> list[bytes]:
+        async with aio.open(path) as engine:
+            topic = engine.topic("orders")
+            async with topic.producer() as producer:
+                await producer.send_many([b"0", b"1", b"2"])
+            reader = await topic.reader(group="g")
+            out = await engine.topic("invoices").producer("exclusive")
+            for number in range(6):
+                with contextlib.suppress(Failed):
+                    await bill(engine, reader, out, number % 2 == 0)
+                gc.collect()
+            return [m.value async for m in await engine.topic("invoices").reader()]
+
+    assert asyncio.run(main()) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("end", ["commit", "abort", "drop"])
+def test_g11_two_open_transactions_do_not_share_a_reader(engine, reader, end) -> None:
+    """The second one is refused, and so is a commit of the reader's own; what was read for it is
+    read again, whatever becomes of the first one."""
+    invoices = engine.topic("invoices").producer("exclusive")
+    first = engine.transaction()
+    invoices.send(value_of(next(reader)), transaction=first)
+    first.commit_cursor(reader)
+    second = engine.transaction()
+    invoices.send(value_of(next(reader)), transaction=second)
+    with pytest.raises(ValueError, match="is part of another open transaction"):
+        second.commit_cursor(reader)
+    second.abort()
+    with pytest.raises(ValueError, match="is part of another open transaction"):
+        reader.commit()
+    assert group_position(engine) is None
+    if end == "commit":
+        first.commit()
+    elif end == "abort":
+        first.abort()
+    del first
+    gc.collect()
+    while reader.has_message_available():
+        with engine.transaction() as txn:
+            invoices.send(value_of(next(reader)), transaction=txn)
+            txn.commit_cursor(reader)
+    assert billed(engine) == [b"0", b"1", b"2", b"3", b"4"]
+    assert group_position(engine) == 5
+
+
+def test_g11_a_transaction_may_take_a_later_position_of_its_reader(engine, reader) -> None:
+    with engine.transaction() as txn:
+        for _ in range(3):
+            next(reader)
+            txn.commit_cursor(reader)
+    assert (group_position(engine), position(reader)) == (3, 3)
+
+
+@pytest.mark.parametrize("how", ["ends", "drops"])
+def test_g11_a_program_may_end_with_an_open_transaction(path, how) -> None:
+    """Python then drops it, perhaps after the modules of the library. Nothing is printed."""
+    program = f"""
+import exclusivelog as xl
+engine = xl.open({path!r})
+topic = engine.topic("orders")
+topic.producer().send_many([b"0", b"1"])
+reader = topic.reader(group="g")
+txn = engine.transaction()
+next(reader)
+txn.commit_cursor(reader)
+cycle = [txn, engine.transaction()]
+cycle.append(cycle)
+if {how!r} == "drops":
+    engine.close()
+    del txn, cycle
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_g11_an_abort_does_not_depend_on_what_other_threads_begin(engine) -> None:
+    """Each abort looks for the readers that have to go back among those of all threads."""
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            engine.transaction().abort()
+
+    def count_aborts() -> None:
+        for _ in range(1000):
+            engine.transaction().abort()
+        stop.set()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            others = [pool.submit(work) for _ in range(2)]
+            try:
+                pool.submit(count_aborts).result(PATIENCE)
+            finally:
+                stop.set()
+            for each in others:
+                each.result(PATIENCE)
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_g11_an_interrupted_batch_of_two_topics_is_read_again_from_where_it_went_back(
+    engine, orders, monkeypatch
+) -> None:
+    engine.topic("other")
+    reader = engine.reader(["orders", "other"], group="g")
+    with contextlib.suppress(Failed), engine.transaction():
+        next(reader)
+        next(reader)
+        raise Failed
+    take, reads = reader._take, itertools.count(1)
+
+    def interrupted() -> Any:
+        if next(reads) == 2:
+            raise Limit
+        return take()
+
+    monkeypatch.setattr(reader, "_take", interrupted)
+    with pytest.raises(Limit):
+        reader.read_batch(5)
+    monkeypatch.undo()
+    assert [message.offset for _, message in reader.read_batch(5)] == [0, 1, 2, 3, 4]

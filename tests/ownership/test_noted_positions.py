@@ -324,7 +324,8 @@ def test_what_changes_behind_the_check_is_noticed_in_the_append(
     out = engine.topic("out").producer()
     txn = engine.transaction()
     out.send(b"x", transaction=txn)
-    txn.commit_cursor(reader)
+    if how != "alone":
+        txn.commit_cursor(reader)
     with pytest.raises(error):
         (reader if how == "alone" else txn).commit()
     assert values(engine.topic("out")) == []
