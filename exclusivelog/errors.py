@@ -187,7 +187,8 @@ class DuplicateSequenceError(ExclusiveLogError):
       sent again, after a crash or an unknown outcome, the first attempt had succeeded.
     - False: a later one is in the log. The log keeps only the last id of a producer, so whether
       there was ever a message with this one is not known: it may be lost if it is not sent under
-      an id above `last_sequence_id`.
+      an id above `last_sequence_id`. Or the ids do not grow within a transaction: then no message
+      of that is in the log, and `last_sequence_id` is the last one that is.
 
     >>> shared = topic.producer(name="feed")
     >>> shared.send(b"x", sequence_id=7)
@@ -238,6 +239,22 @@ def duplicate_sequence(
         ),
     )
     return error
+
+
+def not_growing(
+    topic: str, producer: str, sequence: int, before: int, last: int, count: int = 1
+) -> DuplicateSequenceError:
+    """The error for messages with the ids from `sequence` on, if the same transaction has the id
+    `before` already, and the log has nothing behind `last`.
+
+    >>> print(not_growing("orders", "feed", 8, 9, 7))  # doctest: +ELLIPSIS
+    topic 'orders': producer 'feed' sends sequence id 8 behind 9 in a transaction; nothing of it ...
+    """
+    return DuplicateSequenceError(
+        f"topic {topic!r}: producer {producer!r} sends sequence id {sequence} behind {before} in a "
+        "transaction; nothing of it was appended. Give each message an id above the one before",
+        sequence_id=sequence, last_sequence_id=last, count=count,
+    )  # fmt: skip
 
 
 class OwnershipError(ExclusiveLogError):

@@ -773,3 +773,44 @@ def test_g2_a_duplicate_says_whether_it_is_the_same_message(engine, topic) -> No
         repeated, text = duplicate(send)
         assert not repeated
         assert "13" in text
+
+
+@pytest.mark.parametrize("size", [1, 200_000], ids=["framed", "large"])
+def test_g2_a_duplicate_within_a_transaction_is_not_taken_for_one_in_the_log(
+    engine, topic, size
+) -> None:
+    """Nothing of the transaction is in the log, so an id that it has twice was not sent before. One
+    that the log has is named as such, whatever came before it in the transaction."""
+    producer, value = topic.producer("exclusive", name="feed"), bytes(size)
+    producer.send(b"a", sequence_id=15)
+
+    def duplicate(*ids: int | None) -> xl.DuplicateSequenceError:
+        txn = engine.transaction()
+        for each in ids:
+            producer.send(value, sequence_id=each, transaction=txn)
+        with pytest.raises(xl.DuplicateSequenceError) as caught:
+            txn.commit()
+        assert txn.state == "aborted"
+        return caught.value
+
+    for ids in ((20, 20), (20, 17), (None, 16)):
+        error = duplicate(*ids)
+        assert (error.sequence_id, error.last_sequence_id) == (ids[1], 15)
+        assert not error.repeated
+        assert f"sequence id {ids[1]} behind {ids[0] or 16} in a transaction" in str(error)
+    highest = duplicate((1 << 63) - 1, None)
+    assert (highest.last_sequence_id, highest.repeated) == (15, False)
+    assert duplicate(20, 15).repeated
+    assert not duplicate(20, 14).repeated
+    txn = engine.transaction()
+    producer.send_many([value, value], sequence_id=20, transaction=txn)
+    producer.send_many([value], sequence_id=21, transaction=txn)
+    with pytest.raises(xl.DuplicateSequenceError, match="behind 21") as caught:
+        txn.commit()
+    assert not caught.value.repeated
+    assert producer.last_sequence_id == 15
+    assert [message.sequence_id for message in topic.reader()] == [15]
+    with engine.transaction() as txn:
+        producer.send(value, sequence_id=20, transaction=txn)
+        producer.send(value, sequence_id=21, transaction=txn)
+    assert producer.last_sequence_id == 21

@@ -32,6 +32,7 @@ from exclusivelog.errors import (
     WaitTimeoutError,
     called_reentrantly,
     duplicate_sequence,
+    not_growing,
 )
 from exclusivelog.local.records import Session
 from exclusivelog.local.storage.tables import Store, Tables, check_may_write
@@ -289,12 +290,20 @@ def _failure(ledger: Store, outcome: int) -> ExclusiveLogError:
 
 
 def duplicate(
-    ledger: Store, appender: _core.Appender, sequence: int | None, count: int = 1
-) -> DuplicateSequenceError:
-    """This producer has sent that sequence id already."""
+    ledger: Store, appender: _core.Appender, sequence: int | None, count: int = 1,
+    logged: int | None = None,
+) -> DuplicateSequenceError:  # fmt: skip
+    """This producer has sent that sequence id already. `logged`: the last one in the log, if
+    `appender` has messages of a transaction."""
     last, name = appender.last_sequence, appender.session.name
     with ledger.read() as tables:
         topic = tables.topics.get(appender.session.topic).name
+    if logged is not None and logged < last:
+        if sequence is None or sequence > logged:
+            return not_growing(
+                topic, name, last if sequence is None else sequence, last, logged, count
+            )
+        last = logged
     if sequence is not None:
         return duplicate_sequence(topic, name, sequence, last, count)
     return DuplicateSequenceError(
@@ -707,8 +716,10 @@ class LocalSending:
     def duplicate(
         self, appender: _core.Appender, sequence: int | None, count: int = 1
     ) -> DuplicateSequenceError:
-        """The error for a sequence id that was used before."""
-        return duplicate(self.engine.ledger, appender, sequence, count)
+        """The error for a sequence id that was used before. `appender` may be that of a
+        transaction."""
+        logged = None if appender is self.appender else self.appender.last_sequence
+        return duplicate(self.engine.ledger, appender, sequence, count, logged)
 
     # ---- several, atomically ---------------------------------------------------------------
 
