@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import errno
 import json
 import os
@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 import exclusivelog as xl
+from exclusivelog.cli.json_lines import InputError, arguments_of
 from exclusivelog.cli.output import (
     BATCH,
     Table,
@@ -162,9 +163,11 @@ def send(
 ) -> None:  # fmt: skip
     """Send messages, and print the offset of each once it is durable: a line with a number.
 
-    The ledger and the topic are created if they are missing.
+    The ledger and the topic are created if they are missing. With --json, a line that is no message
+    ends the command with exit status 2; the lines before it were sent.
     """
     common = {"key": key, "properties": dict(_split(pair) for pair in properties)}
+    source = _Source("VALUE" if values else "line", as_json, common)
     with open_to_write(path, create=True) as engine:
         target = engine.topic(topic)
         if target.kind in ("map", "state"):
@@ -176,34 +179,55 @@ def send(
             xl.AccessMode(mode), name=name, priority=priority, timeout=timeout
         ) as producer:
             for chunk in [_encode(values)] if values else _lines_of_stdin():
-                sent = [_of_json(line) if as_json else {"value": line} for line in chunk]
-                receipts = [producer.send_async(**{**common, **one}) for one in sent]
-                for receipt in receipts:
-                    print(receipt.result())
-                sys.stdout.flush()
+                _send(producer, source, chunk)
+
+
+class _Source:
+    """Makes the arguments of `send` of the messages that the command is given, and counts these."""
+
+    def __init__(self, what: str, as_json: bool, common: dict[str, Any]) -> None:
+        self._what, self._as_json, self._common = what, as_json, common
+        self._count = 0
+
+    def arguments(self, given: bytes) -> dict[str, Any]:
+        """Those of one message. InputError names it, and says what is wrong with it."""
+        self._count += 1
+        if not self._as_json:
+            return {**self._common, "value": given}
+        with self.named():
+            own = arguments_of(given)
+            own["properties"] = self._common["properties"] | own.get("properties", {})
+            return {**self._common, **own}
+
+    @contextlib.contextmanager
+    def named(self) -> Iterator[None]:
+        """Turn an error about the arguments into one that names the message."""
+        try:
+            yield
+        except xl.ExclusiveLogError:
+            raise
+        except (ValueError, TypeError) as error:
+            if not self._as_json:
+                raise
+            raise InputError(f"--json: {self._what} {self._count}: {error}") from None
+
+
+def _send(producer: xl.Producer, source: _Source, chunk: Sequence[bytes]) -> None:
+    """Send messages, and print their offsets; up to one that is wrong, which raises an error."""
+    receipts = []
+    try:
+        for given in chunk:
+            arguments = source.arguments(given)
+            with source.named():
+                receipts.append(producer.send_async(**arguments))
+    finally:
+        for receipt in receipts:
+            print(receipt.result())
+        sys.stdout.flush()
 
 
 def _encode(values: Sequence[str]) -> list[bytes]:
     return [os.fsencode(value) for value in values]  # the bytes that the shell gave us
-
-
-def _of_json(line: bytes) -> dict[str, Any]:
-    """The arguments of `send` for a line of `tail --json`, without those that the line lacks."""
-    try:
-        found = json.loads(line)
-        sent = {name: found[name] for name in ("properties", "event_time") if found.get(name)}
-        if "event_time" in found:
-            sent["event_time"] = found["event_time"]
-        for name in ("value", "key"):
-            if f"{name}_base64" in found:
-                sent[name] = base64.b64decode(found[f"{name}_base64"], validate=True)
-            elif name in found:
-                sent[name] = None if found[name] is None else found[name].encode()
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"--json: {decoded(line[:80])!r} is no message: {error}") from None
-    if "value" not in sent:
-        raise ValueError(f"--json: {decoded(line[:80])!r} has neither value nor value_base64")
-    return sent
 
 
 def _split(pair: str) -> tuple[str, str]:

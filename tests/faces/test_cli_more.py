@@ -19,6 +19,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.audit import plain, runs
+from exclusivelog.cli.json_lines import arguments_of
 from testing.processes import PATIENCE
 from testing.terminal import Terminal
 from tests.faces.test_cli import PROGRAM, lines, refusal, run
@@ -58,11 +59,69 @@ def test_what_is_exported_can_be_sent_again(orders, tmp_path) -> None:
     assert run("tail", orders, "orders", "--json").stdout == done.stdout
 
 
-def test_send_names_a_line_that_is_no_message(path) -> None:
-    for line in (b"{", b"[]", b"{}", b'{"value": 1}', b'{"value_base64": "x"}'):
-        done = run("send", path, "orders", "--json", stdin=line)
-        assert (done.returncode, done.stdout) == (1, b"")
-        assert done.stderr.startswith(b"exclusivelog: --json: ")
+WRONG = [
+    (b"", "it is no JSON"), (b"{", "it is no JSON"), (b"[" * 100_000, "it is nested too deep"),
+    (b"\xff", "it is no UTF-8"), (b"[]", "it is no object"), (b"{}", "it has neither value nor"),
+    (b'{"value": 1}', "value takes a string or null, not 1"),
+    (b'{"value": NaN}', "value takes a string or null, not NaN"),
+    (b'{"value": ["a"]}', 'value takes a string or null, not ["a"]'),
+    (b'{"value": "\\ud800"}', "value has half of a surrogate pair"),
+    (b'{"value": "a", "value_base64": "AA=="}', "it has value and value_base64"),
+    (b'{"value": null, "value_base64": "AA=="}', "it has value and value_base64"),
+    (b'{"value": "a", "value": "b"}', '"value" is there twice'),
+    (b'{"value_base64": "x"}', 'value_base64 is no base64: "x"'),
+    (b'{"value_base64": "\\u00e9"}', "value_base64 is no base64"),
+    (b'{"value_base64": null}', "value_base64 takes a string, not null"),
+    (b'{"value": "a", "key": 7}', "key takes a string or null, not 7"),
+    (b'{"value": "a", "key": "b", "key_base64": "AA=="}', "it has key and key_base64"),
+    (b'{"value": "a", "properties": []}', "properties takes an object or null, not []"),
+    (b'{"value": "a", "properties": {"x": 1}}', 'properties: "x" takes a string, not 1'),
+    (b'{"value": "a", "properties": {"x": "1", "x": "2"}}', '"x" is there twice'),
+    (b'{"value": "a", "properties": {"\\ud800": "1"}}', "properties has half of a surrogate pair"),
+    (b'{"value": "a", "event_time": "soon"}', "event_time takes ms since 1970"),
+    (b'{"value": "a", "event_time": true}', "event_time takes ms since 1970"),
+    (b'{"value": "a", "event_time": 1e300}', "event_time takes ms since 1970"),
+    (b'{"value": "a", "event_time": 1' + b"0" * 5000 + b"}", "limit"),
+    (b'{"value": "a", "proprties": {}}', '"proprties" is no field of a message'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "words"), WRONG)
+def test_send_names_a_line_that_is_no_message(line: bytes, words: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        arguments_of(line)
+    assert words in str(caught.value)
+
+
+def test_send_ends_at_a_line_that_is_no_message(path) -> None:
+    """Those before it are sent. One sentence names the line and the field; the exit status is that
+    of wrong arguments."""
+    for number, (line, words) in enumerate(WRONG[6:26:6]):
+        done = run("send", path, "orders", "--json", stdin=b'{"value": "a"}\n' + line + b"\n{")
+        assert (done.returncode, done.stdout) == (2, b"%d\n" % number)
+        assert done.stderr.startswith(b"exclusivelog: --json: line 2: ")
+        assert words.encode() in done.stderr
+        assert done.stderr.count(b"\n") == 1
+    late = b'{"value": "a", "event_time": 1%s}' % (b"0" * 30)  # only the library knows that
+    done = run("send", path, "orders", "--json", stdin=late)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"--json: line 1: event_time=1" in done.stderr
+    done = run("send", path, "orders", "--json", '{"value": "a"}', '{"value": 5}')
+    assert (done.returncode, done.stdout) == (2, b"%d\n" % (number + 1))
+    assert b"--json: VALUE 2: value takes a string or null, not 5" in done.stderr
+
+
+def test_send_adds_what_is_for_every_message_to_what_a_line_lacks(path) -> None:
+    """Lines of `tail --json` have null for what is not there."""
+    given = b"""{"value": "a", "key": null, "properties": {"x": "1"}, "event_time": null}
+{"value": "b", "key": "own", "properties": {"y": "3"}}
+{"value": null, "properties": null, "event_time": 0}"""
+    options = ("--json", "--key", "k", "--property", "y=2")
+    assert run("send", path, "orders", *options, stdin=given).returncode == 0
+    assert contents(path, "orders") == [
+        (b"k", b"a", {"x": "1", "y": "2"}, None), (b"own", b"b", {"y": "3"}, None),
+        (b"k", None, {"y": "2"}, 0),
+    ]  # fmt: skip
 
 
 def test_csv_has_a_row_for_each_message(orders, tmp_path) -> None:
