@@ -64,7 +64,28 @@ def _load_str(data: builtins.bytes) -> builtins.str:
 _JSON = (builtins.str, int, float, bool, list, dict)
 _MSGPACK = (*_JSON, builtins.bytes, _msgpack.ExtType, _msgpack.Timestamp)
 _plain_json = _core.Plain("JSON", _JSON, {}, json=True)
-_plain_msgpack = _core.Plain("msgpack", _MSGPACK, {})
+
+
+def _check_extension(value: Any, hashed: bool) -> None:
+    code, data = value
+    if type(code) is not int or type(data) is not builtins.bytes or not 0 <= code <= 127:
+        raise TypeError(f"an ExtType has an int from 0 to 127 and bytes, not {value!r:.80}")
+
+
+def _check_timestamp(value: Any, hashed: bool) -> None:
+    seconds, rest = value.seconds, value.nanoseconds
+    if type(seconds) is not int or type(rest) is not int:
+        raise TypeError(f"a Timestamp has ints, not {value!r:.80}")
+    if not (-(1 << 63) <= seconds < 1 << 63 and 0 <= rest < 1_000_000_000):
+        raise ValueError(
+            f"a Timestamp has seconds of 64 bits, and less than a second of ns, not {value!r:.80}"
+        )
+
+
+_plain_msgpack = _core.Plain(
+    "msgpack", _MSGPACK,
+    {_msgpack.ExtType: _check_extension, _msgpack.Timestamp: _check_timestamp},
+)  # fmt: skip
 # Depth is bounded, so a list in itself is found without looking for it.
 _to_json = _json.JSONEncoder(
     separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False

@@ -100,9 +100,17 @@ cdef int _look_at_int(Plain plain, object value) except -1:
     PyLong_AsLongLongAndOverflow(value, &overflow)
     if overflow == 0:
         return 0
-    if plain.json and value.bit_length() > MOST_BITS:
-        raise ValueError(f"an int of {value.bit_length()} bits: JSON takes {MOST_BITS}")
-    return int in plain.extended and not 0 < value < 1 << 64
+    if plain.json:
+        if value.bit_length() > MOST_BITS:
+            raise ValueError(f"an int of {value.bit_length()} bits: JSON takes {MOST_BITS}")
+        return 0
+    if 0 < value < 1 << 64:
+        return 0
+    if int not in plain.extended:
+        raise ValueError(
+            f"an int of {value.bit_length()} bits: {plain.name} takes those from -2**63 to 2**64 - 1"
+        )
+    return 1
 
 
 cdef int _look_at_float(Plain plain, double value, bint hashed) except -1:

@@ -9,6 +9,7 @@ process accepts ends another.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import datetime as dt
 import decimal
@@ -129,7 +130,9 @@ def test_g10_a_serialiser_that_loses_something_is_noticed() -> None:
 
 TAKEN: list[tuple[str, Any]] = [
     ("json", [1, -1.5, None, True, {"a": ["é"]}, 2**70, -0.0]), ("msgpack", {1: [b"x"], 2.5: None}),
-    ("msgpack", NAN), ("str", "é"), ("bytes", b""),
+    ("msgpack", [NAN, (1 << 64) - 1, -(1 << 63), msgpack.ExtType(127, b"x")]), ("str", "é"),
+    ("msgpack", [msgpack.Timestamp((1 << 63) - 1, 999_999_999), msgpack.Timestamp(-(1 << 63))]),
+    ("bytes", b""),
     ("exact", {(1, 2): {3, (4,)}}), ("exact", frozenset({"a", "b"})), ("exact", 1 << 9000),
     ("exact", dt.datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=BERLIN)),
     ("exact", dt.datetime(2026, 10, 25, 2, 30, fold=1)),
@@ -155,6 +158,10 @@ def test_g10_it_comes_back(topic: xl.Topic, codec: str, value: Any) -> None:
     assert difference(value, next(topic.reader(deserializer=option)).value) is None
 
 
+class Data(bytes):
+    """A subclass."""
+
+
 LOOP: list[Any] = []
 LOOP.append(LOOP)
 REFUSED: list[tuple[str, Any]] = [
@@ -164,7 +171,12 @@ REFUSED: list[tuple[str, Any]] = [
     ("json", 1 << 3000), ("json", nested(101, lambda v: [v])), ("json", LOOP),
     ("msgpack", {(1, 2): 3}), ("msgpack", [(1,)]), ("msgpack", bytearray(b"x")),
     ("msgpack", memoryview(b"x")), ("msgpack", Level.LOW), ("msgpack", {NAN: 1}),
-    ("msgpack", 1 << 64), ("msgpack", LOOP), ("msgpack", Text("x")), ("msgpack", {Text("x"): 1}),
+    ("msgpack", 1 << 64), ("msgpack", [-(1 << 63) - 1]), ("msgpack", {1 << 64: 1}),
+    ("msgpack", msgpack.Timestamp(1 << 63)), ("msgpack", msgpack.Timestamp(-(1 << 63) - 1)),
+    ("msgpack", msgpack.Timestamp(True)), ("msgpack", [msgpack.Timestamp(1, True)]),
+    ("msgpack", msgpack.ExtType(True, b"x")), ("msgpack", msgpack.ExtType(5, Data(b"x"))),
+    ("msgpack", msgpack.ExtType._make((300, b""))), ("msgpack", msgpack.ExtType._make((-1, b""))),
+    ("msgpack", LOOP), ("msgpack", Text("x")), ("msgpack", {Text("x"): 1}),
     ("exact", bytearray(b"x")), ("exact", memoryview(b"x")), ("exact", msgpack.ExtType(5, b"x")),
     ("exact", msgpack.Timestamp(1)), ("exact", Level.LOW), ("exact", Point(1)), ("exact", {NAN}),
     ("exact", {decimal.Decimal("NaN")}), ("exact", {(1, NAN): 1}), ("exact", Text("x")),
@@ -209,6 +221,18 @@ def test_g10_it_is_refused_before_anything_is_appended(
         with pytest.raises(REFUSALS, match="value="):
             shared.put("a", value)
         assert (topic.next_offset, len(shared)) == (0, 0)
+
+
+@pytest.mark.parametrize("codec", ["json", "msgpack", "exact", "str", "bytes"])
+def test_g10_a_serialiser_raises_only_these_errors_itself(codec: str) -> None:
+    """Not what a library below it raises, such as OverflowError."""
+    serialiser = getattr(serde, codec)
+    for name, value in REFUSED:
+        if name in ("json", "msgpack", "exact", "str", "bytes"):
+            with contextlib.suppress(*REFUSALS):
+                serialiser.dumps(value)
+            with contextlib.suppress(*REFUSALS):
+                serde.key_dumps_of(codec, "key")(value)
 
 
 def test_g10_objects_with_plain_fields_alone_are_not_decoded_to_find_out() -> None:
