@@ -515,10 +515,7 @@ class Transaction(OfThisProcess):
         for reader in members_in_use():
             membership = reader.membership
             ours = membership is not None and membership.ledger is self._engine.ledger
-            if (
-                ours and reader.user == self._maker and reader.transaction is None
-                and reader not in self._parts.cursors
-            ):  # fmt: skip
+            if ours and reader.user == self._maker and reader.transaction is None:
                 yield reader
 
     def __del__(self) -> None:

@@ -670,3 +670,22 @@ def test_g11_an_interrupted_batch_of_two_topics_is_read_again_from_where_it_went
         reader.read_batch(5)
     monkeypatch.undo()
     assert [message.offset for _, message in reader.read_batch(5)] == [0, 1, 2, 3, 4]
+
+
+def test_g11_an_interrupt_within_commit_cursor_takes_the_reader_back(
+    engine, reader, monkeypatch
+) -> None:
+    """The transaction has the position already, and the reader does not know it yet."""
+
+    def interrupted(self: Any, transaction: Any) -> None:
+        raise Limit
+
+    txn = engine.transaction()
+    next(reader)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(reader), "joins", interrupted)
+        with pytest.raises(Limit):
+            txn.commit_cursor(reader)
+    txn.abort()
+    next(reader)
+    assert position(reader) == 1
