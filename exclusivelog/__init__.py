@@ -17,7 +17,8 @@ from importlib.machinery import EXTENSION_SUFFIXES
 
 from exclusivelog.version import __version__
 
-if not {"_core" + suffix for suffix in EXTENSION_SUFFIXES} & {*os.listdir(__path__[0])}:
+_FILES = frozenset(os.listdir(__path__[0]))
+if not {"_core" + suffix for suffix in EXTENSION_SUFFIXES} & _FILES:
     raise ImportError(
         f"exclusivelog is not built for this Python in {__path__[0]}. In a clone, run "
         "`pip install -e .` first; to use the installed library, start Python in another directory"
@@ -74,7 +75,8 @@ if not TYPE_CHECKING:  # a type checker would accept any name because of these f
         return import_module(f"exclusivelog.{name}")
 
     def _public(name):
-        if not name.startswith("_"):
+        # `from exclusivelog import logs` asks for it here first, and then imports the module.
+        if not (name.startswith("_") or name in _FILES or f"{name}.py" in _FILES):
             for module in map(_part, _PARTS):
                 if name in module.__all__:
                     return getattr(module, name)

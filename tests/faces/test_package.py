@@ -347,6 +347,13 @@ def test_other_names_are_none_of_the_package() -> None:
         assert not hasattr(xl, name)
 
 
+def test_a_module_is_imported_without_those_of_the_public_names() -> None:
+    """Each module may be the first one that a program imports."""
+    code = "import sys; from exclusivelog import logs; print('exclusivelog.engine' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
+
+
 def test_public_classes_are_pickled_by_their_names() -> None:
     import exclusivelog as xl
 
