@@ -24,7 +24,7 @@ def owner(topic: xl.Topic) -> Iterator[xl.Producer]:
 @pytest.mark.benchmark(group="epoch check")
 def test_row(benchmark: BenchmarkFixture, owner: xl.Producer, engine: xl.Engine) -> None:
     """Unpack the topic's row and compare session and epoch."""
-    session = owner.session
+    session = owner._session
     with engine.ledger.read() as tables:
         data = tables.topics.get(session.topic).pack()
 
@@ -39,7 +39,7 @@ def test_row_in_the_ledger(
     benchmark: BenchmarkFixture, owner: xl.Producer, engine: xl.Engine
 ) -> None:
     """As an append does it: the row is read, unpacked and compared."""
-    session = owner.session
+    session = owner._session
     with engine.ledger.read() as tables:
         benchmark(lambda: check_may_write(tables, tables.topics.get(session.topic), session))
 
@@ -48,7 +48,7 @@ def test_row_in_the_ledger(
 def test_read_transaction(
     benchmark: BenchmarkFixture, owner: xl.Producer, engine: xl.Engine
 ) -> None:
-    session = owner.session
+    session = owner._session
 
     def check() -> None:
         with engine.ledger.read() as tables:

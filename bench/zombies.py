@@ -304,9 +304,9 @@ def connect(state: State, producer: Producer) -> Producer:
     """Without the check, several owners append: each must read what others have appended, or the
     ledger would notice two messages at one offset, and fail."""
     if not state.kept["checked"]:
-        ledger, session = state.engine.ledger, producer.session
+        ledger, session = state.engine.ledger, producer._session
         assert ledger.journal is not None
-        producer.sender.appender.connect(
+        producer._sender.appender.connect(
             ledger.journal, ledger.lockfile.atomics, ledger.lockfile.counters.place(session.topic),
             session.topic, session.epoch, session.id, False, True,
         )  # fmt: skip
@@ -332,7 +332,7 @@ def try_as_a_stranger(state: State, former: Producer, mine: Tenure) -> None:
     """Send by a handle on the former owner's session that got no notification of its end."""
     number = mine.sent
     engine, name, options = state.engine, state.topic.name, Options()
-    session = engine.backend.open_session(name, former.session, number - 1, options)
+    session = engine.backend.open_session(name, former._session, number - 1, options)
     handle = Producer(engine.backend, name, session, options)
     one_by_one(connect(state, handle), mine)
     handle.close()

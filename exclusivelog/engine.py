@@ -461,7 +461,7 @@ class Engine(Closing):
         'assigned'
         """
         begun = self.backend.moves(topics, to, timeout, groups, producer)
-        return UnloadFuture(self.backend, begun).start()
+        return UnloadFuture(self.backend, begun)._start()
 
     def cancel_unload(self, topics: str | Iterable[str]) -> list[str]:
         """Cancel hand-overs that are under way (rule E4). Returns the names of their topics.

@@ -30,7 +30,7 @@ class Ending(Protocol):
 
     __weakref__: Any  # a reader does not keep it: one that its program has dropped cannot commit
 
-    def settle_readers(self) -> None:
+    def _settle_readers(self) -> None:
         """After its end, tell its readers their groups' positions, or let them go back."""
 
 
@@ -63,44 +63,44 @@ class GroupMember:
     # What its own `commit` is about to store, {topic id: offset}; None if the outcome is known.
     committing: Mapping[int, int] | None
 
-    def begin_alone(self) -> None:
+    def _begin_alone(self) -> None:
         """It takes part in no transaction yet."""
         self.returns = self.refused = False
         self.transaction = self.user = self.committing = None
 
     @property
-    def parts(self) -> Sequence[Part]:
+    def _parts(self) -> Sequence[Part]:
         """Its readers of single topics, or itself."""
         return getattr(self, "readers", None) or (cast(Part, self),)
 
-    def offsets_to_commit(self) -> dict[int, int]:
+    def _offsets_to_commit(self) -> dict[int, int]:
         """{topic id: the offset at which the group continues after a commit now}."""
-        return {part.topic_id: part.cursor.position for part in self.parts}
+        return {part.topic_id: part.cursor.position for part in self._parts}
 
-    def has_committed(self, positions: Mapping[int, int]) -> None:
+    def _has_committed(self, positions: Mapping[int, int]) -> None:
         """Its group has these positions now, {topic id: offset}."""
-        for part in self.parts:
+        for part in self._parts:
             part.continues_at = positions[part.topic_id]
         self.returns, self.refused = self.refused, False
 
-    def go_back(self) -> None:
+    def _go_back(self) -> None:
         """Continue at the group's position, or at the last `seek` after that."""
-        for part in self.parts:
+        for part in self._parts:
             part.cursor.move_to(part.continues_at)
         self.returns = self.refused = False
 
-    def is_in(self, transaction: Ending) -> bool:
+    def _is_in(self, transaction: Ending) -> bool:
         """Whether this transaction has its position."""
         held = self.transaction
         return held is not None and held() is transaction
 
     @property
-    def is_behind(self) -> bool:
+    def _is_behind(self) -> bool:
         """Whether its next read continues at the group's position."""
         held = self.transaction
         return self.returns or (held is not None and held() is None)
 
-    def settle(self) -> Ending | None:
+    def _settle(self) -> Ending | None:
         """Return the open transaction that has its position. If one that had it has ended, learn
         how; wait for a commit that goes on after an interrupt."""
         held = self.transaction
@@ -108,24 +108,24 @@ class GroupMember:
             return None
         transaction = held()
         if transaction is not None:
-            transaction.settle_readers()
+            transaction._settle_readers()
         elif self.transaction is held:  # it was dropped
-            self.go_back()
+            self._go_back()
             self.transaction = None
         return transaction if self.transaction is held else None
 
-    def note_use(self) -> None:
+    def _note_use(self) -> None:
         """Note who reads by it, and go back if a transaction has aborted. Before each read."""
         if self.transaction is not None:
-            self.settle()
+            self._settle()
         if self.committing is not None:
-            self.settle_own_commit()
+            self._settle_own_commit()
         if self.user is None:
             self._has_user()
         if self.returns:
-            self.go_back()
+            self._go_back()
 
-    def joins(self, transaction: Ending) -> None:
+    def _joins(self, transaction: Ending) -> None:
         """Its present position is part of this transaction from now on."""
         self.transaction = weakref.ref(transaction)
         self.returns = self.refused = False
@@ -135,9 +135,9 @@ class GroupMember:
         self.user = this_caller()
         _in_use[id(self)] = self
 
-    def check_free(self, transaction: Ending | None) -> None:
+    def _check_free(self, transaction: Ending | None) -> None:
         """Raise ValueError if the position is part of another open transaction than this one."""
-        holder = self.settle()
+        holder = self._settle()
         if holder is not None and holder is not transaction:
             self.refused = True  # what was read for the refused one is read again
             raise ValueError(
@@ -145,14 +145,14 @@ class GroupMember:
                 "abort that one first, or use `with`, which aborts it when an exception is raised"
             )
 
-    def commit_alone(self) -> None:
+    def _commit_alone(self) -> None:
         """Commit its position, in no transaction."""
-        self.check_free(None)
-        self.committing = positions = self.offsets_to_commit()
+        self._check_free(None)
+        self.committing = positions = self._offsets_to_commit()
         self.membership.commit(positions)
         self._note_own_commit(positions)  # another thread may have settled it meanwhile
 
-    def settle_own_commit(self) -> None:
+    def _settle_own_commit(self) -> None:
         """If its own commit was interrupted, find out whether the group has its position."""
         positions = self.committing
         if positions is None:
@@ -163,7 +163,7 @@ class GroupMember:
 
     def _note_own_commit(self, positions: Mapping[int, int]) -> None:
         """It takes no part in transactions."""
-        self.has_committed(positions)
+        self._has_committed(positions)
         _in_use.pop(id(self), None)
         self.committing = None
 

@@ -141,6 +141,11 @@ class ProducerSender:
     # ---- facts ---------------------------------------------------------------------------
 
     @property
+    def sender(self) -> ProducerSender:
+        """Itself: a transaction gives senders to the backend."""
+        return self
+
+    @property
     def ledger(self) -> object:
         """What stores its messages."""
         return self.engine.ledger
@@ -427,9 +432,9 @@ class Producer(SendingProducer, Closing):
 
     # `_dumps`: a copy from its options for the fast path of `send`. A process may have a hundred
     # thousand producers.
-    __slots__ = ("__dict__", "__weakref__", "_dumps", "sender")
+    __slots__ = ("__dict__", "__weakref__", "_dumps", "_sender")
 
-    sender: ProducerSender
+    _sender: ProducerSender
 
     def __init__(
         self, engine: Backend, topic: str, session: ProducerSession, options: Options
@@ -437,45 +442,45 @@ class Producer(SendingProducer, Closing):
         calls_back = options.on_fenced is not None or options.on_wanted is not None
         this = weakref.ref(self) if calls_back else None  # the sender must not keep it
         self._dumps = options.dumps
-        self.sender = ProducerSender(engine, topic, session, options, this)
-        session.subscribe(self.sender, owner=True)  # its callbacks need the whole producer
+        self._sender = ProducerSender(engine, topic, session, options, this)
+        session.subscribe(self._sender, owner=True)  # its callbacks need the whole producer
 
     # ---- facts ---------------------------------------------------------------------------
 
     @property
     def topic(self) -> str:
         """The name of its topic."""
-        return self.sender.topic
+        return self._sender.topic
 
     @property
     def name(self) -> str:
         """The name for which sequence ids are counted (rule G2)."""
-        return str(self.sender.first.name)
+        return str(self._sender.first.name)
 
     @property
     def access_mode(self) -> AccessMode:
         """The requested mode."""
-        return AccessMode(self.sender.first.mode)
+        return AccessMode(self._sender.first.mode)
 
     @property
     def priority(self) -> int:
         """The priority of its request in the queue; cannot be changed (rule D2)."""
-        return int(self.sender.first.priority)
+        return int(self._sender.first.priority)
 
     @property
-    def session(self) -> Any:
+    def _session(self) -> Any:
         """The session that it sends by, as the ledger stores it."""
-        return self.sender.session.session
+        return self._sender.session.session
 
     @property
     def topic_epoch(self) -> int:
         """The epoch that its messages get. Keep it to reconnect with `topic_epoch=` (rule B5)."""
-        return int(self.session.epoch)
+        return int(self._session.epoch)
 
     @property
     def last_sequence_id(self) -> int:
         """The last sequence id sent under this name; -1 if there is none (rule G2)."""
-        return self.sender.last_sequence_id
+        return self._sender.last_sequence_id
 
     def stats(self) -> ProducerStats:
         """How much this producer has sent, and how much waits for a commit. See `ProducerStats`.
@@ -484,7 +489,7 @@ class Producer(SendingProducer, Closing):
         >>> producer.stats().messages, producer.stats().pending_messages
         (2, 0)
         """
-        appender = self.sender.session.sending.appender
+        appender = self._sender.session.sending.appender
         return ProducerStats(
             self.topic, self.name, self.topic_epoch, appender.sent, appender.pending_messages,
             appender.pending_bytes, self.last_sequence_id,
@@ -494,7 +499,7 @@ class Producer(SendingProducer, Closing):
     def state(self) -> State:
         """Its state, read from the ledger (rule C6): "open", "fenced", "moved" or "closed". Reading
         it does not wait, and changes nothing."""
-        return self.sender.state
+        return self._sender.state
 
     # ---- move ----------------------------------------------------------------------------
 
@@ -536,7 +541,7 @@ class Producer(SendingProducer, Closing):
         'assigned'
         """
         engine, unloading = self._begin_move(to, timeout, groups)
-        return UnloadFuture(engine, unloading).start()
+        return UnloadFuture(engine, unloading)._start()
 
     def _begin_move(self, to: str, timeout: float, groups: Iterable[str]) -> tuple[Any, Moves]:
         """Begin to move the session that this producer currently sends by."""
@@ -549,8 +554,8 @@ class Producer(SendingProducer, Closing):
             unloading = engine.begin_move(self.topic, session.session, to, timeout, chosen)
             return engine, unloading
 
-        self.sender.check()
-        return self.sender.call(begin, None)
+        self._sender.check()
+        return self._sender.call(begin, None)
 
     # ---- send ----------------------------------------------------------------------------
 
@@ -567,16 +572,16 @@ class Producer(SendingProducer, Closing):
         ...     [message.value for message in producer.catch_up(topic.reader())]
         [b'old']
         """
-        ours = reader.ledger is self.sender.ledger and reader.topic_id == self.session.topic
+        ours = reader._ledger is self._sender.ledger and reader.topic_id == self._session.topic
         if not ours:
             raise ValueError(f"reader: it takes one of topic {self.topic!r}, not {reader!r}")
-        self.sender.check()
+        self._sender.check()
         return self._catch_up(reader)
 
     def _catch_up(self, reader: Reader) -> Iterator[_core.Message]:
         yield from reader
-        self.sender.check()
-        self.sender.call(lambda session, _: session.verify(), None)
+        self._sender.check()
+        self._sender.call(lambda session, _: session.verify(), None)
 
     def send(
         self, value: Any, *, key: bytes | str | None = None,
@@ -611,27 +616,27 @@ class Producer(SendingProducer, Closing):
         ):  # fmt: skip
             # The most frequent call by far. A closed or lost appender raises by itself.
             try:
-                offset = self.sender.appender.send(value)
+                offset = self._sender.appender.send(value)
             except ProducerMovedError as error:
                 error.__traceback__ = None  # the error is kept, and must not keep this producer
                 offset = -1
             if offset >= 0:
                 return offset
         check_timeout(timeout)
-        message = self.sender.encode(value, key, properties, event_time, sequence_id)
+        message = self._sender.encode(value, key, properties, event_time, sequence_id)
         if transaction is not None:
-            self.sender.check()
-            check_transaction(transaction).add(
+            self._sender.check()
+            check_transaction(transaction)._add(
                 self, lambda appender: self._put(appender, message), numbered=message[4] is not None
             )
             return -1
-        return self.sender.call(
+        return self._sender.call(
             lambda session, left: session.sending.send(message, left), timeout, message[4]
         )
 
     def _put(self, appender: _core.Appender, message: Encoded) -> None:
         if appender.add(*message) is None:
-            raise self.sender.session.sending.duplicate(appender, message[4])
+            raise self._sender.session.sending.duplicate(appender, message[4])
 
     def send_async(
         self, value: Any, *, key: bytes | str | None = None,
@@ -649,7 +654,7 @@ class Producer(SendingProducer, Closing):
         >>> [receipt.result() for receipt in receipts]
         [0, 1, 2]
         """
-        sender = self.sender
+        sender = self._sender
         appender = sender.appender
         if (
             type(value) is bytes and key is None and properties is None and event_time is None
@@ -665,14 +670,14 @@ class Producer(SendingProducer, Closing):
                 return self._send_async((value, None, None, None, None))
         else:
             return self._send_async(
-                self.sender.encode(value, key, properties, event_time, sequence_id)
+                self._sender.encode(value, key, properties, event_time, sequence_id)
             )
         if appender.holds(sender.options.max_pending_bytes):
             sender.session.sending.commit_if_full()
         return receipt
 
     def _send_async(self, message: Encoded) -> Receipt:
-        return self.sender.call(
+        return self._sender.call(
             lambda session, _: session.sending.send_async(message), None, message[4]
         )
 
@@ -704,19 +709,19 @@ class Producer(SendingProducer, Closing):
         check_timeout(timeout)
         columns = encode_columns(values, keys, properties, event_times, self._dumps)
         count = columns.values.count
-        self.sender.check()
+        self._sender.check()
         if count == 0:
-            next_offset = self.sender.engine.latest(self.session.topic).next_offset
+            next_offset = self._sender.engine.latest(self._session.topic).next_offset
             return range(next_offset, next_offset)
         sequence = None if sequence_id is None else encode_sequence(sequence_id)
         if transaction is not None:
-            check_transaction(transaction).add(
+            check_transaction(transaction)._add(
                 self,
                 lambda appender: self._put_batch(appender, columns, sequence),
                 numbered=sequence is not None,
             )
             return range(-1, -1)
-        first = self.sender.call(
+        first = self._sender.call(
             lambda session, left: session.sending.send_batch(columns, sequence, left),
             timeout, sequence,
         )  # fmt: skip
@@ -725,7 +730,7 @@ class Producer(SendingProducer, Closing):
     def _put_batch(self, appender: _core.Appender, columns: Columns, sequence: int | None) -> None:
         batch = columns.batch(appender)
         if appender.add_batch(batch, sequence) is None:
-            raise self.sender.session.sending.duplicate(appender, sequence, batch.count)
+            raise self._sender.session.sending.duplicate(appender, sequence, batch.count)
 
     # ---- announce ------------------------------------------------------------------------
 
@@ -753,15 +758,15 @@ class Producer(SendingProducer, Closing):
         'tcp://127.0.0.1:7002'
         """
         given = check_info(info)
-        if not self.session.exclusive:
+        if not self._session.exclusive:
             raise ValueError(
                 f"announce: producer {self.name!r} of topic {self.topic!r} is shared, and only an "
                 "owner can announce. Open it with another access mode"
             )
         if transaction is None:
-            self.sender.check()
-        announcing = transaction or Transaction(self.sender.session.engine)
-        announcing.announce(self, given)
+            self._sender.check()
+        announcing = transaction or Transaction(self._sender.session.engine)
+        announcing._announce(self, given)
         if message is not NO_MESSAGE:
             self.send(message, properties=given, transaction=announcing)
         if transaction is None:
@@ -778,8 +783,8 @@ class Producer(SendingProducer, Closing):
         A fenced producer raises ProducerFencedError, even if nothing is pending (rule B3).
         """
         check_timeout(timeout)
-        self.sender.check()
-        self.sender.call(lambda session, left: session.flush(left), timeout)
+        self._sender.check()
+        self._sender.call(lambda session, left: session.flush(left), timeout)
 
     def close(self) -> None:
         """Commit pending sends, then release the topic: the next waiter is promoted in the same
@@ -787,8 +792,8 @@ class Producer(SendingProducer, Closing):
 
         Called from a signal handler or a finalizer that interrupted a transaction of the same
         thread, it returns at once; another thread closes the producer after that transaction."""
-        if not self.sender.session.engine.forked:
-            self.sender.close()
+        if not self._sender.session.engine.forked:
+            self._sender.close()
 
     def __repr__(self) -> str:
         return (
@@ -816,7 +821,7 @@ class ProducerInTransaction(Producer):
     def _check_transaction(self, options: Mapping[str, Any]) -> None:
         if options.get("transaction") is not None:
             return
-        if self.sender.discharge(self, this_caller()):  # once is enough
+        if self._sender.discharge(self, this_caller()):  # once is enough
             warnings.warn(
                 f"topic {self.topic!r}: this message is not in the transaction of the block around "
                 "it. Use send(..., transaction=...) to include it, or send it outside of the block",

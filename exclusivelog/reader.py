@@ -106,7 +106,7 @@ class Reader(GroupMember, Closing):
         if trimmed not in ("error", "earliest"):
             raise ValueError(f"trimmed={trimmed!r}: it takes 'error' or 'earliest'")
         self.membership: GroupCursor | None = None
-        self.begin_alone()
+        self._begin_alone()
         self._is_part = False  # of a GroupReader, which is in transactions instead
         self.continues_at = 0  # of a group's reader, after a transaction has aborted
         self.topic_id = topic
@@ -121,20 +121,20 @@ class Reader(GroupMember, Closing):
     # ---- the position --------------------------------------------------------------------
 
     @property
-    def ledger(self) -> Place:
+    def _ledger(self) -> Place:
         """The ledger that it reads from."""
         return self.cursor.ledger
 
     def _check(self) -> None:
         """Raise an error unless it can be used; before each read."""
         if self.membership is not None and not self._is_part:
-            self.note_use()
+            self._note_use()
         self.cursor.check()
 
     @property
     def position(self) -> int:
         """The offset of the next message to read; the topic may not have it yet."""
-        return self.continues_at if self.is_behind else self.cursor.position
+        return self.continues_at if self._is_behind else self.cursor.position
 
     def seek(self, start: Start, *, inclusive: bool = True) -> None:
         """Continue at another message: `start` and `inclusive` are those of `Topic.reader`.
@@ -219,10 +219,10 @@ class Reader(GroupMember, Closing):
                     f"topic {self.topic!r} is terminated, and ends at offset {self.position}"
                 )
             if left is not None and left <= 0:
-                raise self.nothing_came(timeout)
+                raise self._nothing_came(timeout)
             cursor.wait(seen, left)
 
-    def nothing_came(self, timeout: float | None) -> WaitTimeoutError:
+    def _nothing_came(self, timeout: float | None) -> WaitTimeoutError:
         """The error of `read_next` after `timeout` seconds."""
         return WaitTimeoutError(
             f"topic {self.topic!r} had no message at offset {self.position} within {timeout} s"
@@ -345,9 +345,9 @@ class Reader(GroupMember, Closing):
                 message = self.read_next(timeout)
             except (WaitTimeoutError, TopicTerminatedError):
                 return
-            yield self.value_of(message)
+            yield self._value_of(message)
 
-    def value_of(self, message: Message) -> Any:
+    def _value_of(self, message: Message) -> Any:
         """The value of the message that was read last. If this call is interrupted, the next read
         returns that message again; not if its value cannot be deserialised."""
         try:
@@ -374,7 +374,7 @@ class Reader(GroupMember, Closing):
 
     # ---- groups --------------------------------------------------------------------------
 
-    def join(self, membership: GroupCursor, committed: Mapping[int, int] | None = None) -> None:
+    def _join(self, membership: GroupCursor, committed: Mapping[int, int] | None = None) -> None:
         """Read for a group from now on, from its committed position if it has one. `committed`: the
         positions on all topics, for a part of a GroupReader."""
         self.membership = self.cursor.membership = membership
@@ -414,7 +414,7 @@ class Reader(GroupMember, Closing):
             raise ValueError(
                 f"this reader of topic {self.topic!r} has no cursor; open it with group="
             )
-        self.commit_alone()
+        self._commit_alone()
 
     # ---- close ---------------------------------------------------------------------------
 
@@ -450,7 +450,7 @@ def _checked(reader: Reader, found: Iterator[T], is_part: bool) -> Iterator[T]:
         reader.cursor.check()  # `one` was read ahead: the reader may have been fenced meanwhile
         yield one
         if not is_part:
-            reader.note_use()  # the next one is an earlier one if a transaction has aborted
+            reader._note_use()  # the next one is an earlier one if a transaction has aborted
 
 
 class GroupReader(GroupMember, Closing):
@@ -475,7 +475,7 @@ class GroupReader(GroupMember, Closing):
     def __init__(self, readers: Sequence[Reader], membership: GroupCursor) -> None:
         self.membership = membership
         self.readers = tuple(readers)  # one for each topic
-        self.begin_alone()
+        self._begin_alone()
         self._next = 0  # the index of the reader to read from next
         self._closed = False
         try:
@@ -484,7 +484,7 @@ class GroupReader(GroupMember, Closing):
             membership.end()
             raise
         for reader in readers:
-            reader.join(membership, committed)
+            reader._join(membership, committed)
 
     # ---- where ---------------------------------------------------------------------------
 
@@ -507,7 +507,7 @@ class GroupReader(GroupMember, Closing):
     def positions(self) -> dict[str, int]:
         """{topic: the offset of the next message to read}."""
         return {
-            reader.topic: reader.continues_at if self.is_behind else reader.position
+            reader.topic: reader.continues_at if self._is_behind else reader.position
             for reader in self.readers
         }
 
@@ -541,7 +541,7 @@ class GroupReader(GroupMember, Closing):
         check_timeout(timeout)
         deadline = None if timeout is None else _core.monotonic() + timeout
         while True:
-            marks = self.marks()  # before reading: a later append ends the wait
+            marks = self._marks()  # before reading: a later append ends the wait
             found = self._take()
             if found is not None:
                 return found
@@ -551,15 +551,15 @@ class GroupReader(GroupMember, Closing):
                 )
             left = None if deadline is None else deadline - _core.monotonic()
             if left is not None and left <= 0:
-                raise self.nothing_came(timeout)
+                raise self._nothing_came(timeout)
             seconds = 3600.0 if left is None else left
             self.membership.wait([reader.cursor for reader in self.readers], marks, seconds)
 
-    def marks(self) -> list[int]:
+    def _marks(self) -> list[int]:
         """A number for each topic that changes with every append to it."""
         return [reader.cursor.mark() for reader in self.readers]
 
-    def nothing_came(self, timeout: float | None) -> WaitTimeoutError:
+    def _nothing_came(self, timeout: float | None) -> WaitTimeoutError:
         """The error of `read_next` after `timeout` seconds."""
         return WaitTimeoutError(
             f"none of topics {', '.join(self.topics)} had a message within {timeout} s"
@@ -611,7 +611,7 @@ class GroupReader(GroupMember, Closing):
         while walks:
             left = []
             for name, found in walks:
-                self.note_use()
+                self._note_use()
                 for one in found:
                     yield name, one
                     left.append((name, found))
@@ -642,13 +642,13 @@ class GroupReader(GroupMember, Closing):
                 found = self.read_next(timeout)
             except (WaitTimeoutError, TopicTerminatedError):
                 return
-            yield self.value_of(found)
+            yield self._value_of(found)
 
-    def value_of(self, found: Found) -> tuple[str, Any]:
-        """The value of the message that was read last, with its topic; as `Reader.value_of`."""
+    def _value_of(self, found: Found) -> tuple[str, Any]:
+        """The value of the message that was read last, with its topic; as `Reader._value_of`."""
         name, message = found
         reader = next(reader for reader in self.readers if reader.topic == name)
-        return name, reader.value_of(message)
+        return name, reader._value_of(message)
 
     def follow(self, timeout: float | None = None) -> Iterator[Found]:
         """Iterate over the messages, and wait for new ones at the ends of all topics. It stops if
@@ -670,10 +670,10 @@ class GroupReader(GroupMember, Closing):
         and ValueError if the positions are part of an open transaction.
         """
         self._check_usable()
-        self.commit_alone()
+        self._commit_alone()
 
     def _check(self) -> None:
-        self.note_use()
+        self._note_use()
         self._check_usable()
 
     def _check_usable(self) -> None:

@@ -33,7 +33,7 @@ from exclusivelog.errors import OwnershipLostError, describe_engine
 from exclusivelog.producer import Options, Producer
 from exclusivelog.reader import GroupReader, Start
 from exclusivelog.serde import pick_dumps
-from exclusivelog.transaction import Claim
+from exclusivelog.transaction import Claim, Listening
 from exclusivelog.types import PREFIX, AccessMode, ModeName, Move
 from exclusivelog.unload import UnloadFuture
 from exclusivelog.waits import GrantFuture, time_limit
@@ -96,9 +96,9 @@ class RoleClaim(Claim):
             "part of it. Request it again with engine.role"
         )
 
-    def lose(self, error: OwnershipLostError) -> None:
+    def _lose(self, error: OwnershipLostError) -> None:
         """The role was lost: call the role's `on_lost`."""
-        self._role.lose(self._lost_error() if error.successor is None else error)
+        self._role._lose(self._lost_error() if error.successor is None else error)
 
     def release(self) -> None:
         """Release the role, as `Role.close`."""
@@ -129,7 +129,7 @@ class Role(Closing):
     def __init__(
         self, engine: Opened, seat: Producer, parts: RoleParts, on_lost: OnLost | None
     ) -> None:
-        session = seat.session
+        session = seat._session
         self.name = seat.topic.removeprefix(PREFIX)
         self.epoch = session.epoch
         self._engine: EngineBackend = engine.backend
@@ -145,12 +145,12 @@ class Role(Closing):
         self._seat = seat
         self._claimants = parts.numbers
 
-    def register(self) -> None:
+    def _register(self) -> None:
         """Let its engine keep this object and notify it of changes of the role."""
         roles = self._engine.role_store
         for number, membership in zip(self._claimants, self._memberships.values(), strict=True):
             roles.keep(number, membership)
-        roles.keep(self.claim.id, self.claim)
+        roles.keep(self.claim.id, Listening(self.claim))
 
     # ---- facts ---------------------------------------------------------------------------
 
@@ -216,7 +216,7 @@ class Role(Closing):
             if session is None:
                 raise ValueError(f"topic={topic!r} is none of role {self.name!r}: {self.topics}")
             found = self._producers.get(topic)
-            if found is None or not found.sender.usable:
+            if found is None or not found._sender.usable:
                 found = self._producers[topic] = self._open(topic, session, **options)
             return found
 
@@ -247,7 +247,7 @@ class Role(Closing):
             start, inclusive=inclusive, read_compacted=read_compacted, trimmed=trimmed,
             deserializer=deserializer, key_deserializer=key_deserializer,
         )  # fmt: skip
-        reader.join(self._memberships[chosen])
+        reader._join(self._memberships[chosen])
         return reader
 
     def group_reader(
@@ -322,7 +322,7 @@ class Role(Closing):
         self.claim.check()
         return self._seat.move_async(to, timeout)
 
-    def lose(self, error: OwnershipLostError) -> None:
+    def _lose(self, error: OwnershipLostError) -> None:
         """The role was lost: wake its readers, and call `on_lost`."""
         for membership in self._memberships.values():
             membership.lose(error)
@@ -405,9 +405,9 @@ class RoleFuture(GrantFuture[Role]):
         try:
             self.granted = Role(self.engine, seat, found, self._on_lost)
         except BaseException:
-            seat.sender.session.abandon()
+            seat._sender.session.abandon()
             raise
-        self.granted.register()  # last: after an interrupt before this, `give_up` closes the role
+        self.granted._register()  # last: after an interrupt before this, `give_up` closes the role
         return self.granted
 
     def give_up(self) -> None:

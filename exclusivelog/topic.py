@@ -555,7 +555,7 @@ producer; it is held by producer 'leader' ...
         )  # fmt: skip
         if group is not None:  # only now: a call that is refused must not fence another reader
             given = as_int(generation)
-            reader.join(self._engine.join_group(group, {self.name: self.id}, given))
+            reader._join(self._engine.join_group(group, {self.name: self.id}, given))
         return reader
 
     def __repr__(self) -> str:

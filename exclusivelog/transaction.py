@@ -23,6 +23,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
@@ -33,7 +34,6 @@ from exclusivelog.backend import (
     EngineBackend,
     OfThisProcess,
     Opened,
-    Place,
     ProducerSession,
     Put,
     TransactionParts,
@@ -86,11 +86,6 @@ class Claim(OfThisProcess):
         return self._session.id
 
     @property
-    def ledger(self) -> Place:
-        """The ledger that stores this claim."""
-        return self._session.ledger
-
-    @property
     def is_valid(self) -> bool:
         """True while the whole claim is held; each call reads the ledger (rule F5)."""
         if self._released or self._engine.closed:
@@ -105,7 +100,7 @@ class Claim(OfThisProcess):
         if self._released or not self._session.is_held():
             raise self._lost_error()
 
-    def check_in(self, transaction: Any) -> None:
+    def _check_in(self, transaction: Any) -> None:
         """As `check`, within a transaction of the ledger: what it writes is written only if the
         claim is held."""
         if not self._session.is_held_in(transaction):
@@ -126,7 +121,7 @@ class Claim(OfThisProcess):
             successor=successor,
         )
 
-    def lose(self, error: OwnershipLostError) -> None:
+    def _lose(self, error: OwnershipLostError) -> None:
         """The claim was revoked: call `on_lost`."""
         on_lost = self._on_lost
         if on_lost is not None and not self._released:
@@ -147,9 +142,9 @@ class Claim(OfThisProcess):
         ProducerRevokedError."""
         if not (self._released or self._engine.forked or self._engine.closed):
             self._engine.claims.drain_bound(self.id)
-            self.end()
+            self._end()
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Release the claim; for an engine that is closing."""
         if not self._released:
             self._session.release()
@@ -168,6 +163,37 @@ class Claim(OfThisProcess):
 
     def __repr__(self) -> str:
         return repr(self._session)
+
+
+@dataclass(frozen=True)
+class Listening:
+    """What the backend keeps for a claim, and calls; see `exclusivelog.backend.Owned`."""
+
+    claim: Claim
+
+    def lose(self, error: OwnershipLostError) -> None:
+        """It was revoked."""
+        self.claim._lose(error)
+
+    def end(self) -> None:
+        """The engine is closing: release it."""
+        self.claim._end()
+
+
+@dataclass(frozen=True)
+class Required:
+    """A claim that a transaction requires; see `exclusivelog.backend.Condition`."""
+
+    claim: Claim
+
+    @property
+    def id(self) -> int:
+        """The claim session's number."""
+        return self.claim.id
+
+    def check_in(self, transaction: Any) -> None:
+        """Raise OwnershipLostError unless it is held, within a transaction of the ledger."""
+        self.claim._check_in(transaction)
 
 
 # ---- the call ----------------------------------------------------------------------------
@@ -207,8 +233,8 @@ def own(
         check_resource("resources", resource)
         wanted[resource] = check_generation(resource, generation)
 
-    def make(session: ClaimSession) -> Claim:
-        return Claim(engine, session, on_lost)
+    def make(session: ClaimSession) -> Listening:
+        return Listening(Claim(engine, session, on_lost))
 
     end = _core.monotonic() + (timeout or 0.0)
     until = time_limit(timeout, _core.now())
@@ -216,7 +242,7 @@ def own(
         backend.check_open()
         seen = backend.claims.mark()
         try:
-            return backend.claims.hold(name, wanted, make, until)
+            return backend.claims.hold(name, wanted, make, until).claim
         except OwnershipError as error:
             left = end - _core.monotonic()
             if left <= 0 or not error.retriable:
@@ -260,6 +286,10 @@ class Sender(Protocol):
     """The sender of a producer, as a transaction uses it."""
 
     @property
+    def sender(self) -> Sender:
+        """Itself: a backend commits for senders."""
+
+    @property
     def ledger(self) -> object:
         """What stores its messages."""
 
@@ -279,7 +309,7 @@ class SendingProducer:
 
     __slots__ = ()
 
-    sender: Sender
+    _sender: Sender
 
 
 class Transaction(OfThisProcess):
@@ -306,7 +336,8 @@ class Transaction(OfThisProcess):
         self._caller: Caller | None = None  # the caller whose `with` block this is
         self._engine = engine
         self._state: State = "open"
-        self._parts: TransactionParts[SendingProducer] = TransactionParts()
+        self._parts: TransactionParts[Sender] = TransactionParts()
+        self._producers: dict[Sender, SendingProducer] = {}  # whose senders these are
         self._maker = this_caller()
         self._running: concurrent.futures.Future[None] | None = None  # the commit, once begun
         self._number = next(_numbers)
@@ -329,19 +360,28 @@ class Transaction(OfThisProcess):
     @property
     def offsets(self) -> dict[SendingProducer, range]:
         """The offsets of each producer's messages, once it is committed."""
-        return self._parts.offsets if self._state == "committed" else {}
+        if self._state != "committed":
+            return {}
+        return {self._producers[sender]: them for sender, them in self._parts.offsets.items()}
 
-    def add(self, producer: SendingProducer, put: Put, numbered: bool) -> None:
+    def _add(self, producer: SendingProducer, put: Put, numbered: bool) -> None:
         """Let the commit append messages of a producer. `put` adds them to an appender;
         `numbered`: they have sequence ids of their own."""
-        self.check_open()
-        if producer.sender.ledger is not self._engine.ledger:
-            raise ValueError("transaction: it takes producers and readers of its own ledger")
-        if self._caller is not None and not self._parts.puts.get(producer):
-            producer.sender.enlist(producer, self._caller)
-        self._parts.puts.setdefault(producer, []).append(put)
+        sender = self._sender_of(producer)
+        if self._caller is not None and not self._parts.puts.get(sender):
+            sender.enlist(producer, self._caller)
+        self._parts.puts.setdefault(sender, []).append(put)
         if numbered:
-            self._parts.numbered.add(producer)
+            self._parts.numbered.add(sender)
+
+    def _sender_of(self, producer: SendingProducer) -> Sender:
+        """The producer's sender, for the commit. ValueError for a producer of another ledger."""
+        self._check_open()
+        sender = producer._sender
+        if sender.ledger is not self._engine.ledger:
+            raise ValueError("transaction: it takes producers and readers of its own ledger")
+        self._producers[sender] = producer
+        return sender
 
     def require(self, holder: Claim | SendingProducer | HoldsClaim) -> None:
         """Let the commit fail unless this claim or role is held, or this producer still has its
@@ -361,26 +401,23 @@ class Transaction(OfThisProcess):
         ...     _ = producer.send(b"by the owner of shard-7", transaction=txn)
         ...     txn.commit()
         """
-        self.check_open()
+        self._check_open()
         if not isinstance(holder, Claim | SendingProducer):
             holder = getattr(holder, "claim", holder)  # a role's
         if not isinstance(holder, Claim | SendingProducer):
             raise TypeError(f"require takes a role, a claim or a producer, not {holder!r}")
-        kept_by = holder.ledger if isinstance(holder, Claim) else holder.sender.ledger
-        if kept_by is not self._engine.ledger:
+        if isinstance(holder, SendingProducer):
+            self._parts.puts.setdefault(self._sender_of(holder), [])
+            return
+        if holder._session.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes claims and producers of its own ledger")
-        if isinstance(holder, Claim):
-            self._parts.claims.add(holder)
-        else:
-            self._parts.puts.setdefault(holder, [])
+        self._parts.claims.add(Required(holder))
 
-    def announce(self, producer: SendingProducer, info: dict[str, str]) -> None:
+    def _announce(self, producer: SendingProducer, info: dict[str, str]) -> None:
         """Announce when this transaction commits; see `Producer.announce`."""
-        self.check_open()
-        if producer.sender.ledger is not self._engine.ledger:
-            raise ValueError("transaction: it takes producers and readers of its own ledger")
-        self._parts.puts.setdefault(producer, [])  # the commit checks it as one that sends
-        self._parts.announced[producer] = info
+        sender = self._sender_of(producer)
+        self._parts.puts.setdefault(sender, [])  # the commit checks it as one that sends
+        self._parts.announced[sender] = info
 
     def commit_cursor(self, reader: GroupMember) -> None:
         """Store the reader's present position as its group's position when this transaction
@@ -388,19 +425,19 @@ class Transaction(OfThisProcess):
 
         Raises ValueError if another open transaction has a position of this reader: if that one
         aborted, this one would commit past its messages."""
-        self.check_open()
-        if not hasattr(reader, "offsets_to_commit"):
+        self._check_open()
+        if not hasattr(reader, "_offsets_to_commit"):
             raise TypeError(f"commit_cursor takes a reader with group=, not {reader!r}")
         membership = reader.membership
         if membership is None:
             raise ValueError(f"reader={reader!r} has no cursor; open it with group=")
         if membership.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes producers and readers of its own ledger")
-        reader.check_free(self)
-        self._parts.cursors[reader] = membership, reader.offsets_to_commit()
-        reader.joins(self)
+        reader._check_free(self)
+        self._parts.cursors[reader] = membership, reader._offsets_to_commit()
+        reader._joins(self)
 
-    def check_open(self) -> None:
+    def _check_open(self) -> None:
         """Raise TransactionAbortedError if the transaction was committed or aborted."""
         if self._state != "open":
             raise TransactionAbortedError(
@@ -417,13 +454,13 @@ class Transaction(OfThisProcess):
         Ctrl-C interrupts only the wait: a commit that has begun continues, and `state` shows its
         outcome afterwards.
         """
-        self.check_open()
+        self._check_open()
         self._engine.check_free()
         self._state = "aborted"  # until it has begun
         self._engine.check_open()
         if not self._parts:
             self._state = "committed"
-            self.settle_readers()
+            self._settle_readers()
             return
         # A thread of the library commits: an exception raised in this one (by a signal handler, or
         # the time limit of a task queue) would leave producers without the outcome.
@@ -435,7 +472,7 @@ class Transaction(OfThisProcess):
             running.result(0)
         finally:
             if running.cancel():  # an interrupt may come before the commit has begun
-                self.settle_readers()
+                self._settle_readers()
             del running  # it may hold an error whose traceback refers to this frame
 
     def _commit_for(self, running: concurrent.futures.Future[None]) -> None:
@@ -471,9 +508,9 @@ class Transaction(OfThisProcess):
         have not committed."""
         if self._state == "open":
             self._state = "aborted"
-            self.settle_readers()
+            self._settle_readers()
 
-    def settle_readers(self) -> None:
+    def _settle_readers(self) -> None:
         """After its end, let its readers know their groups' positions, or go back (rule G11). Waits
         for a commit that goes on after an interrupt."""
         running = self._running
@@ -484,16 +521,16 @@ class Transaction(OfThisProcess):
 
     def _settle_readers_now(self) -> None:
         for reader, (_, positions) in self._parts.cursors.items():
-            if not reader.is_in(self):
+            if not reader._is_in(self):
                 continue  # it has gone back, or another transaction has its position now
             if self._state == "committed":
-                reader.has_committed(positions)
+                reader._has_committed(positions)
             elif self._state == "aborted":
-                reader.go_back()
+                reader._go_back()
             reader.transaction = None  # last: after an interrupt, its next read does it again
         if self._state == "aborted" and not self._settled:
             for reader in self._others():
-                reader.settle_own_commit()
+                reader._settle_own_commit()
                 reader.returns = True
         self._forget()
 
@@ -541,8 +578,8 @@ class Transaction(OfThisProcess):
     ) -> None:
         caller, self._caller = self._caller, None
         if caller is not None:
-            for producer in self._parts.puts:
-                producer.sender.discharge(producer, caller)
+            for sender, producer in self._producers.items():
+                sender.discharge(producer, caller)
         if kind is None and self._state == "open":
             self.commit()
         else:

@@ -312,7 +312,11 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """The mean of the values; 0.0 if there are none."""
+        """The mean of the values; 0.0 if there are none.
+
+        >>> engine.stats().flush_seconds.mean >= 0.0
+        True
+        """
         return self.sum / self.count if self.count else 0.0
 
     def quantile(self, share: float) -> float:

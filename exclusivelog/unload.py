@@ -31,7 +31,7 @@ class UnloadFuture(EngineFuture[list[Move]]):
         self._engine: MoveHost = engine
         self._unloading = unloading
 
-    def start(self) -> UnloadFuture:
+    def _start(self) -> UnloadFuture:
         """Begin the moves, and follow them in a thread."""
         self._unloading.begin()
         thread = threading.Thread(target=self._run, name="exclusivelog-unload", daemon=True)
@@ -68,5 +68,5 @@ class UnloadFuture(EngineFuture[list[Move]]):
         if not self.done():
             self._engine.check_free()
             self._unloading.stop()
-            self.await_end(CANCELLED_WITHIN)
+            self._await_end(CANCELLED_WITHIN)
         return self.cancelled()

@@ -162,13 +162,13 @@ class EngineFuture(concurrent.futures.Future[Granted], Generic[Granted]):
     def result(self, timeout: float | None = None) -> Granted:
         """Return the result; wait for it up to `timeout` seconds (None, the default: no limit)."""
         check_timeout(timeout)
-        self.await_end(timeout)
+        self._await_end(timeout)
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the error that it failed with, or None; wait as `result` does."""
         check_timeout(timeout)
-        self.await_end(timeout)
+        self._await_end(timeout)
         return super().exception(0)
 
     def cancel(self) -> bool:
@@ -181,7 +181,7 @@ class EngineFuture(concurrent.futures.Future[Granted], Generic[Granted]):
     def _cancel(self) -> bool:
         return super().cancel()
 
-    def await_end(self, timeout: float | None) -> bool:
+    def _await_end(self, timeout: float | None) -> bool:
         """Wait until it is done; False if it is not after so many seconds (None: no limit)."""
         if self.done():
             return True

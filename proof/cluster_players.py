@@ -238,7 +238,7 @@ class Player(traffic.Player):
 
 
 def _frame(producer: xl.Producer, first: int, values: list[bytes], exclusive: bool = True) -> Frame:
-    session, now = producer.session, time.time_ns() // 1_000_000
+    session, now = producer._session, time.time_ns() // 1_000_000
     contents = tuple(
         Content(value, None, {}, None, now, session.name, 10**6 + number)
         for number, value in enumerate(values)

@@ -218,7 +218,7 @@ class Player:
         """It was fenced: every later send must be refused, also by a handle on its session that got
         no notification, so that the ledger has to refuse it."""
         self.send(topic, producer, exclusive, stale=True)
-        session = self.engine.backend.open_session(topic.name, producer.session, -1, Options())
+        session = self.engine.backend.open_session(topic.name, producer._session, -1, Options())
         stranger = xl.Producer(self.engine.backend, topic.name, session, Options())
         self.connect(stranger)
         self.send(topic, stranger, exclusive, stale=True)
@@ -227,10 +227,10 @@ class Player:
     def connect(self, producer: xl.Producer) -> None:
         """The control needs a connection that looks what others append: two owners at once
         would else write to one offset, which the ledger notices by itself."""
-        if self.defect == UNCHECKED and producer.session.exclusive:
-            ledger, session = self.engine.ledger, producer.session
+        if self.defect == UNCHECKED and producer._session.exclusive:
+            ledger, session = self.engine.ledger, producer._session
             assert ledger.journal is not None
-            producer.sender.appender.connect(
+            producer._sender.appender.connect(
                 ledger.journal, ledger.lockfile.atomics,
                 ledger.lockfile.counters.place(session.topic), session.topic,
                 session.epoch, session.id, False, True,

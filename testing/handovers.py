@@ -181,7 +181,7 @@ COUNTS = [2 if name == "send_many" else 1 for name in SENDS]
 
 def catch_up(producer: xl.Producer) -> list[bytes]:
     """What an owner reads before it writes (rule D8)."""
-    reader = xl.Engine(producer.sender.engine).topic(producer.topic).reader()
+    reader = xl.Engine(producer._sender.engine).topic(producer.topic).reader()
     return [message.value for message in producer.catch_up(reader)]
 
 

@@ -137,7 +137,7 @@ def free(topic: xl.Topic) -> bool:
 @contextlib.contextmanager
 def paused(producer: xl.Producer) -> Iterator[None]:
     """The producer's topic is on its way to another engine while the block runs: sends wait."""
-    session = producer.sender.session
+    session = producer._sender.session
     session.pauses.begin()
     try:
         yield

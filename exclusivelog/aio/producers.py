@@ -194,9 +194,9 @@ class Producer(Sender):
                 value, key=key, properties=properties, event_time=event_time,
                 sequence_id=sequence_id, transaction=joined(transaction, self),
             )  # fmt: skip
-        message = self.sync.sender.encode(value, key, properties, event_time, sequence_id)
+        message = self.sync._sender.encode(value, key, properties, event_time, sequence_id)
         # Queue it at once, so that several sends that a task gathers stay in order.
-        receipt = None if self._line else self.sync.sender.offer(message)
+        receipt = None if self._line else self.sync._sender.offer(message)
         if receipt is not None and timeout is None:
             return int(await receipt)
         waits = receipt if receipt is not None else self._send_late(message)
@@ -222,7 +222,7 @@ class Producer(Sender):
 
     async def _queued(self, message: Encoded) -> _core.Receipt:
         """Queue a message as soon as that is possible without waiting."""
-        offer, delay = self.sync.sender.offer, 0.0
+        offer, delay = self.sync._sender.offer, 0.0
         while (receipt := offer(message)) is None:
             await self._passed()
             if (receipt := offer(message)) is not None:
@@ -235,7 +235,7 @@ class Producer(Sender):
         """Wait for the end of a hand-over. One thread waits on behalf of all messages, and
         continues if their tasks are cancelled."""
         if self._passing is None or self._passing.done():
-            self._passing = asyncio.ensure_future(in_thread(self.sync.sender.here, False))
+            self._passing = asyncio.ensure_future(in_thread(self.sync._sender.here, False))
         await shielded(self._passing)
 
     @like(SyncProducer.send_async)
@@ -244,8 +244,8 @@ class Producer(Sender):
         properties: Mapping[str, str] | None = None,
         event_time: dt.datetime | int | None = None, sequence_id: int | None = None,
     ) -> Receipt:  # fmt: skip
-        message = self.sync.sender.encode(value, key, properties, event_time, sequence_id)
-        receipt = None if self._line else self.sync.sender.offer(message)
+        message = self.sync._sender.encode(value, key, properties, event_time, sequence_id)
+        receipt = None if self._line else self.sync._sender.offer(message)
         if receipt is not None:
             return Receipt(receipt)
         task = asyncio.ensure_future(self._send_late(message))

@@ -51,14 +51,14 @@ class Watch:
     @classmethod
     def of(cls, reader: SyncReader) -> Watch:
         """Return the watch at the end of this reader's topic."""
-        key = id(reader.ledger), reader.topic_id
+        key = id(reader._ledger), reader.topic_id
         _core.this_process()  # in a forked child, a thread of the parent may hold the lock
         with cls.lock:
             watch = cls._there.get(key)
             if watch is None:
                 watch = cls(key, reader)
                 run = threading.Thread(target=watch._run, name="exclusivelog-watch", daemon=True)
-                threads.start(reader.ledger.path, run)
+                threads.start(reader._ledger.path, run)
                 cls._there[key] = watch
             return watch
 
@@ -182,7 +182,7 @@ class Reading(Following[T, M], Generic[T, M]):
             except WaitTimeoutError:
                 left = None if deadline is None else deadline - loop.time()
                 if left is not None and left <= 0:
-                    raise sync.nothing_came(timeout) from None
+                    raise sync._nothing_came(timeout) from None
             # Poll, too, because a process may die after its commit and before its notification.
             poll = READER_LOOK_UP_SECONDS
             await wait_for_any(self._parts, marks, poll if left is None else min(left, poll))
@@ -227,7 +227,7 @@ class Reading(Following[T, M], Generic[T, M]):
                 found = await self.read_next(timeout)
             except (WaitTimeoutError, TopicTerminatedError):
                 return
-            yield sync.value_of(found)
+            yield sync._value_of(found)
 
 
 class Reader(Reading[SyncReader, Message]):

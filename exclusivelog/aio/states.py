@@ -122,7 +122,7 @@ class Traffic:
             if call.waiter.done():
                 continue  # cancelled before it began
             try:
-                call.future = call.state.submit(call.call)
+                call.future = call.state._submit(call.call)
             except Exception as error:
                 call.waiter.set_exception(deliverable(error))
             else:
@@ -166,7 +166,7 @@ async def called(state: Shared, call: Callable[..., R], *args: Any, **kwargs: An
     except asyncio.CancelledError:
         if mine.future is not None:
             mine.future.cancel()
-            await shielded(asyncio.ensure_future(in_thread(state.give_up, mine.future)))
+            await shielded(asyncio.ensure_future(in_thread(state._give_up, mine.future)))
         raise
 
 
@@ -497,7 +497,7 @@ class MapWatch(Following[_past.MapWatch[K, V], MapChange[K, V]], Generic[K, V]):
                 return self.sync.read_next(timeout=0)
             except WaitTimeoutError:
                 left = None if end is None else max(0.0, end - _core.monotonic())
-                self.sync.take(await Reader(self.sync.reader).read_next(left))
+                self.sync._take(await Reader(self.sync.reader).read_next(left))
 
     def __aiter__(self) -> AsyncIterator[MapChange[K, V]]:
         return self.follow()

@@ -175,14 +175,14 @@ class MapWatch(Closing, Generic[K, V]):
         while not self._changes:
             left = None if end is None else max(0.0, end - _core.monotonic())
             try:
-                self.take(self.reader.read_next(left))
+                self._take(self.reader.read_next(left))
             except OffsetTrimmedError as error:
                 raise OffsetTrimmedError(
                     f"this watch of the map in topic {self._topic!r} has fallen behind: {error}"
                 ) from error
         return self._decoded(*self._changes.popleft())
 
-    def take(self, message: _core.Message) -> None:
+    def _take(self, message: _core.Message) -> None:
         """Process a message that `reader` has returned; its changes come next."""
         item = item_of(message)
         for name in self._names(item):

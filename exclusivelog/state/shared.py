@@ -290,6 +290,15 @@ LOOK_SECONDS = 0.025
 LOST_BEFORE_KEPT = 3
 
 
+class Holding:
+    """The producer that owns the topic, and its sender, by which the compiled calls append."""
+
+    __slots__ = ("producer", "sender")
+
+    def __init__(self, producer: Producer) -> None:
+        self.producer, self.sender = producer, producer._sender
+
+
 class Ownership(_core.OwnershipBase):
     """The ownership of one topic by this process.
 
@@ -300,7 +309,7 @@ class Ownership(_core.OwnershipBase):
     def __init__(
         self, topic: Topic, writing: _core.Lock, calls: Calls, prepare: Callable[[], None]
     ) -> None:  # fmt: skip
-        self.producer: Producer | None = None
+        self.producer: Holding | None = None
         self.asked: Producer | None = None  # the producer to be released before the next write
         self.checked = -1  # the topic's ownership version when this process last was the owner
         self._topic, self._writing, self._calls, self._prepare = topic, writing, calls, prepare
@@ -313,13 +322,13 @@ class Ownership(_core.OwnershipBase):
 
     def is_held(self) -> bool:
         """Whether this process is still the owner, so that no other process can have written."""
-        producer = self.producer
-        if producer is None:
+        held = self.producer
+        if held is None:
             return False
         version = self._engine.ownership_version(self._topic.id)
         if version == self.checked:
             return True
-        if producer.state != "open":
+        if held.producer.state != "open":
             self.release()
             return False
         self.checked = version
@@ -332,7 +341,7 @@ class Ownership(_core.OwnershipBase):
         if asked is not None:
             self._give_back(asked)
         if self.is_held() and self.producer is not None:
-            return self.producer
+            return self.producer.producer
         producer = self._await_producer(end, None if keep else self._wanted)
         try:
             self._prepare()
@@ -340,8 +349,13 @@ class Ownership(_core.OwnershipBase):
             producer.close()
             raise
         self._since, self.checked = _core.monotonic(), -1
-        self.producer = producer
+        self.producer = Holding(producer)
         return producer
+
+    def is_by(self, producer: Producer) -> bool:
+        """Does this producer own the topic, as far as this process knows?"""
+        held = self.producer
+        return held is not None and held.producer is producer
 
     def _await_producer(
         self, end: float | None, wanted: Callable[[Producer], object] | None
@@ -375,7 +389,7 @@ class Ownership(_core.OwnershipBase):
         """Wait for the grant. Evict an owner that does not answer: its process is stopped, or busy
         (rule I8). It takes the topic again with its next write."""
         owner, looks = 0, 0
-        while not future.await_end(LOOK_SECONDS):
+        while not future._await_end(LOOK_SECONDS):
             before, owner = owner, self._store.yielding_owner()
             # Counted, not measured: this process may have been stopped as well (rule C9).
             looks = looks + 1 if owner == before else 0
@@ -386,12 +400,12 @@ class Ownership(_core.OwnershipBase):
 
     def release(self) -> None:
         """Release the topic, if this process owns it."""
-        producer, self.producer = self.producer, None
-        if producer is not None:
-            producer.close()
+        held, self.producer = self.producer, None
+        if held is not None:
+            held.producer.close()
 
     def _give_back(self, producer: Producer) -> None:
-        if self.producer is producer:
+        if self.is_by(producer):
             self.producer = None
         producer.close()
 
@@ -400,7 +414,7 @@ class Ownership(_core.OwnershipBase):
     def _lost(self, producer: Producer, error: ProducerFencedError) -> None:
         """Note that another process owns the topic, so that reads catch up with its writes."""
         with self._writing:
-            if self.producer is producer:
+            if self.is_by(producer):
                 self.release()
 
     def _wanted(self, producer: Producer) -> None:
@@ -598,7 +612,7 @@ class Shared(_core.SharedBase, Closing):
                 producer = self._ownership.acquire(end, keep)
                 try:
                     with self._lock:
-                        if self._ownership.producer is producer:
+                        if self._ownership.is_by(producer):
                             self._write(producer, write)
                 finally:
                     if keep:
@@ -636,7 +650,7 @@ class Shared(_core.SharedBase, Closing):
     def _send(self, producer: Producer, items: list[Item], write: Write[Any]) -> bool:
         """Append and apply; False if the topic was lost before."""
         try:
-            self._unflushed = write.appended = producer.sender.append(
+            self._unflushed = write.appended = producer._sender.append(
                 [message_of(*item) for item in items]
             )
             self._apply_own(write.appended.offset, items)
@@ -714,12 +728,12 @@ class Shared(_core.SharedBase, Closing):
 
     def snapshot_async(self) -> Future[int]:
         """`snapshot`, as a future."""
-        return self.submit(self.snapshot)
+        return self._submit(self.snapshot)
 
-    def submit(self, call: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
+    def _submit(self, call: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
         """Run `call(*args, **kwargs)`, one of this state's own methods, in the background. Calls
         run in the order in which they were submitted. `cancel()` on the future is too late once
-        a call has begun; see `give_up`."""
+        a call has begun; see `_give_up`."""
         self._check_open()
         if self._closing:
             raise closed_error(self.topic.name)
@@ -731,7 +745,7 @@ class Shared(_core.SharedBase, Closing):
                 raise closed_error(self.topic.name) from None
             raise
 
-    def give_up(self, future: Future[Any]) -> None:
+    def _give_up(self, future: Future[Any]) -> None:
         """If a submitted call waits for the topic, let it leave the queue. A write that has already
         begun is finished."""
         if isinstance(future, CallFuture):
@@ -794,7 +808,7 @@ def in_background(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenat
     name = method.__name__
 
     def call(self: M, /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        return self.submit(getattr(self, name), *args, **kwargs)
+        return self._submit(getattr(self, name), *args, **kwargs)
 
     functools.update_wrapper(call, method)
     call.__name__, call.__doc__ = f"{name}_async", f"`{name}`, as a future."

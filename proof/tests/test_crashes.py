@@ -234,7 +234,7 @@ def test_b2_a_commit_whose_process_dies_before_any_process_knows_of_it(tmp_path,
                     pass  # at the latest now LMDB finds out
                 with engine.ledger.read() as tables:
                     row = tables.topics.get(topic.id)
-                closed = what != "large" and not (row.owner == mine.session.id and not row.flags)
+                closed = what != "large" and not (row.owner == mine._session.id and not row.flags)
                 sent += send_while_possible(mine, [b"3"])
                 assert b"3" not in sent if closed else sent == [b"0", b"1", b"2", b"3"]
             found = values(topic)

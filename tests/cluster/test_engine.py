@@ -426,7 +426,7 @@ def test_a3_one_who_joins_behind_a_waiter_that_it_has_not_seen_leaves_again(
     monkeypatch.setattr(TopicLog, "ask", ask_late)
     with pytest.raises(xl.ProducerBusyError, match="not free for a shared producer"):
         topic.producer(SHARED)
-    assert [holder.session for holder in topic.holders] == [first.session.id]
+    assert [holder.session for holder in topic.holders] == [first._session.id]
     first.close()
     assert wait[0].result(PATIENCE).topic_epoch == 1
 

@@ -143,7 +143,7 @@ def test_a1_every_cell_of_the_table(
         return
 
     producer = future.result(timeout=0)
-    ours = next(holder for holder in topic.holders if holder.session == producer.session.id)
+    ours = next(holder for holder in topic.holders if holder.session == producer._session.id)
     assert producer.send(b"it may write") == 0
     if outcome == "admitted":
         assert topic.epoch == producer.topic_epoch == epoch

@@ -289,7 +289,7 @@ def test_b5_a_claim_is_checked_again_at_promotion(topic: xl.Topic) -> None:
     assert winner.topic_epoch == topic.epoch == 3
     assert error.value.holder is not None
     if topic.engine.supports("transactions"):  # one of them passes it over and grants the next
-        assert error.value.holder.session == winner.session.id
+        assert error.value.holder.session == winner._session.id
 
 
 @pytest.mark.on_broker

@@ -173,7 +173,7 @@ class Untouched:
         self.before = self.look()
 
     def look(self) -> tuple[Any, ...]:
-        appender = self.producer.sender.appender
+        appender = self.producer._sender.appender
         return (
             self.topic.next_offset, self.producer.last_sequence_id, appender.pending_messages,
             appender.pending_bytes,

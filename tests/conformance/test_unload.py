@@ -43,7 +43,7 @@ def test_e1_e3_the_destinations_best_waiter_gets_the_topic_past_all_others(
     assert move.ok
     assert move.target.properties == {"at": "there"}
     assert move.source is not None
-    assert move.source.session == owner.session.id or owner.state != "open"
+    assert move.source.session == owner._session.id or owner.state != "open"
     new = best.result(PATIENCE)
     assert (new.topic_epoch, new.send(b"after")) == (2, 1)
     assert not first.done()
@@ -190,7 +190,7 @@ def test_e4_a_producer_that_fences_meanwhile_leaves_one_owner(
         moving.join(PATIENCE)
         until(lambda owner=owner: owner.state != "open")
         assert topic.owner is not None
-        assert topic.owner.session == rival.session.id
+        assert topic.owner.session == rival._session.id
         rival.close()
         end = time.monotonic() + PATIENCE
         while topic.transfers and time.monotonic() < end:

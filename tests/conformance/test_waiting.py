@@ -113,7 +113,7 @@ def test_d3_a_better_waiter_never_retires_the_owner(
         assert owner.state == "open"
         owner.send(b"still here")
         assert topic.owner is not None
-        assert topic.owner.session == owner.session.id
+        assert topic.owner.session == owner._session.id
         owner.close()
         process.call(write_and_leave, mode)
 

@@ -196,7 +196,7 @@ def test_d6_a_promotion_looks_at_one_waiter_of_a_long_queue(
         patch.setattr(lockfile.slots, "alive", look)
         with topic.engine.ledger.write_exclusive() as tables:  # as the owner's close does
             topic.engine.backend.sessions.succession.leave(
-                tables, owner.session, "release", "closed"
+                tables, owner._session, "release", "closed"
             )
     assert looked_at == [topic.engine.id]
     assert waiter.result(PATIENCE).topic_epoch == 2
@@ -212,7 +212,7 @@ SENDS: dict[str, Send] = {
     "send with a timeout": lambda producer: producer.send(b"x", timeout=PATIENCE),
     "send_async": lambda producer: producer.send_async(b"x").result(PATIENCE),
     "send_many": lambda producer: producer.send_many([b"x", b"y"]),
-    "append": lambda producer: producer.sender.append([(None, b"x", None)]).await_flush(),
+    "append": lambda producer: producer._sender.append([(None, b"x", None)]).await_flush(),
 }
 
 

@@ -698,12 +698,12 @@ def test_e2_a_send_during_a_hand_over_waits_without_the_loop(path: str, topic: x
         async def main() -> None:
             producer = aio.Producer(there)
             assert await producer.send(b"0") == 0
-            there.sender.session.pauses.begin()  # the hand-over begins
+            there._sender.session.pauses.begin()  # the hand-over begins
             sends = [asyncio.create_task(producer.send(b"%d" % n)) for n in (1, 2, 3)]
             await asyncio.sleep(0.2)
             told.append("the loop goes on")
             assert not any(send.done() for send in sends)
-            there.sender.session.pauses.end()  # and is given up
+            there._sender.session.pauses.end()  # and is given up
             assert await asyncio.gather(*sends) == [1, 2, 3]
             assert await producer.send(b"4") == 4
 

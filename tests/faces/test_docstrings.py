@@ -3,15 +3,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import doctest
 import importlib
 import inspect
 import io
+import pydoc
+import re
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import exclusivelog as xl
+from exclusivelog import aio
 from tests.faces.test_docs import MODULES
 
 pytestmark = pytest.mark.once
@@ -79,3 +85,55 @@ def test_every_public_name_has_an_example(module: str) -> None:
         and not any(">>>" in (inspect.getdoc(member) or "") for _, member in members(one))
     }
     assert missing <= set(ELSEWHERE), sorted(missing - set(ELSEWHERE))
+
+
+# ---- help() ------------------------------------------------------------------------------
+
+
+CLASSES = [
+    name for name in xl.__all__
+    if inspect.isclass(getattr(xl, name)) and not issubclass(getattr(xl, name), BaseException)
+]  # fmt: skip
+# Of a future: what makes it, and what `concurrent.futures` has for that.
+MAKING = {"running", "set_exception", "set_result", "set_running_or_notify_cancel"}
+MAKERS = {
+    "RoleFuture": {"blocking", "give_up", "make", "topics", "waited", *MAKING},
+    "UnloadFuture": MAKING,
+}
+PAGES = Path(__file__).parents[2] / "docs"
+
+
+def listed(name: str) -> set[str]:
+    """The public names that `help` lists of a class, but for those of the language's own types."""
+    kind = getattr(xl, name)
+    text = pydoc.render_doc(kind, renderer=pydoc.plaintext)
+    found = set(re.findall(r"^ \|  ([a-z]\w*)(?:\(| =|$)", text, re.MULTILINE))
+    return {each for each in found if hasattr(kind, each)} - set(dir(str))
+
+
+def told(pages: str, kind: type, name: str) -> bool:
+    """Does a page show it, its docstring have an example, or its class's docstring name it?"""
+    own, of_class = inspect.getdoc(getattr(kind, name)) or "", inspect.getdoc(kind) or ""
+    return (
+        f".{name}" in pages or f"`{name}`" in pages or ">>>" in own
+        or re.search(rf"\b{name}\b", of_class) is not None
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_help_lists_what_applications_may_use_and_nothing_else(name: str) -> None:
+    """What asyncio's class of that name has, too; of values, and of futures, what is told of."""
+    kind, awaited = getattr(xl, name), getattr(aio, name)
+    names = listed(name) - MAKERS.get(name, set())
+    assert names or not hasattr(kind, "close")
+    if awaited is not kind and not issubclass(awaited, asyncio.Future):
+        assert names <= set(dir(awaited))
+    else:
+        pages = "".join(page.read_text() for page in PAGES.glob("**/*.md"))
+        interface = set(dir(Future)) if issubclass(kind, Future) or name == "Receipt" else set()
+        assert [each for each in sorted(names - interface) if not told(pages, kind, each)] == []
+
+
+def test_what_makes_a_future_is_all_that_is_left_out() -> None:
+    for name, names in MAKERS.items():
+        assert names <= listed(name)

@@ -129,12 +129,12 @@ def test_it_comes_behind_what_its_producers_have_accepted(
 def test_it_gets_its_turn_beside_a_queue_that_is_never_empty(engine, topic, monkeypatch) -> None:
     """Other messages of its producer come in between again and again, until that is paused."""
     producer = topic.producer(EXCLUSIVE, linger=PATIENCE)
-    session = type(producer.sender.session)
+    session = type(producer._sender.session)
     queued, commit_queued = [], session.commit_queued
 
     def never_empty(self: Any) -> None:
         commit_queued(self)
-        if producer.sender.session.ready_for_transaction():
+        if producer._sender.session.ready_for_transaction():
             queued.append(producer.send_async(b"between"))
 
     monkeypatch.setattr(session, "commit_queued", never_empty)
@@ -185,9 +185,9 @@ def test_it_does_not_wait_for_a_message_that_was_refused(
 @pytest.mark.rule("K4")
 def test_it_does_not_wait_for_a_place_that_is_given_up(engine, producers, placed) -> None:
     """A call could not queue its message while another thread sent, and does not come again."""
-    appender = producers[0].sender.session.sending.appender
+    appender = producers[0]._sender.session.sending.appender
     # With a used sequence id, so that it queues nothing before the thread sends either.
-    message = producers[0].sender.encode(b"late", None, None, None, 0)
+    message = producers[0]._sender.encode(b"late", None, None, None, 0)
     with ThreadPoolExecutor(1) as pool:
         with held(engine):
             sending = pool.submit(producers[0].send, b"1")
@@ -204,7 +204,7 @@ def test_messages_that_are_refused_while_it_has_paused_keep_it_from_nothing(
 ) -> None:
     """Another thread sends again and again; its calls wait for the end of the pause."""
     monkeypatch.setattr(commits, "UNPAUSED_ATTEMPTS", 0)
-    session, require = producers[0].sender.session, commits.FramedAttempt._require
+    session, require = producers[0]._sender.session, commits.FramedAttempt._require
     sending = threading.Thread(target=lambda: producers[0].send_async(b"2"))
 
     def send_meanwhile(attempt: Any, joint: Any) -> None:
@@ -231,7 +231,7 @@ def test_one_that_may_be_in_the_log_is_not_tried_again(
 ) -> None:
     """Its flush has failed, and a hand-over has paused its producer just then, or a call has closed
     it."""
-    session, place = producers[0].sender.session, commits.FramedAttempt.place
+    session, place = producers[0]._sender.session, commits.FramedAttempt.place
     placed = []
 
     def fails(attempt: Any, joint: Any) -> int:
@@ -284,7 +284,7 @@ def test_the_error_of_a_pause_does_not_reach_the_application(
     engine, producers, placed, monkeypatch
 ) -> None:
     """A pause refuses the append, and is over before that is looked at."""
-    session, append = producers[0].sender.session, commits.FramedAttempt._append
+    session, append = producers[0]._sender.session, commits.FramedAttempt._append
     paused = []
 
     def pause(attempt: Any) -> bool:

@@ -50,7 +50,7 @@ def test_g2_a_large_batch_that_came_through_is_not_appended_again(engine, topic)
     batch = [bytes(100_000)] * 4
     with topic.producer(name="p") as producer:
         assert producer.send_many(batch, sequence_id=0) == range(4)
-        session = engine.backend.open_session(topic.name, producer.session, -1, Options())
+        session = engine.backend.open_session(topic.name, producer._session, -1, Options())
         again = xl.Producer(engine.backend, topic.name, session, Options())
         duplicate(lambda: again.send_many(batch, sequence_id=0), 0, 3)
         again.close()

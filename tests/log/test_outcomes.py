@@ -293,7 +293,7 @@ def test_b9_a_send_whose_ledger_is_moved_before_its_flush_may_be_in_the_log(
 ) -> None:
     """It is, where the ledger is now. Later calls say that they have written nothing."""
     producer = topic.producer()
-    appended = producer.sender.append([(None, b"1", None)])
+    appended = producer._sender.append([(None, b"1", None)])
     moved = move_away(engine)
     with pytest.raises(xl.LedgerError, match="no longer the ledger") as caught:
         appended.await_flush()

@@ -498,7 +498,7 @@ def test_what_waits_is_bounded(topic) -> None:
     with topic.producer(linger=60, max_pending_bytes=10_000) as producer:
         for _ in range(200):
             producer.send_async(bytes(999))
-            assert producer.sender.appender.pending_bytes < 10_000
+            assert producer._sender.appender.pending_bytes < 10_000
         assert topic.next_offset > 150
 
 
@@ -512,10 +512,10 @@ def test_sending_waits_when_too_much_is_pending_and_the_ledger_is_busy(engine, t
         with ledger_busy(engine):
             thread = threading.Thread(target=run)
             thread.start()
-            until(lambda: producer.sender.appender.pending_messages == 10)
+            until(lambda: producer._sender.appender.pending_messages == 10)
             time.sleep(0.2)
             assert thread.is_alive()
-            assert producer.sender.appender.pending_messages == 10
+            assert producer._sender.appender.pending_messages == 10
             assert topic.next_offset == 0
         thread.join(PATIENCE)
         assert not thread.is_alive()
@@ -676,7 +676,7 @@ def test_everything_that_waits_goes_with_one_flush(flushing) -> None:
         threads = [threading.Thread(target=run, args=(p,)) for p in producers]
         for thread in threads:
             thread.start()
-        until(lambda: sum(p.sender.appender.pending_messages for p in producers) == 9)
+        until(lambda: sum(p._sender.appender.pending_messages for p in producers) == 9)
         time.sleep(0.3)
     for thread in threads:
         thread.join(PATIENCE)
@@ -711,7 +711,7 @@ def test_a_duplicate_in_the_group_does_not_disturb_the_others(engine, topic, mon
     """The ledger knows of a sequence id that the producer itself does not know of."""
     a, b = topic.producer(name="a", linger=60), topic.producer(name="b", linger=60)
     with engine.ledger.write_exclusive() as tables:
-        tables.producers.put(topic.id, "a", 5, a.session.id)
+        tables.producers.put(topic.id, "a", 5, a._session.id)
     first, second = a.send_async(b"a"), b.send_async(b"b")
     b.flush()
     assert second.result(0) == 0

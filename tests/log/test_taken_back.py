@@ -683,7 +683,7 @@ def test_g11_an_interrupt_within_commit_cursor_takes_the_reader_back(
     txn = engine.transaction()
     next(reader)
     with monkeypatch.context() as patch:
-        patch.setattr(type(reader), "joins", interrupted)
+        patch.setattr(type(reader), "_joins", interrupted)
         with pytest.raises(Limit):
             txn.commit_cursor(reader)
     txn.abort()

@@ -143,7 +143,7 @@ def test_b9_no_batch_overtakes_one_that_was_refused(path) -> None:
         [producer] = open_all(engine, 1, max_batch_messages=1)
         producer.send(b"0")
         engine.topic("t0").producer_async("wait_for_exclusive")
-        appender = producer.sender.appender
+        appender = producer._sender.appender
         assert appender.stale
         receipts = [
             appender.add(b"1", later=True),

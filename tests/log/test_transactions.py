@@ -908,10 +908,10 @@ def test_e2_a_commit_that_is_refused_just_before_a_hand_over_says_why(desk, monk
     """A producer is fenced; its engine has not been notified yet, and pauses it for a hand-over
     that it was asked for before. A commit retries while it is paused, but not for ever."""
     a, engine = desk.producers[0], desk.engine
-    session = a.sender.session
+    session = a._sender.session
     with engine.ledger.write_exclusive() as tables:
-        row = tables.topics.get(a.session.topic)
-        engine.backend.sessions.succession.drop_holder(tables, row, a.session, "evict", "test")
+        row = tables.topics.get(a._session.topic)
+        engine.backend.sessions.succession.drop_holder(tables, row, a._session, "evict", "test")
         tables.topics.put(row)
     resume = LocalSession.resume
 
@@ -1430,7 +1430,7 @@ def test_a_send_that_is_refused_just_before_a_pause_ends_costs_no_topic(
         return refused(session, error)
 
     with topic.producer("exclusive") as producer:
-        assert producer.sender.session.pause_for_transaction()
+        assert producer._sender.session.pause_for_transaction()
         monkeypatch.setattr(LocalSession, "refused", late)
         assert producer.send(b"x") == 0
         assert producer.state == "open"

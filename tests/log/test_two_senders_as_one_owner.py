@@ -64,10 +64,10 @@ def one_by_one(producer: xl.Producer, tags: Iterator[bytes]) -> Iterator[tuple[i
 
 def together(producer: xl.Producer, tags: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
     """As the commit thread appends what is queued."""
-    appender = producer.sender.appender
+    appender = producer._sender.appender
     for tag in tags:
         receipt = appender.add(tag)
-        assert append_together(producer.sender.session.engine.ledger, [appender]) == []
+        assert append_together(producer._sender.session.engine.ledger, [appender]) == []
         yield receipt.result(), tag
 
 
@@ -178,7 +178,7 @@ def repeated(path: str, worker: Callable[..., Worker]) -> Iterator[xl.Engine]:
         producer = engine.topic("orders").producer(EXCLUSIVE)
         assert producer.send(b"a") == 0
         blind = worker(durability="process")
-        blind.call(send_blindly, producer.session, b"lost")
+        blind.call(send_blindly, producer._session, b"lost")
         assert producer.send(b"b") == 1
         assert blind.call(send_now) == 1
         blind.kill()

@@ -247,7 +247,7 @@ def test_a_value_that_is_interrupted_is_read_again(topic) -> None:
     assert reader.position == 0
     assert next(reader.values()) == b"1"
     with pytest.raises(KeyboardInterrupt):
-        reader.value_of(reader.read_next(0))
+        reader._value_of(reader.read_next(0))
     assert reader.position == 1
     assert list(reader.values(follow=True, timeout=0)) == [b"2"]
 
@@ -381,7 +381,7 @@ def test_values_of_several_topics_come_in_turn(engine) -> None:
         assert reader.positions == {"a": 1, "b": 1}
         assert list(reader.values(follow=True, timeout=0)) == expected[2:]
         engine.topic("b").producer().send(b"5")
-        assert reader.value_of(reader.read_next(0)) == ("b", b"5")
+        assert reader._value_of(reader.read_next(0)) == ("b", b"5")
         assert list(reader.values()) == []
 
 

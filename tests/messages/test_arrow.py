@@ -243,7 +243,7 @@ def test_g1_arrays_of_a_wrong_kind_are_refused_by_name(topic, name, make) -> Non
     with topic.producer() as producer:
         with pytest.raises((TypeError, ValueError), match=name):
             producer.send_many(**make())
-        assert producer.sender.appender.pending_messages == 0
+        assert producer._sender.appender.pending_messages == 0
         assert producer.last_sequence_id == -1
     assert topic.next_offset == 0
 

@@ -99,7 +99,7 @@ def test_e1_hundreds_of_topics_are_begun_and_arrive(engine: xl.Engine, path: str
     with xl.open(path, name="b") as b:
         future = engine.unload_async("t*", to=b.id, timeout=PATIENCE)
         assert moved(future.result(PATIENCE)) == [(name, "assigned") for name in names]
-        assert {each.session.engine for each in producers} == {engine.id}
+        assert {each._session.engine for each in producers} == {engine.id}
 
 
 def test_e1_what_is_refused_is_refused_at_once(engine: xl.Engine, topic: xl.Topic) -> None:

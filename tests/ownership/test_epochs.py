@@ -247,7 +247,7 @@ def test_b7_a_late_release_does_not_touch_the_successor(
     assert successor.state == "open"
     assert not third.done()
     assert topic.owner is not None
-    assert topic.owner.session == successor.session.id
+    assert topic.owner.session == successor._session.id
     assert successor.send(b"x") == 0
 
 

@@ -818,7 +818,7 @@ def test_e2_what_waits_is_bounded_also_after_a_move(neighbours: Neighbours) -> N
     a.unload("orders", to=b.id)
     for _ in range(1000):
         receipt = producer.send_async(bytes(100))
-        assert producer.sender.appender.pending_bytes <= 10_000
+        assert producer._sender.appender.pending_bytes <= 10_000
     producer.flush()
     assert receipt.result(0) == 999
 
@@ -914,7 +914,7 @@ def test_e2_a_producer_that_comes_while_others_are_handed_on_is_not_forgotten(
 ) -> None:
     """It subscribes in another thread, between the reading of who is there and the writing."""
     here, there = topic.producer(name="here"), topic.producer(name="there")
-    session, guest, threads = here.sender.session, Guest(), []
+    session, guest, threads = here._sender.session, Guest(), []
     without, subscribe = Listeners._without, session.subscribe
 
     def subscribed_meanwhile(listeners: Listeners, listener: Any) -> Any:
@@ -930,7 +930,7 @@ def test_e2_a_producer_that_comes_while_others_are_handed_on_is_not_forgotten(
     with monkeypatch.context() as patch:
         patch.setattr(Listeners, "_without", subscribed_meanwhile)
         patch.setattr(LocalSession, "subscribe", lambda *_, **__: None)
-        following._hand_on(session, there.sender.session, False)
+        following._hand_on(session, there._sender.session, False)
     threads[0].join(PATIENCE)
     assert session.listeners.all() == [guest]
     there.close()

@@ -157,7 +157,7 @@ def test_d4_a_waiter_that_ends_with_its_claim_leaves_its_retry_time_to_the_next(
         bound.call(open_bound, "wait_for_exclusive", priority=9)
         other = topic.producer_async("wait_for_exclusive")
         engine.unload("orders", to=destination.id, timeout=0.1, groups=["g"])
-        assert [waiter.session for waiter in topic.waiters] == [other.session.id]  # type: ignore[union-attr]
+        assert [waiter.session for waiter in topic.waiters] == [other._session.id]  # type: ignore[union-attr]
         bound.kill()
         assert other.result(PATIENCE).send(b"") == 0
 
@@ -226,14 +226,14 @@ def test_b3_a_fenced_producer_does_not_move_its_successor_of_the_same_name(
     a, b, c = engines
     old = a.topic("orders").producer(mode, name="x")
     with deaf(a):
-        c.backend.sessions.release([old.session])  # as one evicts a producer that hangs
+        c.backend.sessions.release([old._session])  # as one evicts a producer that hangs
         new = c.topic("orders").producer(mode, name="x")
         with pytest.raises(xl.ProducerFencedError) as first:
             old.move(to=b.id)
         with pytest.raises(xl.ProducerFencedError) as second:
             old.move_async(to=b.id)
         assert second.value is first.value
-    assert new.sender.session.usable
+    assert new._sender.session.usable
     assert new.send(b"") == 0
     assert old.state == "fenced"
 

@@ -924,7 +924,7 @@ FORKS_WHILE_IT_WAITS = """
         print(os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]), flush=True)
         over.set()
         if place == "move":
-            owner.sender.session.pauses.end()
+            owner._sender.session.pauses.end()
         elif place != "commit":
             owner.close()
 
@@ -933,7 +933,7 @@ FORKS_WHILE_IT_WAITS = """
     elif place == "read":
         shared = xl.SharedState(topic, apply=lambda state, op: None)
     if place == "move":
-        owner.sender.session.pauses.begin()
+        owner._sender.session.pauses.begin()
     elif place != "queue":
         threading.Thread(target=hold).start()
         time.sleep(0.1)
@@ -1076,12 +1076,12 @@ def test_c6_a_callback_that_cannot_be_called_is_called_later(
                 with engine.ledger.write_exclusive() as tables:
                     row = tables.topics.get(topic.id)
                     engine.backend.sessions.succession.drop_holder(
-                        tables, row, producer.session, "evict", "test"
+                        tables, row, producer._session, "evict", "test"
                     )
                     tables.topics.put(row)
                 with pytest.raises(FENCED):
                     producer.send(b"x")
-            until(lambda: producer.sender._lost)
+            until(lambda: producer._sender._lost)
             time.sleep(0.1)
             assert not told
         until(lambda: told)

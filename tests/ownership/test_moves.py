@@ -209,7 +209,7 @@ def test_e1_no_other_waiter_is_woken(path: str, waiting: bool) -> None:
             assert mine.result(PATIENCE).topic_epoch == move.epoch == 2
             assert woken == [0, 0, 0, 0]
         else:
-            assert (move.state, owner.session.epoch) == ("assigned", 1)
+            assert (move.state, owner._session.epoch) == ("assigned", 1)
             assert woken == [1, 0, 0, 0]
 
 
@@ -813,7 +813,7 @@ def test_e3_the_stale_waiters_of_the_destination_are_passed_over(
         assert moved(engine.unload("orders", to=destination.id)) == [("orders", "owned")]
         assert live.result(PATIENCE).topic_epoch == 3
         assert isinstance(stale.exception(PATIENCE), FENCED)
-        assert (owner.session.epoch, topic.waiters) == (2, [])
+        assert (owner._session.epoch, topic.waiters) == (2, [])
 
 
 # ---- E3: the reservation -----------------------------------------------------------------

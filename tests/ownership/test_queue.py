@@ -410,7 +410,7 @@ def test_d5_a_cancel_that_races_with_the_grant_leaves_no_orphan(
                 granted += 1
                 producer = future.result(timeout=0)
                 assert topic.owner is not None
-                assert topic.owner.session == producer.session.id
+                assert topic.owner.session == producer._session.id
                 assert producer.state == "open"
                 producer.close()
             assert (topic.owner, topic.waiters) == (None, [])
@@ -427,7 +427,7 @@ def test_d5_a_cancel_that_races_with_fencing_leaves_nothing(topic: xl.Topic) -> 
         if not cancelled:
             assert isinstance(future.exception(timeout=0), FENCED)
         assert topic.owner is not None
-        assert topic.owner.session == rival.session.id
+        assert topic.owner.session == rival._session.id
         assert topic.waiters == []
         rival.close()
         owner.close()
@@ -448,7 +448,7 @@ def test_d5_a_timeout_that_races_with_the_grant_leaves_no_orphan(
                 assert topic.owner is None
             else:
                 assert topic.owner is not None
-                assert topic.owner.session == producer.session.id
+                assert topic.owner.session == producer._session.id
                 producer.close()
             assert (topic.owner, topic.waiters) == (None, [])
 
@@ -611,7 +611,7 @@ def test_d4_the_waiters_of_an_engine_that_is_closed_use_up_no_epoch(
         left = topic.producer_async(WAIT)
         closed.close()
         with left.result(PATIENCE) as successor:
-            assert successor.topic_epoch == owner.session.epoch + 1 == 2
+            assert successor.topic_epoch == owner._session.epoch + 1 == 2
         for future in waiting:
             assert isinstance(future.exception(PATIENCE), xl.EngineClosedError)
 

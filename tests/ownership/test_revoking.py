@@ -284,7 +284,7 @@ USES: dict[str, Callable[[xl.Producer], Any]] = {
 
 
 def _in_a_transaction(producer: xl.Producer) -> None:
-    with xl.Transaction(producer.sender.engine) as txn:
+    with xl.Transaction(producer._sender.engine) as txn:
         producer.send(b"x", transaction=txn)
 
 

@@ -803,7 +803,7 @@ def test_d5_a_role_is_not_taken_for_what_an_interrupted_call_has_left(
         assert waiting.result(PATIENCE).state == "open"
 
 
-@pytest.mark.parametrize("where", ["register", "__init__"])
+@pytest.mark.parametrize("where", ["_register", "__init__"])
 def test_d5_a_call_that_is_interrupted_after_its_grant_leaves_no_holder(
     engine: xl.Engine, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, where: str
 ) -> None:
@@ -1239,7 +1239,7 @@ def test_e5_roles_are_listed_also_without_a_holder(engine: xl.Engine, path: str)
         with xl.open(path, name="other") as other:
             waiting = other.role_async(ROLE, **BINDS, priority=3)
             [info] = other.roles()
-            assert info.holder.session == holder._seat.session.id
+            assert info.holder.session == holder._seat._session.id
             assert (info.topics, info.groups) == (tuple(TOPICS), {GROUP: (READ,)})
             assert info.claims == {"shards": ("shard-1",)}
             assert [waiter.engine_name for waiter in info.waiters] == ["other"]
@@ -1399,7 +1399,7 @@ def test_b4_a_producer_of_a_role_that_is_fenced_is_told_the_same_by_its_notifica
     with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
         producer = a.role("billing", topics=["invoices"]).producer("invoices")
         with b.role("billing", topics=["invoices"], access_mode=FENCING):
-            until(lambda: producer.sender._lost is not None)
+            until(lambda: producer._sender._lost is not None)
             with pytest.raises(xl.ProducerRevokedError):
                 producer.send(b"stale")
 

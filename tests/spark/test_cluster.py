@@ -40,7 +40,7 @@ def filled(engine: xl.Engine, namespace: Namespace) -> Namespace:
     topic = engine.topic("orders")
     for number in range(3):
         with topic.producer("exclusive", name="alice") as producer:
-            stale = producer.session
+            stale = producer._session
             values = [b"%d" % n for n in range(number * EACH, (number + 1) * EACH)]
             for start in range(0, EACH, 50):
                 producer.send_many(values[start : start + 50], keys=["k"] * 50)

@@ -103,7 +103,7 @@ def test_i5_so_it_is_for_a_task(shared: Map, monkeypatch: pytest.MonkeyPatch) ->
     mine = aio.SharedMap.wrap(shared)
 
     async def main() -> list[Any]:
-        monkeypatch.delattr(Shared, "submit")
+        monkeypatch.delattr(Shared, "_submit")
         return [await mine.put("k", 1), await mine.delete("k"), await mine.put("k", 2)]
 
     assert asyncio.run(main()) == [0, 1, None]

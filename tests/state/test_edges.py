@@ -351,7 +351,7 @@ def test_d5_giving_up_a_call_that_is_over_does_not_end_another_s_wait(
     shared._ownership._calls = Slow()
     second = shared.put_async("b", 2)
     assert asked.wait(PATIENCE)
-    shared.give_up(first)
+    shared._give_up(first)
     go_on.set()
     until(lambda: second.done() or shared.topic.waiters)
     owner.close()

@@ -167,7 +167,7 @@ def test_i2_put_all(form: Any, topic: xl.Topic) -> None:
 
 def test_i2_every_call_has_a_form_that_gives_a_future() -> None:
     """With the same arguments."""
-    no_twin = {"close", "submit", "give_up", "watch", "keys", "items", "values"}
+    no_twin = {"close", "watch", "keys", "items", "values"}
     for kind, some in ((xl.SharedMap, "replace"), (xl.SharedState, "write")):
         names = {name for name in dir(kind) if not name.startswith("_")}
         plain = {name for name in names if not name.endswith("_async")} - no_twin
@@ -185,7 +185,7 @@ def test_i2_futures_are_done_in_the_order_in_which_they_were_asked_for(shared: M
     assert [made.value for made in results[:50]] + results[50:] == [*range(1, 51), 50]
     failed = shared.update_async("n", lambda old: 1 / 0)
     assert isinstance(failed.exception(PATIENCE), ZeroDivisionError)
-    assert shared.submit(shared.snapshot).result(PATIENCE) == 50
+    assert shared._submit(shared.snapshot).result(PATIENCE) == 50
 
 
 # ---- I2: others see it -------------------------------------------------------------------
@@ -492,7 +492,7 @@ def test_i3_closing_inside_a_function_waits_for_no_call_that_waits_for_it(
 
     def close(state: Any) -> list[Any]:
         if waits == "submitted":
-            counts.submit(write)
+            counts._submit(write)
         else:
             threading.Thread(target=write, daemon=True).start()
         time.sleep(0.2)

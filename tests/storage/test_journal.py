@@ -25,7 +25,7 @@ from testing.processes import PATIENCE, Failed, State, open_producer, send, unti
 
 def append_unflushed(state: State) -> int:
     """What is in the journal when its sender dies before the flush."""
-    appender = state.producer.sender.appender
+    appender = state.producer._sender.appender
     batch = appender.make_batch(_core.strings([b"unflushed"]), None, None, None)
     while (outcome := appender.place(batch)) != _core.Outcome.PLACED:
         repair(state.engine.ledger, appender, outcome)

@@ -100,5 +100,5 @@ def test_many_topics_fill_up_little_of_what_they_have(engine, monkeypatch) -> No
                 producer.send(bytes(100))
             checkpoint(engine)
         with engine.ledger.read() as tables:
-            counts = [len(list(tables.rows.under("entries", p.session.topic))) for p in producers]
+            counts = [len(list(tables.rows.under("entries", p._session.topic))) for p in producers]
     assert counts == [2, 2]
