@@ -22,7 +22,7 @@ from exclusivelog.engine import Engine
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError, UnsupportedError
 from exclusivelog.foreign import pass_on_foreign
 from exclusivelog.local.faults import translated
-from exclusivelog.local.files import DATA, LOCK, Directory, is_locked, lock_open_file
+from exclusivelog.local.files import DATA, LOCK, Directory, close_locked, is_locked, lock_open_file
 from exclusivelog.local.maintenance.backup import FILES as BACKED_UP
 from exclusivelog.local.maintenance.backup import copy_at_rest
 from exclusivelog.local.runtime import Runtime
@@ -346,6 +346,7 @@ def _check_backup(place: str, target: str, despite_damage: bool) -> tuple[str, .
 def _alone(directory: Directory) -> Iterator[None]:
     """Keep every process, of any version, from opening the ledger to write. Raises
     LedgerVersionError if one has it open."""
+    process = _core.this_process()
     os.close(make_lock_file(directory))  # every version locks this file first
     fds = [
         directory.open(name, os.O_RDWR)
@@ -364,7 +365,7 @@ def _alone(directory: Directory) -> Iterator[None]:
         yield
     finally:
         for fd in fds:
-            os.close(fd)
+            close_locked(fd, process)
 
 
 def _take_all(directory: Directory, fds: list[int]) -> bool:

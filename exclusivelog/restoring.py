@@ -7,6 +7,7 @@ import fcntl
 import os
 from collections.abc import Iterable, Iterator
 
+from exclusivelog import _core
 from exclusivelog.cluster.copies import AnyCopies
 from exclusivelog.cluster.cursor import frames_from
 from exclusivelog.cluster.engine import ClusterEngine
@@ -16,7 +17,7 @@ from exclusivelog.cluster.places import PulsarPlace
 from exclusivelog.cluster.pulsar import Access, Cluster
 from exclusivelog.errors import ClusterError, LedgerCorruptedError, LedgerError, TopicNotFoundError
 from exclusivelog.foreign import Ignoring, pass_on_foreign, remove_tree
-from exclusivelog.local.files import sync_directory
+from exclusivelog.local.files import close_locked, sync_directory
 from exclusivelog.local.log.reading import verify
 from exclusivelog.local.maintenance.restoring import restore_id, restore_topic
 from exclusivelog.local.storage.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Ledger
@@ -150,6 +151,7 @@ def _counting(cluster: Cluster, topic: str, first: int) -> Iterator[Frame]:
 @contextlib.contextmanager
 def _unfinished(path: str) -> Iterator[str]:
     """A directory without "log", locked by this process; removed afterwards."""
+    process = _core.this_process()
     os.makedirs(path, mode=0o700, exist_ok=True)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -169,4 +171,4 @@ def _unfinished(path: str) -> Iterator[str]:
             with Ignoring(OSError):  # another process has put files there
                 os.rmdir(path)
     finally:
-        os.close(fd)
+        close_locked(fd, process)

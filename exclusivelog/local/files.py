@@ -107,6 +107,18 @@ def share_process_lock(fd: int, at: int) -> None:
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, shared)
 
 
+def close_locked(fd: int, process: int) -> None:
+    """Close a file, and release the locks that `process` has taken on it (`_core.this_process()`).
+    To close it is not enough: a child that C code has forked keeps the open file, with its locks,
+    for as long as it lives. In such a child, the locks are left to the parent."""
+    if _core.this_process() == process:
+        with Ignoring(OSError):
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+        with Ignoring(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
+
+
 def _without_open_file_locks(error: OSError) -> OSError:
     if error.errno not in (errno.EINVAL, errno.ENOSYS):
         return error

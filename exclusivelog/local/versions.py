@@ -102,6 +102,7 @@ def _is_flocked(fd: int) -> bool:
     except BlockingIOError as error:
         pass_on_foreign(error)
         return True
+    fcntl.flock(fd, fcntl.LOCK_UN)  # another thread may have forked in C code
     return False
 
 

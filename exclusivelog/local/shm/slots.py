@@ -69,6 +69,7 @@ from exclusivelog.local.files import (
     JOURNAL,
     OWNERS,
     Directory,
+    close_locked,
     is_locked,
     lock_open_file,
 )
@@ -519,6 +520,7 @@ class Presence:
     def __init__(self, directory: Directory) -> None:
         self._path = directory.path
         self._fds: list[int] = []
+        self._process = _core.this_process()
         self.alone = False
         try:
             for name in FILES:
@@ -531,7 +533,7 @@ class Presence:
         """Release the locks; in a forked child, only close the parent's descriptors. A second call
         has no effect."""
         while self._fds:
-            os.close(self._fds.pop())
+            close_locked(self._fds.pop(), self._process)
 
     def enter(self) -> None:
         """Take the locks. Is this process alone? From now on, no other process can be."""

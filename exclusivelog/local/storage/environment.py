@@ -42,6 +42,7 @@ from exclusivelog.local.files import (
     SEGMENTS,
     Directory,
     above_standard,
+    close_locked,
     is_locked,
     keep_in_place,
     lock_open_file,
@@ -374,6 +375,7 @@ class Environment:
         self.path, self._directory = directory.path, directory
         self.pinned = 0  # bytes, when the room was counted last
         self._known_pinned = free_pages.NOTHING  # what of it need not be counted again
+        self._process = _core.this_process()
         self.gate = _core.Gate()
         self.gate.look_at(deaths)
         self._resizing = threading.Lock()
@@ -459,7 +461,7 @@ class Environment:
     def _close_lock(self) -> None:
         lock, self._lock = self._lock, -1
         if lock >= 0:
-            os.close(lock)
+            close_locked(lock, self._process)
 
     @property
     def lost(self) -> bool:
