@@ -402,6 +402,11 @@ DISK_LOW = _line(
     "the disk has little room left: %(free)d bytes, %(percent).1f %% of its size. Make "
     "room, or trim topics: sends fail with LedgerFullError once nothing is left",
 )  # fmt: skip
+BLOCKS_SHARED = _line(
+    "blocks_shared", _W,
+    "the disk has no room to give %(files)s blocks of its own, which it shares with a copy or a "
+    "snapshot. If the disk becomes full, the ledger fails: make room, or remove the copy",
+)  # fmt: skip
 DISK_ENOUGH = _line("disk_enough", _I, "the disk has room again: %(free)d bytes are free")
 MAP_GROWS = _line(
     "map_grows", _W,

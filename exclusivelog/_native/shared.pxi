@@ -438,12 +438,38 @@ def allocate_behind(int fd, int64_t end, int64_t size):
         raise OSError(errno, _os.strerror(errno))
 
 
-def unshare_blocks(int fd, int64_t size):
-    """Give a file blocks that no other file shares. OSError if there is no room; no effect where
-    files do not share blocks."""
-    if fallocate(fd, FALLOC_FL_UNSHARE_RANGE, 0, size) and (
-            errno == ENOSPC or errno == EDQUOT):
+def unshare_blocks(int fd, int64_t start, int64_t size):
+    """Give this part of a file blocks that no other file shares. OSError if there is no room
+    (ENOSPC), or the file system cannot do it (EOPNOTSUPP)."""
+    cdef int failed
+    with nogil:
+        failed = fallocate(fd, FALLOC_FL_UNSHARE_RANGE, start, size)
+    if failed:
         raise OSError(errno, _os.strerror(errno))
+
+
+def store_again(int fd, int64_t start, int64_t size):
+    """Store a word of each page in this part of a file again, as it is, also if other processes
+    write to it: so the file system writes these pages. `start` is the start of a page. OSError
+    (ENOSPC) if there is no room."""
+    cdef uint32_t word, lost = 1
+    cdef int64_t page, pages = (size + 4095) // 4096    # larger ones are stored to several times
+    cdef int guard
+    cdef uint32_t* words = <uint32_t*>mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, start)
+    if <void*>words == MAP_FAILED:
+        raise OSError(errno, _os.strerror(errno))
+    xg_ready()
+    guard = xg_guard(words, size, 0)
+    if guard >= 0:
+        with nogil:
+            for page in range(pages):
+                word = xl_load(words + 1024 * page)
+                xl_swap(words + 1024 * page, word, word)    # if it fails, another thread stored
+        lost = xg_lost(guard)
+        xg_let_go(guard)
+    munmap(words, size)
+    if lost:
+        raise OSError(ENOSPC, _os.strerror(ENOSPC))
 
 
 cdef extern from "<sched.h>" nogil:

@@ -31,9 +31,6 @@ KINDS = {
 GROUP_WRITES, OTHERS_WRITE = 0o060, 0o006  # and reads
 FIRST_OWN_DESCRIPTOR = 3
 FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_NOCOW_FL = 0x80086601, 0x40086602, 0x00800000
-FS_IOC_FIEMAP, FIEMAP_EXTENT_SHARED, MOST_EXTENTS = 0xC020660B, 0x2000, 256
-FIEMAP = struct.Struct("QQIIII")  # start, length, flags, extents found, room for extents, 0
-EXTENT = struct.Struct("40xI12x")  # flags
 FLOCK = struct.Struct("hhqqi4x")  # struct flock on 64-bit Linux
 # F_OFD_GETLK, F_OFD_SETLK: locks of an open file, which closing another descriptor of the same
 # file does not drop. Python names them from 3.9 on, where the C library has them.
@@ -161,30 +158,6 @@ def keep_in_place(fd: int) -> None:
         (present,) = struct.unpack_from("i", flags)
         struct.pack_into("i", flags, 0, present | FS_NOCOW_FL)
         fcntl.ioctl(fd, FS_IOC_SETFLAGS, flags)
-
-
-def own_blocks(fd: int) -> None:
-    """Give a file blocks of its own, as a copy may have holes, or share its blocks with the
-    original (`cp` does so on xfs): a store into the mapped file would be a SIGBUS on a full disk.
-    OSError (ENOSPC) if there is no room."""
-    facts = os.fstat(fd)
-    if facts.st_blocks * 512 < facts.st_size:
-        os.posix_fallocate(fd, 0, facts.st_size)
-    try:
-        _core.unshare_blocks(fd, facts.st_size)
-    except OSError as error:  # xfs wants room for this in any case
-        pass_on_foreign(error)
-        if _shares_blocks(fd):
-            raise
-
-
-def _shares_blocks(fd: int) -> bool:
-    query = bytearray(FIEMAP.pack(0, 1 << 62, 0, 0, MOST_EXTENTS, 0))
-    query += bytes(MOST_EXTENTS * EXTENT.size)
-    fcntl.ioctl(fd, FS_IOC_FIEMAP, query)
-    count = FIEMAP.unpack_from(query)[3]
-    extents = (FIEMAP.size + n * EXTENT.size for n in range(count))
-    return any(EXTENT.unpack_from(query, at)[0] & FIEMAP_EXTENT_SHARED for at in extents)
 
 
 # ---- owners ------------------------------------------------------------------------------

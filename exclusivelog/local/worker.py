@@ -147,7 +147,7 @@ class BackgroundWorker:
             self._ledger.segments.forget_removed, self._pending.admit_arrivals,
             self._notifications.retries.promote_due,
             self._retention_worker.start_if_needed, self._ledger.checkpointer.poll,
-            usage.check_pinned, usage.check_room,
+            usage.check_pinned, usage.check_blocks, usage.check_room,
         ):  # fmt: skip
             try:
                 step()

@@ -48,11 +48,11 @@ from collections.abc import Callable, Iterator, Sequence
 from exclusivelog import _core
 from exclusivelog.errors import LedgerError, LedgerVersionError
 from exclusivelog.foreign import Ignoring, pass_on_foreign
+from exclusivelog.local.blocks import own_blocks
 from exclusivelog.local.files import (
     Directory,
     RefusedFile,
     keep_in_place,
-    own_blocks,
     read_whole,
     remove_temporary,
     temporary_name,

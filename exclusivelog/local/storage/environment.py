@@ -34,6 +34,7 @@ from exclusivelog.errors import (
     LedgerVersionError,
 )
 from exclusivelog.foreign import Ignoring, pass_on_foreign
+from exclusivelog.local.blocks import own_blocks, unshare
 from exclusivelog.local.faults import locks_all_memory, translated
 from exclusivelog.local.files import (
     DATA,
@@ -46,7 +47,6 @@ from exclusivelog.local.files import (
     is_locked,
     keep_in_place,
     lock_open_file,
-    own_blocks,
     set_permissions,
     share_process_lock,
     sync_directory,
@@ -302,8 +302,7 @@ def own_meta_pages(fd: int) -> None:
     write to any other page may fail on a full disk, but after one to these LMDB fails for good.
     `fd`: of data.mdb."""
     with Ignoring(OSError):
-        # Beyond its end, the file would grow.
-        _core.unshare_blocks(fd, min(META_PAGES_BYTES, os.fstat(fd).st_size))
+        unshare(fd, META_PAGES_BYTES)
 
 
 def check_header(directory: Directory, opened: int | None = None) -> None:

@@ -13,11 +13,13 @@ from typing import NamedTuple
 
 from exclusivelog import _core, logs, threads
 from exclusivelog.errors import LedgerCorruptedError, LedgerError
-from exclusivelog.local.files import DATA, JOURNAL, Directory, own_blocks
+from exclusivelog.local.blocks import own_blocks
+from exclusivelog.local.files import DATA, JOURNAL, Directory
 from exclusivelog.local.shm.lockfile import JOURNAL_OFFSET, TOPICS, LockFile
 from exclusivelog.local.shm.locks import lock_of_readers
 from exclusivelog.local.shm.slots import Presence, StallWatch, writers_live
 from exclusivelog.local.storage.environment import (
+    META_PAGES_BYTES,
     Environment,
     check_format,
     check_header,
@@ -216,6 +218,18 @@ class OpenFiles:
         if self._presence is not None:
             files = {**self._presence.files, **self.environment.files, **self.segments.files}
             refuse_elsewhere(self.directory, files, power)
+
+    @property
+    def written_in_place(self) -> dict[str, tuple[int, int | None]]:
+        """{name: (descriptor, size)} of the files, or their first bytes, to which a write must not
+        fail for lack of room; none for a reader."""
+        presence = self._presence
+        if presence is None:
+            return {}
+        mapped = {**presence.files, **self.environment.files}
+        return {
+            name: (fd, META_PAGES_BYTES if name == DATA else None) for name, fd in mapped.items()
+        }
 
     def _in_use(self, presence: Presence | None) -> bool:
         """Do other processes have the ledger open to write?"""

@@ -16,7 +16,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import lmdb
@@ -24,6 +24,7 @@ import lmdb
 from exclusivelog import _core, logs
 from exclusivelog.errors import ExclusiveLogError, LedgerIOError
 from exclusivelog.foreign import pass_on_foreign
+from exclusivelog.local.blocks import unshare
 from exclusivelog.local.faults import translated
 from exclusivelog.local.files import DATA, JOURNAL, Directory, read_whole
 from exclusivelog.local.shm.slots import Slots, StallWatch, describe
@@ -37,6 +38,7 @@ READERS_SECONDS = 1.0  # between two checks of LMDB's table of readers
 STALLED_SECONDS = 10.0
 STALLED_TRANSACTIONS = 10
 ROOM_SECONDS = 10.0  # between two checks
+BLOCKS_SECONDS = 1.0  # between two checks; a copy may fill the disk
 # The disk has little room left if less than this share of it is free, at most `LOW_BYTES`, or less
 # than `LEAST_BYTES`.
 LOW_SHARE, LOW_BYTES, LEAST_BYTES = 0.02, 1 << 30, 64 << 20
@@ -259,6 +261,40 @@ class Room:
         self._used = before
 
 
+class BlocksOfFiles:
+    """Gives files that are written in place blocks of their own again: a copy or a snapshot of a
+    ledger that is in use shares them. All engines of a process on a ledger share it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._interval = CheckInterval()
+        self._logged = False
+
+    @property
+    def due(self) -> bool:
+        """Is the next check due?"""
+        return self._interval.due
+
+    def check(self, files: Mapping[str, tuple[int, int | None]]) -> None:
+        """Look at {name: (descriptor, size)}. It takes some microseconds, unless there is a new
+        copy."""
+        with self._interval.claimed(BLOCKS_SECONDS) as taken:
+            if taken:
+                failed = [name for name, (fd, size) in files.items() if not self._own(fd, size)]
+                if failed and not self._logged:
+                    names = " and ".join(failed)
+                    logs.emit(log, logs.BLOCKS_SHARED, ledger=self._path, files=names)
+                self._logged = bool(failed)
+
+    def _own(self, fd: int, size: int | None) -> bool:
+        try:
+            unshare(fd, size)
+        except OSError as error:
+            pass_on_foreign(error)
+            return False
+        return True
+
+
 # ---- of one ledger -----------------------------------------------------------------------
 
 
@@ -281,6 +317,10 @@ class Files(Protocol):
     def lockfile(self) -> LockFile:
         """Its lock file."""
 
+    @property
+    def written_in_place(self) -> Mapping[str, tuple[int, int | None]]:
+        """{name: (descriptor, size)} of what needs blocks of its own."""
+
 
 class Usage:
     """The room that one ledger has, the sizes of its files, and the reads that pin its pages.
@@ -300,6 +340,7 @@ class Usage:
         self._environment, self._large_bytes, self._grow = environment, large_bytes, grow
         self.pinned = PinnedPages(files.path, files.lockfile.slots, files.watch)
         self.room = Room(files.path, files.directory)
+        self.blocks = BlocksOfFiles(files.path)
 
     def check_pinned(self) -> None:
         """Log the reads that make the tables grow. Call it about once a second."""
@@ -315,6 +356,13 @@ class Usage:
                 self.room.check(env)
         if self._journal is not None:
             self.room.check_flush(self._journal.take_slowest_flush())
+
+    def check_blocks(self) -> None:
+        """Give the files that are written in place blocks of their own. Call it about once a
+        second."""
+        if self.blocks.due:
+            with self._environment():  # the files stay open
+                self.blocks.check(self._files.written_in_place)
 
     def oldest_reader(self) -> dict[str, object] | None:
         """The read with the oldest snapshot; None if every read has the newest one."""
