@@ -125,6 +125,7 @@ def test_h2_trims_beside_a_long_read_leave_a_part_of_the_reserve(
         with engine.topic("t").producer(EXCLUSIVE, name="p") as producer:
             churn(engine, producer)
         assert f"pid {reader.pid}" in str(trim_again_and_again(engine))
+        assert engine.ledger.reserve.left  # that of the disk would be no help
         take_over(engine, 5)
         with (
             xl.open(path, name="other", map_size=MAP) as other,

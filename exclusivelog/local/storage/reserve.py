@@ -15,6 +15,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+import lmdb
+
 from exclusivelog import _core, logs
 from exclusivelog.errors import LedgerFullError
 from exclusivelog.foreign import Ignoring
@@ -61,12 +63,13 @@ class Reserve:
                 self.spent = False
 
     def help(self, free: Callable[[], Result]) -> Result:
-        """The result of `free`, which frees room: if there is none, it is called again with the
+        """The result of `free`, which frees room: if the disk has none, it is called again with the
         reserve."""
         try:
             return free()
         except LedgerFullError as error:
-            if self.spent:
+            # Blocks of the disk are no help to tables that have reached `map_size`.
+            if self.spent or isinstance(error.__cause__, lmdb.MapFullError):
                 raise
             logs.emit(log, logs.RESERVE_SPENT, ledger=self._directory.path, reason=str(error))
             self._spend()
