@@ -47,7 +47,7 @@ Part = tuple[Any, Any, str]  # of a, of b, and its path
 
 def _parts(a: Any, b: Any, path: str) -> list[Part]:
     if isinstance(a, (list, tuple, collections.deque)):
-        return _items(a, b, path) + _extras(a, b)
+        return _items(a, b, path)
     if isinstance(a, dict):
         values = [(a[key], b[key], f"{path}[{reprlib.repr(key)}]") for key in a if key in b]
         return _members(a, b, path, "key") + values
@@ -100,12 +100,8 @@ class Checked:
     equal, and of the same types.
     """
 
-    def __init__(
-        self, dumps: Callable[[Any], bytes], loads: Callable[[bytes], Any],
-        read_back: Callable[[bytes], Any] | None = None,
-    ) -> None:  # fmt: skip
-        """`read_back` decodes what has just been encoded; default: `loads`."""
-        self._dumps, self._loads, self._read_back = dumps, loads, read_back or loads
+    def __init__(self, dumps: Callable[[Any], bytes], loads: Callable[[bytes], Any]) -> None:
+        self._dumps, self._loads = dumps, loads
 
     def dumps(self, value: Any) -> bytes:
         """Encode a value; TypeError or ValueError if decoding does not give it back."""
@@ -124,6 +120,10 @@ class Checked:
 
     def loads(self, data: bytes) -> Any:
         """Decode a value."""
+        return self._loads(data)
+
+    def _read_back(self, data: bytes) -> Any:
+        """Decode what has just been encoded."""
         return self._loads(data)
 
     def _encoded(self, value: Any, levels: int) -> bytes:

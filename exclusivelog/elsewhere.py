@@ -197,9 +197,7 @@ def _is_applications(caller: FrameType) -> bool:
         frame = frame.f_back
     if frame is None or frame.f_code.co_name == "__hash__":
         return False
-    # A library that asks a function for paths was given that as a validator.
-    others = _LIBRARIES if frame is caller else set()
-    if _root(frame) in others | sys.stdlib_module_names:
+    if _root(frame) in _LIBRARIES | sys.stdlib_module_names:
         return False
     while frame is not None and frame.f_globals is not globals():  # that of `decoded`
         if _root(frame) in _IMPORTING:

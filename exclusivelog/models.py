@@ -42,9 +42,9 @@ class Model(_core.Coder, Checked):
             encode, decode, has_code, shape = _by_msgspec(cls)
             shallow = _core.MOST_LEVELS_READ
         self._set(encode, decode, shape, shallow)
-        Checked.__init__(self, encode, self.loads, self._load_watched if has_code else None)
+        Checked.__init__(self, encode, self.loads)
         self._cls, self._decode, self._shallow = cls, decode, shallow
-        self._decode_watched = watched(decode)
+        self._decode_watched = watched(decode) if has_code else decode
         self._kind = dict if typing.is_typeddict(cls) else cls
 
     def _checked(self, value: Any) -> bytes:
@@ -61,7 +61,7 @@ class Model(_core.Coder, Checked):
             return self._dumps(value)
         return threads.with_deep_stack(lambda: self._dumps(value))
 
-    def _load_watched(self, data: bytes) -> Any:
+    def _read_back(self, data: bytes) -> Any:
         decode = self._decode_watched
         if _core.json_depth(data, _core.MOST_LEVELS_READ) <= self._shallow:
             return decode(data)

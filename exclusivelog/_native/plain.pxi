@@ -278,8 +278,6 @@ cdef int _same(object a, object b, int left) except -1:
     if left == 0:
         raise ValueError("it is nested too deep to be compared")
     if isinstance(a, (list, tuple)):
-        if kind is not list and kind is not tuple and not _same_parts(a, b, _extras(a, b, ()), left - 1):
-            return False
         return len(a) == len(b) and _same_items(a, b, left - 1)
     if isinstance(a, dict):
         if kind is not dict:
@@ -320,7 +318,13 @@ cdef int _same_objects(object a, object b, object kind, int left) except -1:
         return True
     names = _fields_of(kind)
     if names is not None:
-        return _same_parts(a, b, names, left) and _same_parts(a, b, _extras(a, b, names), left)
+        for name in names:
+            if not _same(getattr(a, name, _MISSING), getattr(b, name, _MISSING), left):
+                return False
+        for name in _extras(a, b, names):
+            if not _same(getattr(a, name, _MISSING), getattr(b, name, _MISSING), left):
+                return False
+        return True
     if isinstance(a, (_datetime.datetime, _datetime.time)):
         return a == b and a.fold == b.fold and _same_zone(a.tzinfo, b.tzinfo)
     if hasattr(a, "as_tuple"):  # Decimal: == of a signalling NaN raises, and 1.0 equals 1.00
@@ -330,13 +334,6 @@ cdef int _same_objects(object a, object b, object kind, int left) except -1:
     if _is_collection(kind):
         return _same_collections(a, b, left)
     return bool(a == b)
-
-
-cdef int _same_parts(object a, object b, tuple names, int left) except -1:
-    for name in names:
-        if not _same(getattr(a, name, _MISSING), getattr(b, name, _MISSING), left):
-            return False
-    return True
 
 
 cdef int _same_collections(object a, object b, int left) except -1:
@@ -360,7 +357,7 @@ def extras_of(a, b):
     """The names of the attributes that two objects of a class have and that are no fields of it. A
     cached property is none: another process computes it again."""
     names = _fields_of(type(a))
-    return _extras(a, b, names or ()) if names is not None or isinstance(a, (list, tuple)) else ()
+    return () if names is None else _extras(a, b, names)
 
 
 cdef tuple _extras(object a, object b, tuple names):

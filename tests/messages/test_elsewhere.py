@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import uuid
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import attrs
 import msgspec
@@ -139,14 +139,6 @@ class Open:
     n: int = 0
 
 
-class Place(NamedTuple):
-    n: int
-
-
-class Placed(Place):
-    """Without `__slots__`, it has a dict."""
-
-
 def loose(cls: Any) -> Any:
     value = cls(1)
     value.total = [1]
@@ -154,9 +146,7 @@ def loose(cls: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [Own(1), loose(Loose), loose(Open), loose(Placed)],
-    ids=["own", "msgspec", "attrs", "named tuple"],
+    "value", [Own(1), loose(Loose), loose(Open)], ids=["own", "msgspec", "attrs"]
 )
 def test_g10_an_attribute_that_is_no_field_is_refused(topic: xl.Topic, value: Any) -> None:
     with topic.producer(serializer=type(value)) as producer:
@@ -338,12 +328,6 @@ class Existing(pydantic.BaseModel):
         return name
 
 
-class Given(pydantic.BaseModel):
-    """The validator is a function of Python's own."""
-
-    name: Annotated[Any, pydantic.AfterValidator(os.path.exists)]
-
-
 class Recent(pydantic.BaseModel):
     name: str
     at: float
@@ -375,7 +359,6 @@ class Duck:
     [
         (Hashed("a"), "hash()"), (HashedAttrs("a"), "hash()"), (HashedModel(name="a"), "hash()"),
         (Stamped(), "os.getpid()"), (Existing(name=__file__), "the file system"),
-        (Given.model_construct(name=False), "the file system"),
         (Recent(name="a", at=START + 3600), "time.time()"), (Duck("a"), "hash()"),
     ],
     ids=lambda each: each if isinstance(each, str) else type(each).__name__,
@@ -448,20 +431,6 @@ def test_g10_a_profiler_goes_on(topic: xl.Topic) -> None:
     finally:
         sys.setprofile(None)
     assert seen
-
-
-def test_g10_a_foreign_serialiser_that_is_checked_is_watched() -> None:
-    class Counting:
-        @staticmethod
-        def dumps(value: str) -> bytes:
-            return value.encode()
-
-        @staticmethod
-        def loads(data: bytes) -> str:
-            return data.decode() if hash(data) else ""
-
-    with pytest.raises(ValueError, match=r"asks for hash\(\)"):
-        serde.checked(Counting).dumps("a")
 
 
 PROGRAM = """
