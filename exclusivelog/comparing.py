@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import enum
 import reprlib
 from collections.abc import Callable
@@ -46,7 +45,7 @@ Part = tuple[Any, Any, str]  # of a, of b, and its path
 
 
 def _parts(a: Any, b: Any, path: str) -> list[Part]:
-    if isinstance(a, (list, tuple, collections.deque)):
+    if isinstance(a, (list, tuple)):
         return _items(a, b, path)
     if isinstance(a, dict):
         values = [(a[key], b[key], f"{path}[{reprlib.repr(key)}]") for key in a if key in b]
@@ -54,24 +53,12 @@ def _parts(a: Any, b: Any, path: str) -> list[Part]:
     if isinstance(a, (set, frozenset)):
         return _members(dict.fromkeys(a), dict.fromkeys(b), path, "item")
     names = _core.fields_of(type(a)) or ()
-    return _extras(a, b) + [
-        (getattr(a, name, None), getattr(b, name, None), f"{path}.{name}") for name in names
-    ]
-
-
-def _extras(a: Any, b: Any) -> list[Part]:
-    """The attributes that are no fields of their class."""
-    return [
-        (getattr(a, name, _NOTHING), getattr(b, name, _NOTHING), f"attribute {name}")
-        for name in _core.extras_of(a, b)
-    ]
+    return [(getattr(a, name, None), getattr(b, name, None), f"{path}.{name}") for name in names]
 
 
 def _items(a: Any, b: Any, path: str) -> list[Part]:
     if len(a) != len(b):
         return [(len(a), len(b), f"the length of {path}")]
-    if isinstance(a, collections.deque) and a.maxlen != b.maxlen:
-        return [(a.maxlen, b.maxlen, f"{path}.maxlen")]
     return [(x, y, f"{path}[{i}]") for i, (x, y) in enumerate(zip(a, b, strict=True))]
 
 
@@ -91,10 +78,6 @@ def _described(value: Any) -> str:
     return kind if _core.fields_of(type(value)) is not None else f"{kind} {reprlib.repr(value)}"
 
 
-class Unrepeatable(ValueError):
-    """A value comes back in this process, and perhaps not in another one."""
-
-
 class Checked:
     """A serialiser that decodes what it has encoded, and refuses a value that does not come back:
     equal, and of the same types.
@@ -107,9 +90,7 @@ class Checked:
         """Encode a value; TypeError or ValueError if decoding does not give it back."""
         data = self._encoded(value, _core.depth(value, _core.MOST_LEVELS))
         try:
-            found = self._read_back(data)
-        except Unrepeatable:
-            raise
+            found = self._loads(data)
         except Exception as error:
             raise ValueError(
                 f"it could not be read back: {type(error).__name__}: {error}"
@@ -120,10 +101,6 @@ class Checked:
 
     def loads(self, data: bytes) -> Any:
         """Decode a value."""
-        return self._loads(data)
-
-    def _read_back(self, data: bytes) -> Any:
-        """Decode what has just been encoded."""
         return self._loads(data)
 
     def _encoded(self, value: Any, levels: int) -> bytes:

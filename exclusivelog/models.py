@@ -19,10 +19,8 @@ from typing import Any
 
 from exclusivelog import _core, threads
 from exclusivelog.comparing import Checked
-from exclusivelog.elsewhere import check_default, check_schema, watched
 
-# How to encode, how to decode, and whether code of the application takes part in that.
-Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any], bool]
+Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
 
 # Levels of JSON that pydantic decodes in any thread: each may take 12 KiB of its stack, more with
 # an application's validators, and a stack may have 128 KiB.
@@ -35,16 +33,15 @@ class Model(_core.Coder, Checked):
     def __init__(self, cls: Any) -> None:
         shape, shallow = _core.Shape(), SHALLOW  # no object is known to come back
         if is_pydantic(cls):
-            encode, decode, has_code = _by_pydantic(cls)
+            encode, decode = _by_pydantic(cls)
         elif is_duck(cls):
-            encode, decode, has_code = _by_methods(cls)
+            encode, decode = _by_methods(cls)
         else:
-            encode, decode, has_code, shape = _by_msgspec(cls)
+            encode, decode, shape = _by_msgspec(cls)
             shallow = _core.MOST_LEVELS_READ
         self._set(encode, decode, shape, shallow)
         Checked.__init__(self, encode, self.loads)
         self._cls, self._decode, self._shallow = cls, decode, shallow
-        self._decode_watched = watched(decode) if has_code else decode
         self._kind = dict if typing.is_typeddict(cls) else cls
 
     def _checked(self, value: Any) -> bytes:
@@ -60,12 +57,6 @@ class Model(_core.Coder, Checked):
         if levels <= self._shallow:
             return self._dumps(value)
         return threads.with_deep_stack(lambda: self._dumps(value))
-
-    def _read_back(self, data: bytes) -> Any:
-        decode = self._decode_watched
-        if _core.json_depth(data, _core.MOST_LEVELS_READ) <= self._shallow:
-            return decode(data)
-        return threads.with_deep_stack(lambda: decode(data))
 
     def _load_deep(self, data: bytes) -> Any:
         return threads.with_deep_stack(lambda: self._decode(data))
@@ -118,8 +109,6 @@ def _by_pydantic(cls: Any) -> Codec:
     except pydantic.PydanticUserError as error:
         raise TypeError(f"{cls.__name__}: {error}") from error
 
-    has_code = check_schema(adapter.core_schema, cls.__name__)
-
     def encode(value: Any) -> bytes:
         # Without what is computed: a model that forbids other fields would not take it back.
         data: bytes = adapter.dump_json(value, by_alias=False, round_trip=True, warnings="error")
@@ -128,7 +117,7 @@ def _by_pydantic(cls: Any) -> Codec:
     def decode(data: bytes) -> Any:
         return adapter.validate_json(data, by_alias=True, by_name=True)
 
-    return encode, decode, has_code
+    return encode, decode
 
 
 def _by_methods(cls: Any) -> Codec:
@@ -136,15 +125,13 @@ def _by_methods(cls: Any) -> Codec:
         data: str = value.model_dump_json()
         return data.encode("utf-8")
 
-    return encode, cls.model_validate_json, True
+    return encode, cls.model_validate_json
 
 
 # ---- msgspec -----------------------------------------------------------------------------
 
 
-def _by_msgspec(
-    cls: Any,
-) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any], bool, _core.Shape]:
+def _by_msgspec(cls: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any], _core.Shape]:
     json, inspect = _needed("msgspec.json", cls), _needed("msgspec.inspect", cls)
     try:
         decoder, info = json.Decoder(cls), inspect.type_info(cls)
@@ -155,46 +142,27 @@ def _by_msgspec(
         ) from None
     except (TypeError, NotImplementedError) as error:
         raise TypeError(f"{cls.__name__}: {error}") from error
-    has_code = False
-    for each, field in _all_types(inspect, info):
-        if isinstance(each, inspect.CustomType):
-            raise TypeError(
-                f"{field} has type {each.cls.__name__}, which `serde.model` cannot store as JSON; "
-                "see its documentation, or write a Serde"
-            )
-        has_code |= _has_code(each)
-        _check_omitted(inspect, each)
-    return json.Encoder().encode, decoder.decode, has_code, _Shapes(json, inspect).of(info)
+    unknown = _unknown(inspect, info)
+    if unknown is not None:
+        raise TypeError(
+            f"{unknown}, which `serde.model` cannot store as JSON; see its documentation, or write "
+            "a Serde"
+        )
+    return json.Encoder().encode, decoder.decode, _Shapes(json, inspect).of(info)
 
 
-def _all_types(inspect: Any, info: Any) -> Iterator[tuple[Any, str]]:
-    """The types that a type consists of, and the field, in words, that each belongs to."""
+def _unknown(inspect: Any, info: Any) -> str | None:
+    """The first field, in words, whose class msgspec does not know."""
     seen: set[int] = set()
     left = [(info, "")]
     while left:
         each, field = left.pop()
+        if isinstance(each, inspect.CustomType):
+            return f"{field} has type {each.cls.__name__}"
         if id(each) not in seen:  # a class may have fields of its own type
             seen.add(id(each))
-            yield each, field
             left += _parts(inspect, each, field)
-
-
-def _has_code(info: Any) -> bool:
-    """Whether msgspec runs code of a class when it decodes an object."""
-    kind = getattr(info, "cls", None)
-    names = ("__post_init__", "__attrs_post_init__")
-    checks = (getattr(each, "validator", None) for each in getattr(kind, "__attrs_attrs__", ()))
-    return any(hasattr(kind, name) for name in names) or any(checks)
-
-
-def _check_omitted(inspect: Any, info: Any) -> None:
-    """Raise TypeError if a Struct leaves out a default that may be another one elsewhere."""
-    config = getattr(getattr(info, "cls", None), "__struct_config__", None)
-    if config is None or not config.omit_defaults or config.array_like:
-        return
-    for field in info.fields:
-        if field.default is not inspect.NODEFAULT:  # those of factories are left out if empty
-            check_default(f"omit_defaults: {info.cls.__name__}.{field.name}", field.default)
+    return None
 
 
 def _parts(inspect: Any, info: Any, field: str) -> Iterator[tuple[Any, str]]:

@@ -185,21 +185,9 @@ def model(cls: type) -> Serde:
     only plain fields, which are looked at instead. One that would not come back is refused with
     TypeError or ValueError. Examples: NaN, an int in a field of type float, an object of a
     subclass, a SecretStr (give it a serializer that writes the secret), what an Enum's `_missing_`
-    makes, which another process may not know, an attribute that is no field.
+    makes, which another process may not know.
 
-    What may come back otherwise in another process is refused, too:
-
-    - `FutureDatetime`, `PastDate`, `FilePath` and the like, which take a value at one time and not
-      at another one; use `datetime`, `date`, `Path`;
-    - a field that is not stored (`exclude=True`, a private attribute, `omit_defaults`), if its
-      default is neither None, a bool, a member of an Enum, 0, nor empty: the process may have
-      computed it;
-    - an object whose class has code (`__post_init__`, a validator) that asks for `hash`, the
-      process id, the time or the file system while the object is read.
-
-    It is not noticed if such code depends on the order of a set, or on state of another module.
-
-    Raises TypeError for another class, and for a field that cannot be kept; ImportError if the
+    Raises TypeError for another class, and for a field that cannot be stored; ImportError if the
     library is not installed.
 
     >>> @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import datetime as dt
 import decimal
@@ -213,7 +212,6 @@ class Payment(pydantic.BaseModel):
     secret: pydantic.SecretStr | None = None
     left_out: int = pydantic.Field(default=0, exclude=True)
     by_pair: dict[tuple[int, int], str] = {}
-    recent: collections.deque[Any] = collections.deque()
     parts: list[Payment] = []
 
     model_config = pydantic.ConfigDict(extra="forbid")
@@ -317,9 +315,6 @@ PAYMENTS = objects(
     Payment, "number", **COMMON, maybe=FLOATS,
     secret=some.builds(pydantic.SecretStr, some.text(max_size=3)),
     left_out=some.integers(0, 3),
-    recent=some.builds(
-        collections.deque, some.lists(VALUES, max_size=2), some.none() | some.just(2)
-    ),
     by_pair=some.dictionaries(some.tuples(some.integers(0, 2), some.integers(0, 2)), TEXTS),
     parts=some.lists(some.builds(Payment, no=some.integers(0, 5)), max_size=2),
 )  # fmt: skip

@@ -191,27 +191,14 @@ cdef int _look_down(object value, int left, int deepest) except -1:
         parts = value
     else:
         names = _fields_of(kind)
-        if names is None and not _is_collection(kind):
+        if names is None:
             return 0
-        parts = _items_of(value) if names is None else [getattr(value, name, None) for name in names]
+        parts = [getattr(value, name, None) for name in names]
     if left == 0:
         raise ValueError(f"it is nested deeper than {deepest} levels")
     for part in parts:
         found = max(found, _look_down(part, left - 1, deepest))
     return found + 1
-
-
-cdef bint _is_collection(object kind):
-    """Whether objects of a class without known fields have items: a deque, an application's list."""
-    return (
-        _static(kind, "__len__") is not None and _static(kind, "__iter__") is not None
-        and not issubclass(kind, (str, bytes, bytearray, memoryview, range, type))
-    )
-
-
-cdef object _items_of(object value):
-    """The items of a collection; of a mapping, its items with their keys."""
-    return [*value.items()] if hasattr(value, "keys") and hasattr(value, "items") else [*value]
 
 
 # ---- comparison ------------------------------------------------------------------------------
@@ -280,10 +267,6 @@ cdef int _same(object a, object b, int left) except -1:
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and _same_items(a, b, left - 1)
     if isinstance(a, dict):
-        if kind is not dict:
-            if not _are_alike(a, b):
-                return False
-            a, b = dict(a), dict(b)
         return len(a) == len(b) and _same_dicts(a, b, left - 1)
     if isinstance(a, (set, frozenset)):
         return len(a) == len(b) and _same_dicts(dict.fromkeys(a), dict.fromkeys(b), left - 1)
@@ -321,9 +304,6 @@ cdef int _same_objects(object a, object b, object kind, int left) except -1:
         for name in names:
             if not _same(getattr(a, name, _MISSING), getattr(b, name, _MISSING), left):
                 return False
-        for name in _extras(a, b, names):
-            if not _same(getattr(a, name, _MISSING), getattr(b, name, _MISSING), left):
-                return False
         return True
     if isinstance(a, (_datetime.datetime, _datetime.time)):
         return a == b and a.fold == b.fold and _same_zone(a.tzinfo, b.tzinfo)
@@ -331,44 +311,7 @@ cdef int _same_objects(object a, object b, object kind, int left) except -1:
         return a.as_tuple() == b.as_tuple()
     if kind is complex:
         return _same(a.real, b.real, left) and _same(a.imag, b.imag, left)
-    if _is_collection(kind):
-        return _same_collections(a, b, left)
     return bool(a == b)
-
-
-cdef int _same_collections(object a, object b, int left) except -1:
-    """== looks at no classes, and not at the length that a deque is bounded to."""
-    if not (a == b and getattr(a, "maxlen", None) == getattr(b, "maxlen", None)):
-        return False
-    if isinstance(a, _abc.Set):
-        return _same_dicts(dict.fromkeys(a), dict.fromkeys(b), left)
-    return _same_items(_items_of(a), _items_of(b), left)
-
-
-cdef bint _are_alike(object a, object b) except -1:
-    """Whether two objects of a subclass of dict have what == ignores: the function that makes what
-    is missing, or for those that order matters to, their order."""
-    if getattr(a, "default_factory", None) is not getattr(b, "default_factory", None):
-        return False
-    return not hasattr(a, "move_to_end") or list(a) == list(b)
-
-
-def extras_of(a, b):
-    """The names of the attributes that two objects of a class have and that are no fields of it. A
-    cached property is none: another process computes it again."""
-    names = _fields_of(type(a))
-    return () if names is None else _extras(a, b, names)
-
-
-cdef tuple _extras(object a, object b, tuple names):
-    cdef dict found = getattr(a, "__dict__", None) or {}, other = getattr(b, "__dict__", None) or {}
-    if found.keys() <= set(names) and other.keys() <= set(names):
-        return ()
-    kind = type(a)
-    return tuple([
-        name for name in {**found, **other}
-        if name not in names and not hasattr(_static(kind, name), "__get__")
-    ])
 
 
 def is_member(value):

@@ -59,7 +59,6 @@ cdef class Shape:
     cdef public tuple parts
     cdef Py_ssize_t* slots  # of each field: where it is in an object; 0: its `__dict__` may have it
     cdef bint in_dict
-    cdef Py_ssize_t stored  # how many fields the `__dict__` of an object has
     cdef public Shape key, item, optional
     cdef public dict choices
     cdef int look
@@ -82,8 +81,8 @@ cdef class Shape:
             raise MemoryError()
         for at, name in enumerate(names):
             self.slots[at] = slot_offset(_static(self.kind, name))
-            self.stored += self.slots[at] == 0
-        self.in_dict = self.kind.__dictoffset__ != 0
+            self.in_dict |= self.slots[at] == 0
+        self.in_dict = self.in_dict and self.kind.__dictoffset__ != 0
         self.names, self.parts = names, parts
 
     def holds(self, value):
@@ -144,8 +143,6 @@ cdef int _hold_parts(Shape shape, object value, int left) except -1:
     cdef dict given
     if shape.look == FIELDS:
         given = PyObject_GenericGetDict(value, NULL) if shape.in_dict else None
-        if given is not None and len(given) != shape.stored:
-            return False  # it has other attributes
         for at in range(length):
             part = _field(shape, value, given, at)
             if not _holds(<Shape>PyTuple_GET_ITEM(shape.parts, at), part, left):
