@@ -29,6 +29,7 @@ from exclusivelog.errors import (
     OwnershipLostError,
     ProducerFencedError,
     ProducerMovedError,
+    TopicTerminatedError,
     WaitTimeoutError,
 )
 from exclusivelog.events import Event
@@ -60,6 +61,20 @@ from exclusivelog.waits import (
 )
 
 State = Literal["open", "fenced", "moved", "closed"]
+
+
+def state_after(error: ExclusiveLogError) -> State:
+    """The state of a producer that has ended with this error (rule C6).
+
+    >>> from exclusivelog.errors import ProducerFencedError, TopicTerminatedError
+    >>> state_after(ProducerFencedError("late")), state_after(TopicTerminatedError("over"))
+    ('fenced', 'closed')
+    """
+    if isinstance(error, TopicTerminatedError):
+        return "closed"
+    return "moved" if isinstance(error, ProducerMovedError) else "fenced"
+
+
 Kind = Mapping[str, str | None]  # what a topic holds, and its serialisers
 Snapshot = tuple[int, list[Item]]  # (the offset after its last message, its items)
 Who = TypeVar("Who", bound="TransactionProducer")

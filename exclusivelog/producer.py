@@ -22,6 +22,7 @@ from exclusivelog.backend import (
     SessionPaused,
     State,
     check_groups,
+    state_after,
 )
 from exclusivelog.errors import (
     EngineClosedError,
@@ -161,7 +162,7 @@ class ProducerSender:
         if self._closed:
             return "closed"
         if self._lost is not None:
-            return "moved" if isinstance(self._lost, ProducerMovedError) else "fenced"
+            return state_after(self._lost)
         found = self.session.status()
         return "moved" if found == "closed" and self._moved is not None else found
 

@@ -23,6 +23,7 @@ from exclusivelog.backend import (
     SessionOptions,
     SessionPaused,
     State,
+    state_after,
     without_outcome,
 )
 from exclusivelog.cluster.following import (
@@ -310,8 +311,8 @@ class ClusterSession:
         self._host.check_not_forked()
         if self.closed:
             return "closed"
-        if isinstance(self._lost, ProducerMovedError):
-            return "moved"
+        if isinstance(self._lost, ProducerMovedError | TopicTerminatedError):
+            return state_after(self._lost)
         if self._following is not None:
             return "open" if self._following.is_within_reach else "moved"
         if self._handed_to is not None and self.owning.writer.status == "closed":

@@ -23,6 +23,7 @@ from exclusivelog.backend import (
     SessionOptions,
     SessionPaused,
     State,
+    state_after,
 )
 from exclusivelog.errors import (
     EngineClosedError,
@@ -31,6 +32,7 @@ from exclusivelog.errors import (
     ProducerFencedError,
     ProducerMovedError,
     TopicNotFoundError,
+    TopicTerminatedError,
 )
 from exclusivelog.local.log.appending import Committer, LocalSending, Pauses
 from exclusivelog.local.ownership.registry import Registry
@@ -232,11 +234,13 @@ class LocalSession(LocalSending):
         if self.closed:
             return "closed"
         if self._lost is not None:
-            return "moved" if isinstance(self._lost, ProducerMovedError) else "fenced"
+            return state_after(self._lost)
         if self._following is not None:
             return "open" if self._following.is_within_reach else "moved"
         with self.engine.ledger.read() as tables:
             row = tables.topics.get(self.session.topic)
+            if row.flags & _core.TERMINATED:
+                return "closed"
             if _may_write(tables, row, self.session):
                 return "open"
             target = _handed_over_to(tables, row)
@@ -249,7 +253,8 @@ class LocalSession(LocalSending):
         return "open" if reached else "moved"
 
     def verify(self) -> None:
-        """ProducerFencedError unless the ledger still admits its appends."""
+        """ProducerFencedError or TopicTerminatedError unless the ledger still admits its
+        appends."""
         with self.engine.ledger.read() as tables:
             row = tables.topics.get(self.session.topic)
             if not _may_write(tables, row, self.session):
@@ -473,7 +478,7 @@ def _connect(
 def _may_write(tables: Tables, row: _core.TopicRow, session: Session) -> bool:
     try:
         check_may_write(tables, row, session)
-    except ProducerFencedError:
+    except (ProducerFencedError, TopicTerminatedError):
         return False
     except ExclusiveLogError:  # deleted, for example; the next append raises the error
         return True

@@ -53,6 +53,7 @@ def test_g8_nothing_is_written_behind_a_termination(
         assert (waiting.result(PATIENCE), end) == (1, 2)
     terminated(lambda: mine.send_many([b"y"]), end)
     terminated(lambda: mine.send_async(b"y").result(PATIENCE), end)
+    assert mine.state == "closed"
     for one in (topic, there):
         for other_mode in MODES:
             terminated(lambda one=one, mode=other_mode: one.producer(mode, timeout=PATIENCE), end)
@@ -130,7 +131,7 @@ def test_g8_a_termination_ends_the_sessions_of_a_topic(
     for one in (topic, there):
         until(lambda one=one: one.holders == [])
         assert (one.owner, one.epoch) == (None, int(mode == EXCLUSIVE))
-    until(lambda: mine.state == "fenced")
+    until(lambda: mine.state == "closed")
     terminated(mine.flush, 1)
     mine.close()
     if mode == EXCLUSIVE:
