@@ -58,6 +58,8 @@ class GroupMember:
     membership: Any  # the cursor of its group, a `GroupCursor`; None without a group
     returns: bool  # go back before the next read
     refused: bool  # to another transaction: it goes back to what the one that has it has committed
+    abandoned: bool  # with a transaction that was dropped: it has to be read before a commit
+    read_at: int  # the number of the newest transaction of this thread at the last read
     transaction: weakref.ref[Ending] | None  # that has its position, until that has ended
     user: Caller | None  # who reads by it; None before the first read, and if it commits by itself
     # What its own `commit` is about to store, {topic id: offset}; None if the outcome is known.
@@ -65,8 +67,9 @@ class GroupMember:
 
     def _begin_alone(self) -> None:
         """It takes part in no transaction yet."""
-        self.returns = self.refused = False
+        self.returns = self.refused = self.abandoned = False
         self.transaction = self.user = self.committing = None
+        self.read_at = -1
 
     @property
     def _parts(self) -> Sequence[Part]:
@@ -87,7 +90,7 @@ class GroupMember:
         """Continue at the group's position, or at the last `seek` after that."""
         for part in self._parts:
             part.cursor.move_to(part.continues_at)
-        self.returns = self.refused = False
+        self.returns = self.refused = self.abandoned = False
 
     def _is_in(self, transaction: Ending) -> bool:
         """Whether this transaction has its position."""
@@ -110,9 +113,15 @@ class GroupMember:
         if transaction is not None:
             transaction._settle_readers()
         elif self.transaction is held:  # it was dropped
-            self._go_back()
+            self._abandon()
             self.transaction = None
         return transaction if self.transaction is held else None
+
+    def _abandon(self) -> None:
+        """The transaction that it was read for was dropped: it goes back before it is read, and no
+        other one can have its position before that. What that one sends may be of messages that
+        are read again."""
+        self.abandoned = self.returns = True
 
     def _note_use(self) -> None:
         """Note who reads by it, and go back if a transaction has aborted. Before each read."""
@@ -120,6 +129,7 @@ class GroupMember:
             self._settle()
         if self.committing is not None:
             self._settle_own_commit()
+        self.read_at = newest_here.number
         if self.user is None:
             self._has_user()
         if self.returns:
@@ -144,10 +154,17 @@ class GroupMember:
                 f"reader={self!r}: its position is part of another open transaction. Commit or "
                 "abort that one first, or use `with`, which aborts it when an exception is raised"
             )
+        if self.abandoned and transaction is not None:
+            raise ValueError(
+                f"reader={self!r}: a transaction that it was read for was dropped, so it has gone "
+                "back. Abort this one, and read again; `with` aborts one at an exception"
+            )
 
     def _commit_alone(self) -> None:
         """Commit its position, in no transaction."""
         self._check_free(None)
+        if self.abandoned:
+            self._go_back()
         self.committing = positions = self._offsets_to_commit()
         self.membership.commit(positions)
         self._note_own_commit(positions)  # another thread may have settled it meanwhile
@@ -166,6 +183,15 @@ class GroupMember:
         self._has_committed(positions)
         _in_use.pop(id(self), None)
         self.committing = None
+
+
+class _Newest(threading.local):
+    """The number of the newest transaction that a thread has begun; -1: none."""
+
+    number = -1
+
+
+newest_here = _Newest()
 
 
 # By their ids. No WeakSet: iterating over one raises an error if another thread adds to it.

@@ -48,7 +48,14 @@ from exclusivelog.errors import (
     TransactionAbortedError,
     describe_engine,
 )
-from exclusivelog.members import Caller, GroupMember, living, members_in_use, this_caller
+from exclusivelog.members import (
+    Caller,
+    GroupMember,
+    living,
+    members_in_use,
+    newest_here,
+    this_caller,
+)
 from exclusivelog.waits import check_timeout, in_slices, time_limit, until_settled
 
 __all__ = ["Claim", "Transaction"]
@@ -340,9 +347,13 @@ class Transaction(OfThisProcess):
         self._producers: dict[Sender, SendingProducer] = {}  # whose senders these are
         self._maker = this_caller()
         self._running: concurrent.futures.Future[None] | None = None  # the commit, once begun
-        self._number = next(_numbers)
-        _begun[self._number] = self
-        _newest[self._maker] = self._number
+        self._number = number = next(_numbers)
+        self._next: int | None = None  # the number of its caller's next one
+        before = _begun.get(_newest.get(self._maker, -1))
+        if before is not None:
+            before._next = number
+        _begun[number] = self
+        _newest[self._maker] = newest_here.number = number
         self._settled = False
 
     @property
@@ -521,7 +532,9 @@ class Transaction(OfThisProcess):
 
     def _settle_readers_now(self) -> None:
         for reader, (_, positions) in self._parts.cursors.items():
-            if not reader._is_in(self):
+            # Without a transaction, it has not learned of this one, because of an interrupt.
+            unknown = reader.transaction is None and not self._settled
+            if not (reader._is_in(self) or unknown):
                 continue  # it has gone back, or another transaction has its position now
             if self._state == "committed":
                 reader._has_committed(positions)
@@ -529,7 +542,8 @@ class Transaction(OfThisProcess):
                 reader._go_back()
             reader.transaction = None  # last: after an interrupt, its next read does it again
         if self._state == "aborted" and not self._settled:
-            for reader in self._others():
+            # It would have got their positions, had it not failed before; or one beside it will.
+            for reader in [] if self._has_beside() else self._others():
                 reader._settle_own_commit()
                 reader.returns = True
         self._forget()
@@ -545,10 +559,11 @@ class Transaction(OfThisProcess):
         same = other._maker == self._maker and other._engine.ledger is self._engine.ledger
         return same and other is not self and other._state == "open" and bool(other._parts)
 
+    def _has_beside(self) -> bool:
+        return any(self._is_beside(other) for other in living(_begun))
+
     def _others(self) -> Iterator[GroupMember]:
-        """The readers whose positions it would have got, had it not failed before."""
-        if any(self._is_beside(other) for other in living(_begun)):
-            return  # they may belong to that one
+        """The readers of its caller that no transaction has."""
         for reader in members_in_use():
             membership = reader.membership
             ours = membership is not None and membership.ledger is self._engine.ledger
@@ -560,9 +575,13 @@ class Transaction(OfThisProcess):
         themselves: this may run in any thread, also while that reads by one of them."""
         if self._settled:
             return
-        # If its caller has begun another one since, what is read now may belong to that.
-        if _newest.get(self._maker) == self._number:
-            for reader in self._others():
+        beside = self._has_beside()
+        for reader in self._others():
+            if self._next is not None and reader.read_at >= self._next:
+                continue  # for its caller's next one
+            if reader.read_at >= self._number:
+                reader._abandon()
+            elif not beside:  # else they may belong to that one
                 reader.returns = True
         self._forget()
 

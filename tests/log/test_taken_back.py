@@ -501,7 +501,8 @@ def test_g11_each_order_is_billed_once_although_transactions_are_dropped(
 def test_g11_a_dropped_transaction_takes_its_reader_back_whatever_comes_next(
     engine, reader
 ) -> None:
-    """The position says so at once; a commit without a read does not pass the message either."""
+    """The position says so at once; a commit without a read does not pass the message either. A
+    transaction cannot have the position before a read: it may have sent what is read again."""
     txn = engine.transaction()
     value_of(next(reader))
     txn.commit_cursor(reader)
@@ -515,8 +516,10 @@ def test_g11_a_dropped_transaction_takes_its_reader_back_whatever_comes_next(
     txn.commit_cursor(reader)
     del txn
     gc.collect()
-    with engine.transaction() as txn:
+    txn = engine.transaction()
+    with pytest.raises(ValueError, match="read again"):
         txn.commit_cursor(reader)
+    txn.abort()
     assert (group_position(engine), position(reader)) == (0, 0)
 
 
@@ -689,3 +692,84 @@ def test_g11_an_interrupt_within_commit_cursor_takes_the_reader_back(
     txn.abort()
     next(reader)
     assert position(reader) == 1
+
+
+@pytest.mark.parametrize("reads", ["behind its begin", "before its begin", "before, and keeps it"])
+@pytest.mark.parametrize("when", ["at once", "sent", "committed its cursor"])
+def test_g11_each_order_is_billed_once_although_a_variable_keeps_transactions(
+    engine, reader, reads, when
+) -> None:
+    """In a loop without a function, the variable drops a transaction when the next one begins:
+    perhaps behind the next read. Then that one's messages are read again, too."""
+    invoices = engine.topic("invoices").producer("exclusive")
+    attempts, txn, order = itertools.count(), None, None
+    while reader.has_message_available() or order is not None:
+        try:
+            if reads == "behind its begin":
+                txn = engine.transaction()
+            if order is None or reads != "before, and keeps it":
+                order = next(reader)
+            if reads != "behind its begin":
+                txn = engine.transaction()
+            fails = next(attempts) in (0, 3)
+            if fails and when == "at once":
+                raise Failed
+            invoices.send(value_of(order), transaction=txn)
+            if fails and when == "sent":
+                raise Failed
+            txn.commit_cursor(reader)
+            if fails:
+                raise Failed
+            txn.commit()
+            order = None
+        except ValueError:
+            txn.abort()
+            order = None
+        except Failed:
+            if reads != "before, and keeps it":
+                order = None
+    assert billed(engine) == [b"0", b"1", b"2", b"3", b"4"]
+    assert group_position(engine) == 5
+
+
+@pytest.mark.parametrize("ends", ["committed", "open"])
+def test_g11_garbage_takes_no_reader_back_that_a_later_transaction_reads(
+    engine, orders, ends
+) -> None:
+    reader = orders.reader(group="g")
+    cycle: list[Any] = [engine.transaction()]
+    cycle.append(cycle)
+    later = engine.transaction()
+    offsets = [next(reader).offset]
+    if ends == "committed":
+        later.commit()
+    del cycle
+    gc.collect()
+    assert [*offsets, next(reader).offset] == [0, 1]
+
+
+def test_g11_a_dropped_transaction_takes_nothing_from_the_one_around_it(engine, orders) -> None:
+    reader = orders.reader(group="g")
+    invoices = engine.topic("invoices").producer("exclusive")
+    with engine.transaction() as outer:
+        invoices.send(next(reader).value, transaction=outer)
+        inner = engine.transaction()
+        invoices.send(b"dropped", transaction=inner)
+        del inner
+        invoices.send(next(reader).value, transaction=outer)
+        outer.commit_cursor(reader)
+    assert billed(engine) == [b"0", b"1"]
+
+
+def test_g11_a_commit_whose_reader_does_not_know_it_tells_it(engine, reader, monkeypatch) -> None:
+    txn = engine.transaction()
+    next(reader)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(reader), "_joins", lambda self, transaction: None)
+        txn.commit_cursor(reader)
+    txn.commit()
+    with contextlib.suppress(Failed), engine.transaction():
+        next(reader)
+        raise Failed
+    next(reader)
+    assert (group_position(engine), position(reader)) == (1, 2)
