@@ -95,7 +95,7 @@ class LocalCatalog:
     def groups(self) -> list[GroupInfo]:
         """The reader groups of all topics."""
         claims = Claims(self._ledger, self._engine.sessions.succession)
-        read = {name for info in claims.living(None) if info.reader for name in info.generations}
+        read = {name for _, name in claims.readers()}
         there = [
             (name, topic, checked(self._engine.latest(topic)).next_offset)
             for name, topic in list_read_topics(self._ledger, read)

@@ -168,10 +168,22 @@ class Claims:
         with self._ledger.read() as tables:
             return [claim_info(claimant) for claimant in self._living(tables, group)]
 
-    def _living(self, tables: Tables, group: str | None) -> list[Claimant]:
+    def readers(self) -> dict[tuple[str, str], ClaimInfo]:
+        """The readers of groups that live, by group and topic."""
+        with self._ledger.read() as tables:
+            return self._readers(tables)
+
+    def _readers(self, tables: Tables) -> dict[tuple[str, str], ClaimInfo]:
+        return {
+            (claimant.group, name): claim_info(claimant)
+            for claimant in self._living(tables, None, readers=True)
+            for name in claimant.generations
+        }
+
+    def _living(self, tables: Tables, group: str | None, readers: bool = False) -> list[Claimant]:
         return [
             claimant
-            for claimant in tables.claims.claimants()
+            for claimant in tables.claims.claimants(readers)
             if group in (None, claimant.group)
             and self._alive(claimant)
             and not role_rows.is_anchor(tables, claimant)
@@ -184,11 +196,7 @@ class Claims:
 
         def find(tables: Tables) -> list[GroupInfo]:
             found: list[GroupInfo] = []
-            readers = {
-                (claimant.group, name): claim_info(claimant)
-                for claimant in self._living(tables, None)
-                for name in (claimant.generations if claimant.reads else ())
-            }
+            readers = self._readers(tables)
             for name, topic, end in wanted:
                 cursors: dict[str, int | None] = dict(tables.cursors.all(topic))
                 for group in {*cursors, *(g for g, read in readers if read == name)}:
@@ -206,7 +214,7 @@ class Claims:
             self._ledger.checkpoint()  # what is left in the journal is read while nobody appends
         with self._ledger.write_exclusive() as tables:
             tables.include_journal()
-            reader = next((one for one in self._living(tables, name) if one.reads), None)
+            reader = next(iter(self._living(tables, name, readers=True)), None)
             if reader is not None:
                 raise OwnershipError(
                     f"group {name!r} cannot be deleted while it is read by engine "

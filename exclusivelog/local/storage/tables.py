@@ -1373,10 +1373,12 @@ class ClaimTable:
         row = msgpack.packb(claimant)
         self.rows.put("claimants", U64.pack(claimant.id), row)
 
-    def claimants(self) -> Iterator[Claimant]:
-        """All claim sessions, in the order in which they were made, dead or alive."""
+    def claimants(self, readers: bool = False) -> Iterator[Claimant]:
+        """All claim sessions, in the order in which they were made, dead or alive; `readers`: those
+        of groups' readers."""
         for key, data in self.rows.cursor("claimants"):
-            if len(key) == U64.size:
+            # A row of a reader ends with msgpack's True: to decode all of them would take long.
+            if len(key) == U64.size and not (readers and data[-1] != MSGPACK_TRUE):
                 yield self.rows.decode("claimants", _unpack_claimant, data)
 
     def drop_claimant(self, claimant: int) -> None:
@@ -1435,6 +1437,9 @@ def claim_key(group: str, resource: str) -> bytes:
     """A key that is unique for each pair of names."""
     prefix = group.encode()
     return bytes([len(prefix)]) + prefix + resource.encode()
+
+
+MSGPACK_TRUE = 0xC3
 
 
 def _unpack_claimant(data: bytes) -> Claimant:
