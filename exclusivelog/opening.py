@@ -42,7 +42,7 @@ from exclusivelog.local.storage.opening import Options
 from exclusivelog.local.versions import FORMAT, describe_users
 from exclusivelog.messages import Item, encode_properties
 from exclusivelog.topic import Topic
-from exclusivelog.waits import as_int, check_seconds
+from exclusivelog.waits import Waited, as_int, check_seconds
 
 __all__ = ["Upgrade", "open", "upgrade"]
 
@@ -354,9 +354,9 @@ def _alone(directory: Directory) -> Iterator[None]:
         if directory.facts(name) is not None
     ]
     try:
-        end = _core.monotonic() + ALONE_SECONDS
+        waited = Waited()
         while not _take_all(directory, fds):
-            if _core.monotonic() > end:
+            if waited.seconds > ALONE_SECONDS:
                 raise LedgerVersionError(
                     f"{directory.path} is in use by {describe_users(directory)}. No engine may "
                     "have it open during an upgrade: close these processes first"

@@ -22,6 +22,7 @@ from exclusivelog import _core
 SLICE_SECONDS = 1.0
 # A reader polls this often, for a writer that died between its commit and its wake-up call.
 READER_LOOK_UP_SECONDS = 1.0
+LONGEST_LOOK_SECONDS = 0.25  # between two looks of a process that is not paused
 LONGEST_SECONDS = 10**9  # of a deadline: about thirty years
 
 
@@ -44,6 +45,28 @@ def in_slices(
         check()
         if end is not None and _core.monotonic() >= end:
             return False
+
+
+class Waited:
+    """Counts for how long this process has waited, without its pauses: what it waits for may have
+    been paused as well (a frozen container, a suspended machine). Look at `seconds` four times a
+    second; more time between two looks is a pause.
+
+    >>> waited = Waited()
+    >>> waited.seconds <= LONGEST_LOOK_SECONDS
+    True
+    """
+
+    def __init__(self) -> None:
+        self._last, self._seconds = _core.monotonic(), 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The seconds until now, since this object was made."""
+        now = _core.monotonic()
+        self._seconds += min(now - self._last, LONGEST_LOOK_SECONDS)
+        self._last = now
+        return self._seconds
 
 
 def wait_for(condition: Condition, done: Callable[[], bool], seconds: float | None) -> bool:

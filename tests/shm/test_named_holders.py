@@ -7,6 +7,7 @@ log or in an error; a holder that merely has a slow machine is told of as what i
 from __future__ import annotations
 
 import fcntl
+import itertools
 import logging
 import os
 import signal
@@ -15,11 +16,16 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import exclusivelog as xl
+from exclusivelog import _core, waits
+from exclusivelog.local.files import lock_open_file
 from exclusivelog.local.shm import lockfile, opening_lock, slots, tasks
+from exclusivelog.local.shm.opening_lock import OpeningWait
+from exclusivelog.local.storage import environment
 from testing.children import ROOT, child, line
 from testing.deaths import READERS, hold
 from testing.processes import PATIENCE, State, Worker, await_stop, until, within
@@ -295,3 +301,60 @@ def test_k3_a_stopped_holder_is_reported_at_the_first_look(
         assert told.pid == process.pid
         assert "holds the writer lock and is stopped: resume or end that" in told.getMessage()
     process.answer()
+
+
+# ---- pauses ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pause(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let much time pass, in which this process does not run."""
+    paused = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: _core.monotonic() + paused[0])
+    monkeypatch.setattr(waits, "_core", clock)
+
+    def pause() -> None:
+        paused[0] += 10 * PATIENCE
+
+    return pause
+
+
+@pytest.mark.rule("K3")
+def test_k3_a_pause_is_no_wait_for_the_lock_for_opening(
+    tmp_path: Path, pause: Callable[[], None]
+) -> None:
+    """The process that holds it may have been paused as well, with its container."""
+    file = tmp_path / "owners.lock"
+    looks = itertools.count()
+    with file.open("w") as held, file.open() as wanted:
+        fcntl.flock(held, fcntl.LOCK_EX)
+
+        def progress() -> int:
+            look = next(looks)
+            if look == 1:
+                pause()
+            elif look == 3:
+                fcntl.flock(held, fcntl.LOCK_UN)
+            return 0
+
+        assert OpeningWait(wanted.fileno(), str(file), progress=progress).take(PATIENCE)
+    assert next(looks) > 3
+
+
+@pytest.mark.rule("H2")
+def test_h2_a_pause_is_no_loss_of_lmdb_s_lock_file(
+    tmp_path: Path, pause: Callable[[], None]
+) -> None:
+    """A process that opens the ledger locks it last."""
+    looks = itertools.count()
+    with (tmp_path / "lock.mdb").open("w+") as file, (tmp_path / "lock.mdb").open() as other:
+
+        def in_use() -> bool:
+            look = next(looks)
+            if look == 0:
+                pause()
+            elif look == 2:
+                lock_open_file(other.fileno(), "read")
+            return True
+
+        assert environment._is_held(file.fileno(), in_use)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -25,7 +26,7 @@ from exclusivelog.local.files import why_foreign
 from exclusivelog.local.maintenance import backup
 from exclusivelog.local.storage import environment
 from testing.children import child, finish, line, script, tell
-from testing.processes import values
+from testing.processes import PATIENCE, until, values
 
 pytestmark = pytest.mark.once  # durability changes appends, not whose files are opened
 
@@ -225,6 +226,50 @@ def test_h2_the_mode_of_a_ledger_is_the_one_asked_for(path, mask) -> None:
     segment = next((Path(path) / "segments").iterdir()).name
     files = ["data.mdb", "journal", "owners.lock", "lock.mdb", f"segments/{segment}"]
     assert modes == {".": 0o770, "segments": 0o770} | dict.fromkeys(files, 0o660)
+
+
+LEAVES = """
+    import os, signal, sys
+    import lmdb
+    import exclusivelog as xl
+    from exclusivelog.local.storage import environment
+    path, place, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    environment.SCRATCH = (place,)
+    lmdb.open = lambda *_, **__: os.kill(os.getpid(), number)
+    xl.open(path)
+"""
+
+
+@pytest.mark.long
+def test_h2_what_a_killed_process_has_left_for_lmdb_is_removed(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory with links, by the next process that makes one. Not that of a process which is
+    still opening, nor what only looks like it: a ledger of the user's in the same place."""
+    place, other = tmp_path / "scratch", f"{path}-2"
+    place.mkdir()
+    monkeypatch.setattr(environment, "SCRATCH", (str(place),))
+    for each in (path, other):
+        xl.open(each).close()
+        Path(each).chmod(0o770)
+    similar = place / "exclusivelog-0123456789abcdef"
+    with xl.open(similar) as engine:
+        engine.topic("t").producer().send(b"kept")
+    with child(LEAVES, path, place, signal.SIGKILL) as process:
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+    [left] = set(place.iterdir()) - {similar}
+    assert sorted(file.name for file in left.iterdir()) == ["data.mdb", "lock.mdb"]
+    with child(LEAVES, path, place, signal.SIGSTOP) as process:
+        until(lambda: len(set(place.iterdir()) - {similar, left}) == 1)
+        [opening] = set(place.iterdir()) - {similar, left}
+        until(lambda: len(list(opening.iterdir())) == 2)
+        assert not left.exists()
+        xl.open(other).close()
+        assert set(place.iterdir()) == {similar, opening}
+    xl.open(other).close()
+    assert set(place.iterdir()) == {similar}
+    with xl.open(similar) as engine:
+        assert values(engine.topic("t")) == [b"kept"]
 
 
 # ---- user namespaces ---------------------------------------------------------------------

@@ -14,10 +14,11 @@ import random
 import time
 from collections.abc import Callable
 
-from exclusivelog import _core, logs
+from exclusivelog import logs
 from exclusivelog.errors import LedgerError
 from exclusivelog.foreign import pass_on_foreign
 from exclusivelog.local.shm import tasks
+from exclusivelog.waits import Waited
 
 log = logging.getLogger(__name__)
 
@@ -44,18 +45,18 @@ class OpeningWait:
         self._reported = False
 
     def take(self, seconds: float) -> bool:
-        """Take the lock. False if no process has got it for so many seconds."""
-        seen, began, look, pause = -1, 0.0, 0.0, 0.001
+        """Take the lock. False if no process has got it for so many seconds, in which this process
+        was not paused."""
+        seen, waited, look, pause = -1, Waited(), 0.0, 0.001
         while not self._try():
-            now = _core.monotonic()
             # Hundreds of processes may wait: begin anew whenever one has opened the ledger.
             if (progress := self._progress()) != seen:
-                seen, began, look = progress, now, now + LOOK_SECONDS
-            if now > began + seconds:
+                seen, waited, look = progress, Waited(), LOOK_SECONDS
+            if (now := waited.seconds) > seconds:
                 return False
             if now > look:
                 look = now + LOOK_SECONDS
-                self._report(now - began)
+                self._report(now)
             # Back off: many polling processes would take the CPU from the one that opens.
             pause = min(1.2 * pause, 0.2)
             time.sleep(random.uniform(0.5, 1.0) * pause)

@@ -77,6 +77,7 @@ from exclusivelog.local.shm import tasks
 from exclusivelog.local.shm.tasks import is_stopped, process_of
 from exclusivelog.types import EngineInfo
 from exclusivelog.version import __version__
+from exclusivelog.waits import Waited
 
 # ---- slots -----------------------------------------------------------------------------
 
@@ -537,11 +538,11 @@ class Presence:
 
     def enter(self) -> None:
         """Take the locks. Is this process alone? From now on, no other process can be."""
-        end = _core.monotonic() + ATTEMPT_SECONDS
+        waited = Waited()
         # A dying process that was alone releases its locks one after the other. Meanwhile this
         # process gets neither all of them nor a share, so retry.
         while not (self._take_alone() or self._lock("read")):
-            if _core.monotonic() > end:
+            if waited.seconds > ATTEMPT_SECONDS:
                 raise self._opened_elsewhere()
             time.sleep(0.002)
         self._show_earlier_versions()

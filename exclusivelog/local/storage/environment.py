@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import errno
+import fcntl
 import functools
 import mmap
 import os
@@ -58,6 +59,7 @@ from exclusivelog.local.storage.free_pages import FAR, Room
 from exclusivelog.local.storage.mounts import is_mounted_read_only
 from exclusivelog.local.versions import FORMAT, refuse_format
 from exclusivelog.version import __version__
+from exclusivelog.waits import Waited
 
 # In the target of a backup until it is complete: see maintenance/backup.py.
 UNFINISHED_BACKUP = "backup-unfinished"
@@ -692,6 +694,9 @@ def _is_room_for(size: int) -> bool:
 
 # Where a directory is made for LMDB: memory, if possible.
 SCRATCH = ("/dev/shm", "/tmp")
+SCRATCH_NAME = re.compile("exclusivelog-[0-9a-f]{16}")
+SCRATCH_ATTEMPTS = 3  # another process may remove one before it is locked
+OPEN_FILES = "/proc/self/fd/"
 
 
 @contextlib.contextmanager
@@ -708,30 +713,64 @@ def _only(directory: Directory, files: Mapping[str, int]) -> Iterator[str]:
     path, at = scratch
     try:
         for name, fd in files.items():
-            os.symlink(f"/proc/self/fd/{fd}", name, dir_fd=at)
-        yield f"/proc/self/fd/{at}"
+            os.symlink(f"{OPEN_FILES}{fd}", name, dir_fd=at)
+        yield f"{OPEN_FILES}{at}"
     finally:
-        for name in files:
-            with Ignoring(OSError):
-                os.unlink(name, dir_fd=at)
+        _remove_scratch(path, at)
         os.close(at)
-        with Ignoring(OSError):
-            os.rmdir(path)
 
 
 def _scratch() -> tuple[str, int] | None:
     """The path and a descriptor of a new directory that only this user may use; None if there is no
-    place for one."""
+    place for one. It is locked: those without a lock are of processes that were killed."""
     for place in SCRATCH:
-        path = f"{place}/exclusivelog-{os.urandom(8).hex()}"
-        with Ignoring(OSError):
-            os.mkdir(path, 0o700)
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = above_standard(os.open(path, flags))
-            if os.fstat(fd).st_uid == os.geteuid():
-                return path, fd
-            os.close(fd)
+        _remove_leftovers(place)
+        for _ in range(SCRATCH_ATTEMPTS):
+            path = f"{place}/exclusivelog-{os.urandom(8).hex()}"
+            with Ignoring(OSError):
+                os.mkdir(path, 0o700)
+                fd = _lock_scratch(path)
+                if fd is not None and os.path.samestat(os.stat(path), os.fstat(fd)):
+                    return path, fd
     return None
+
+
+def _lock_scratch(path: str) -> int | None:
+    """A descriptor of such a directory, with a lock. None if another process has it, or it belongs
+    to another user."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = above_standard(os.open(path, flags))
+    try:
+        if os.fstat(fd).st_uid == os.geteuid():
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
+
+
+def _remove_scratch(path: str, fd: int) -> None:
+    for name in (DATA, LOCK):
+        with Ignoring(OSError):
+            if os.readlink(name, dir_fd=fd).startswith(OPEN_FILES):  # else it is a ledger's own
+                os.unlink(name, dir_fd=fd)
+    with Ignoring(OSError):
+        os.rmdir(path)
+
+
+def _remove_leftovers(place: str) -> None:
+    """Remove this user's directories that processes have left which were killed while they opened
+    a ledger."""
+    with Ignoring(OSError):
+        for name in os.listdir(place):
+            if SCRATCH_NAME.fullmatch(name):
+                with Ignoring(OSError):  # in use, or just removed
+                    fd = _lock_scratch(f"{place}/{name}")
+                    if fd is not None:
+                        _remove_scratch(f"{place}/{name}", fd)
+                        os.close(fd)
 
 
 def _next_descriptors(fd: int) -> list[int]:
@@ -840,9 +879,9 @@ def _open_lock_file(directory: Directory, readonly: bool) -> int:
 def _is_held(fd: int, in_use: Callable[[], bool]) -> bool:
     """Does another process have LMDB's lock file open? One that opens or closes the ledger, or
     dies, takes or releases its locks one after the other: wait for it."""
-    end = _core.monotonic() + ATTEMPT_SECONDS
+    waited = Waited()
     while not is_locked(fd):
-        if not in_use() or _core.monotonic() > end:
+        if not in_use() or waited.seconds > ATTEMPT_SECONDS:
             return False
         time.sleep(0.002)
     return True
