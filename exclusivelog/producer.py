@@ -73,7 +73,7 @@ _core.in_forked_child(_after_fork_in_child)
 
 
 @dataclass(slots=True)
-class Appended:
+class Append:
     """What `ProducerSender.append` has appended: its first offset, and the journal position up to
     which must be flushed before it may be acknowledged (rule H1)."""
 
@@ -345,9 +345,9 @@ class ProducerSender:
             error.__traceback__ = None
             return None
 
-    def append(self, messages: Sequence[Raw]) -> Appended:
+    def append(self, messages: Sequence[Raw]) -> Append:
         """Append messages atomically, and return before they are flushed: the caller may
-        acknowledge them only after `Appended.await_flush`. Large ones are flushed at once.
+        acknowledge them only after `Append.await_flush`. Large ones are flushed at once.
 
         Raises what `send` raises. For shared states, whose threads share flushes.
         """
@@ -370,13 +370,13 @@ class ProducerSender:
             None,
         )
 
-    def _appended(self, appender: _core.Appender, outcome: tuple[int, int, int] | int) -> Appended:
+    def _appended(self, appender: _core.Appender, outcome: tuple[int, int, int] | int) -> Append:
         if not isinstance(outcome, tuple):
-            return Appended(self, outcome, flushed=True)
+            return Append(self, outcome, flushed=True)
         flushes = appender.flushes
         if not flushes:
             appender.announce()
-        return Appended(self, *outcome, not flushes)
+        return Append(self, *outcome, not flushes)
 
     # ---- sends beside a transaction ------------------------------------------------------
 

@@ -62,6 +62,45 @@ def test_no_chain_of_imports_is_long() -> None:
     assert not imports(longest[-1])  # it was followed to the bottom
 
 
+# ---- one class, one name ---------------------------------------------------------------
+
+
+def classes(tree: ast.Module) -> set[str]:
+    """The classes of a module, but Protocols: one may have the name of the class that it stands
+    for, as types do not point up within a package."""
+    return {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and not any("Protocol" in names(b) for b in node.bases)
+    }
+
+
+def package(module: str) -> str:
+    """`local`, `cluster` or another package, with all below it; "" for the modules above them."""
+    return module.partition(".")[0] if (ROOT / module.partition(".")[0]).is_dir() else ""
+
+
+def repeated(found: dict[str, ast.Module]) -> list[str]:
+    """Names that classes of two modules of one package have."""
+    homes: dict[tuple[str, str], list[str]] = {}
+    for module, tree in found.items():
+        for name in classes(tree):
+            homes.setdefault((package(module), name), []).append(module)
+    return [f"{name}: {', '.join(where)}" for (_, name), where in homes.items() if len(where) > 1]
+
+
+@pytest.mark.long
+def test_no_two_classes_of_a_package_have_one_name() -> None:
+    python = {module: tree for module, tree in trees().items() if module != "_core"}
+    assert repeated(python) == []
+
+
+def test_a_name_that_two_classes_have_is_found() -> None:
+    one, protocol = ast.parse("class A: ..."), ast.parse("class A(Protocol[T]): ...")
+    assert repeated({"local.a": one, "local.b.c": one}) == ["A: local.a, local.b.c"]
+    assert repeated({"local.a": one, "cluster.a": one, "local.b": protocol}) == []
+
+
 # ---- errors of the system --------------------------------------------------------------
 
 

@@ -31,7 +31,7 @@ class Span:
 
 
 @dataclass
-class Tenure:
+class EpochOwner:
     """The owner of an epoch, and the times (start, end; ms since 1970) at which it held the topic;
     several if it reconnected (rule B5). A grant whose end was not recorded is in `held` only if its
     epoch owns the topic now: the owner may be a job that holds it only while it appends a batch."""
@@ -121,17 +121,17 @@ def _known_since(grants: Counter[int]) -> int:
 
 def _tenures(
     topic: str, changes: Iterable[Change], held: Set[Epoch], epochs: Set[int]
-) -> dict[int, Tenure]:
+) -> dict[int, EpochOwner]:
     """Epoch -> its owner, for these epochs of one topic. A job that appends batches (`once.py`)
     holds the topic only within its transactions, and no release is recorded."""
-    found: dict[int, Tenure] = {}
+    found: dict[int, EpochOwner] = {}
     since: dict[int, int] = {}
     for change in changes if epochs else ():
         epoch = change.epoch
         if epoch not in epochs:
             continue
         if change.kind == "grant":
-            found.setdefault(epoch, Tenure(change.producer))
+            found.setdefault(epoch, EpochOwner(change.producer))
             since[epoch] = change.time
         elif epoch in since:
             found[epoch].held.append((since.pop(epoch), change.time))
@@ -145,7 +145,7 @@ def _tenures(
 
 
 def judge(
-    summary: Summary, grants: Counter[int], tenures: Mapping[int, Tenure] | None = None,
+    summary: Summary, grants: Counter[int], tenures: Mapping[int, EpochOwner] | None = None,
     since: int = 0,
 ) -> list[Verdict]:  # fmt: skip
     """The verdicts on one topic. The grants of epochs before `since` are no longer recorded.
@@ -198,7 +198,7 @@ def _density(summary: Summary) -> Found:
 
 
 def _producers(
-    summary: Summary, grants: Counter[int], tenures: Mapping[int, Tenure], since: int
+    summary: Summary, grants: Counter[int], tenures: Mapping[int, EpochOwner], since: int
 ) -> Found:
     """Other producers may write in an exclusive epoch after its owner has released the topic, but
     never while the owner holds it."""
@@ -214,7 +214,7 @@ def _producers(
     return faults, f"{exclusive} exclusive epochs{_unknown(summary, since)}"
 
 
-def _in_between(spans: Sequence[Span], tenure: Tenure | None) -> list[str]:
+def _in_between(spans: Sequence[Span], tenure: EpochOwner | None) -> list[str]:
     """The producers that wrote between messages of the epoch's owner while it held the topic."""
     first = min(spans, key=lambda span: span.first)
     name = first.producer if tenure is None else tenure.producer

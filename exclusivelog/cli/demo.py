@@ -458,7 +458,7 @@ def takeovers(tenures: Sequence[Tenure]) -> dict[int, float]:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Judgement:
     """One claim, whether it holds, and the facts."""
 
     claim: str
@@ -467,8 +467,8 @@ class Finding:
 
 
 def judge(
-    messages: Sequence[xl.Message], history: History, sound: Finding, tenures: Sequence[Tenure]
-) -> list[Finding]:
+    messages: Sequence[xl.Message], history: History, sound: Judgement, tenures: Sequence[Tenure]
+) -> list[Judgement]:
     """The verdict on every claim, from the log (and the observed order of the leaders). `sound`:
     the result of `check_log`."""
     return [
@@ -480,7 +480,7 @@ def judge(
     ]  # fmt: skip
 
 
-def check_log(engine: xl.Engine) -> Finding:
+def check_log(engine: xl.Engine) -> Judgement:
     """Verify the log's checksums. On a cluster, reading verifies them, so audit the grants."""
     if engine.supports("verify"):
         return judge_report(engine.verify())
@@ -489,20 +489,20 @@ def check_log(engine: xl.Engine) -> Finding:
     return judge_audit(audit(engine, [TOPIC]))
 
 
-def judge_report(report: xl.Report) -> Finding:
+def judge_report(report: xl.Report) -> Judgement:
     """The finding for a report of `verify`."""
-    return Finding("the ledger is sound", report.ok, "; ".join(report.problems)
+    return Judgement("the ledger is sound", report.ok, "; ".join(report.problems)
                    or f"{report.entries:,} entries, every checksum holds")  # fmt: skip
 
 
-def judge_audit(verdicts: Sequence[Verdict]) -> Finding:
+def judge_audit(verdicts: Sequence[Verdict]) -> Judgement:
     """The finding for the verdicts of `audit`."""
     wrong = [f"{each.claim}: {each.facts}" for each in verdicts if not each.holds]
-    return Finding("the audit of its grants and messages", not wrong, "; ".join(wrong)
+    return Judgement("the audit of its grants and messages", not wrong, "; ".join(wrong)
                    or f"{len(verdicts)} claims hold")  # fmt: skip
 
 
-def _judge_events(messages: Sequence[xl.Message], events: Sequence[bytes]) -> Finding:
+def _judge_events(messages: Sequence[xl.Message], events: Sequence[bytes]) -> Judgement:
     claim = "every event exactly once, in order"
     for index, (message, line) in enumerate(zip(messages, events, strict=False)):
         event = json.loads(line)
@@ -511,59 +511,59 @@ def _judge_events(messages: Sequence[xl.Message], events: Sequence[bytes]) -> Fi
             message.offset, message.value, message.key, message.event_time, message.sequence_id,
         )  # fmt: skip
         if found != expected:
-            return Finding(claim, False, f"event {index}: {found} instead of {expected}")
+            return Judgement(claim, False, f"event {index}: {found} instead of {expected}")
     if len(messages) != len(events):
-        return Finding(claim, False, f"{len(messages):,} messages for {len(events):,} events")
-    return Finding(claim, True, f"{len(messages):,} events")
+        return Judgement(claim, False, f"{len(messages):,} messages for {len(events):,} events")
+    return Judgement(claim, True, f"{len(messages):,} events")
 
 
-def _judge_epochs(messages: Sequence[xl.Message]) -> Finding:
+def _judge_epochs(messages: Sequence[xl.Message]) -> Judgement:
     claim = "epochs never interleave, one producer each"
     producers: dict[int, tuple[str, int]] = {}
     last = 0
     for message in messages:
         producer = (message.producer_name, message.session)
         if message.epoch < last:
-            return Finding(claim, False, f"epoch {message.epoch} at offset {message.offset} "
+            return Judgement(claim, False, f"epoch {message.epoch} at offset {message.offset} "
                            f"follows epoch {last}")  # fmt: skip
         if producers.setdefault(message.epoch, producer) != producer:
-            return Finding(claim, False, f"epoch {message.epoch} has a second producer, "
+            return Judgement(claim, False, f"epoch {message.epoch} has a second producer, "
                            f"{producer[0]}, at offset {message.offset}")  # fmt: skip
         last = message.epoch
-    return Finding(claim, True, f"{len(producers)} epochs")
+    return Judgement(claim, True, f"{len(producers)} epochs")
 
 
-def _judge_order(tenures: Sequence[Tenure]) -> Finding:
+def _judge_order(tenures: Sequence[Tenure]) -> Judgement:
     claim = "the best waiter is next, each time"
     count = 0
     for before, after in itertools.pairwise(tenures):
         if after.epoch <= before.epoch:
-            return Finding(claim, False, f"epoch {after.epoch} came after epoch {before.epoch}")
+            return Judgement(claim, False, f"epoch {after.epoch} came after epoch {before.epoch}")
         if before.best_waiter is not None:
             count += 1
             # A better waiter may have joined between the two reads, but never a worse one.
             if after.priority < before.best_waiter:
-                return Finding(claim, False, f"epoch {after.epoch} went to priority "
+                return Judgement(claim, False, f"epoch {after.epoch} went to priority "
                                f"{after.priority}, {before.best_waiter} waited")  # fmt: skip
-    return Finding(claim, True, f"{count} promotions")
+    return Judgement(claim, True, f"{count} promotions")
 
 
-def _judge_lines(messages: Sequence[xl.Message], truth: dict[str, int]) -> Finding:
+def _judge_lines(messages: Sequence[xl.Message], truth: dict[str, int]) -> Judgement:
     claim = "files and lines equal the truth"
     try:
         files = replay(message.value for message in messages)
     except UNREADABLE as error:
         if is_raised_by_a_handler(error):
             raise
-        return Finding(claim, False, f"the log cannot be replayed: {error!r}")
+        return Judgement(claim, False, f"the log cannot be replayed: {error!r}")
     wrong = [
         f"{path}: {files.get(path)} lines instead of {truth.get(path)}"
         for path in sorted(files.keys() | truth.keys())
         if files.get(path) != truth.get(path)
     ]
     if wrong:
-        return Finding(claim, False, f"{len(wrong)} files differ: " + "; ".join(wrong[:3]))
-    return Finding(claim, True, f"{len(files):,} files, {sum(files.values()):,} lines")
+        return Judgement(claim, False, f"{len(wrong)} files differ: " + "; ".join(wrong[:3]))
+    return Judgement(claim, True, f"{len(files):,} files, {sum(files.values()):,} lines")
 
 
 # ---- show --------------------------------------------------------------------------------
@@ -653,7 +653,7 @@ def show_tenures(
     console.print(table)
 
 
-def show_verdict(console: Console, findings: Sequence[Finding]) -> None:
+def show_verdict(console: Console, findings: Sequence[Judgement]) -> None:
     """Print a line for each claim, and a summary."""
     for finding in findings:
         mark = "[green]ok    [/]" if finding.holds else "[red]FAILED[/]"

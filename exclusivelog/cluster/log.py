@@ -215,7 +215,7 @@ class Sent(NamedTuple):
     tickets: tuple[Ticket, ...]
 
 
-class Asking:
+class Asker:
     """The base of `Writer`: asks for a topic, to own or share it, by `holder.access_mode`."""
 
     def __init__(
@@ -306,7 +306,7 @@ class Asking:
             self._append(encode(self._request))
 
 
-class Writer(Asking):
+class Writer(Asker):
     """Asks for a topic, owns or shares it (by `holder.access_mode`), and sends to it. For one
     thread at a time.
 

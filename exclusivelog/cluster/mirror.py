@@ -41,7 +41,7 @@ from exclusivelog.cluster.copies import (
     PlainCopies,
 )
 from exclusivelog.cluster.frames import Content, Frame
-from exclusivelog.cluster.pulsar import Access, Cluster, Writer
+from exclusivelog.cluster.pulsar import Access, Cluster, PulsarWriter
 from exclusivelog.errors import (
     ClusterError,
     EngineClosedError,
@@ -306,7 +306,7 @@ class TopicMirror:
             self.running = False
             self._mirror.notify()
 
-    def _copy(self, writer: Writer) -> None:
+    def _copy(self, writer: PulsarWriter) -> None:
         target = self._target
         position, gap = target.resume(self._topic, writer, self._mirror.trimmed)
         self._had_copies = position > gap
@@ -327,7 +327,7 @@ class TopicMirror:
             raise
         self._drain()
 
-    def _send(self, writer: Writer, copied: Copied) -> None:
+    def _send(self, writer: PulsarWriter, copied: Copied) -> None:
         flight, end = self._flight, copied.end
         assert copied.message is not None
         flight.add(end, copied.size)
@@ -400,7 +400,7 @@ class Target:
         self.topic, self.source = topic, source
         self._cluster, self._copies = cluster, copies
 
-    def resume(self, topic: SourceTopic, writer: Writer, trimmed: str) -> tuple[int, int]:
+    def resume(self, topic: SourceTopic, writer: PulsarWriter, trimmed: str) -> tuple[int, int]:
         """Returns (the next offset to copy, how many offsets before it the source has lost).
 
         Raises MirrorMismatchError if source and target disagree, and OffsetTrimmedError if the
@@ -429,7 +429,7 @@ class Target:
             )
         return last.end, 0
 
-    def _last(self, writer: Writer) -> Copied | None:
+    def _last(self, writer: PulsarWriter) -> Copied | None:
         """The last copy, once all earlier sends are stored."""
         sent, deadline = writer.last_sequence_id, _core.monotonic() + STORED_SECONDS
         while True:

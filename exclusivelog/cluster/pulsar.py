@@ -467,7 +467,7 @@ class Cluster(Closing):
             return "(HTTP 401)" in str(error)
         return False
 
-    def writer(self, topic: str) -> Writer:
+    def writer(self, topic: str) -> PulsarWriter:
         """Become the topic's only producer; creates the Pulsar topic if it is missing.
 
         Raises ProducerBusyError if another mirror has it for longer than the timeout: the broker
@@ -475,7 +475,7 @@ class Cluster(Closing):
         full, deadline = self.address(topic), _core.monotonic() + self._timeout
         while True:
             try:
-                return Writer(self, topic, self._producer(full))
+                return PulsarWriter(self, topic, self._producer(full))
             except Exception as error:
                 name, late = type(error).__name__, _core.monotonic() > deadline
                 if name not in (*FENCED, *PASSING) or (late and name in PASSING):
@@ -581,7 +581,7 @@ class Outgoing:
     event_time: int | None = None
 
 
-class Writer:
+class PulsarWriter:
     """The only producer of a Pulsar topic."""
 
     def __init__(self, cluster: Cluster, topic: str, producer: Any) -> None:

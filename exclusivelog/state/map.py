@@ -21,7 +21,7 @@ from exclusivelog import _core, serde
 from exclusivelog.backend import Kind
 from exclusivelog.errors import DeserializationError
 from exclusivelog.messages import MAX_MESSAGE_BYTES, Item
-from exclusivelog.producer import Appended
+from exclusivelog.producer import Append
 from exclusivelog.state.past import At, MapWatch, apply_to, map_at, map_since
 from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, in_background
 from exclusivelog.topic import Topic
@@ -571,7 +571,7 @@ class SharedMap(Shared, MutableMapping[K, V]):
 
 def put_at_once(
     shared: SharedMap[Any, Any], key: Any, value: Any
-) -> tuple[Any, Appended | None] | None:
+) -> tuple[Any, Append | None] | None:
     """`put` without waiting, for asyncio. None, without any effect, if it would have to wait.
 
     Returns (value before, append that must be durable before the call returns, or None).

@@ -51,7 +51,7 @@ from exclusivelog.errors import (
     called_reentrantly,
 )
 from exclusivelog.messages import Item, item_of, message_of
-from exclusivelog.producer import Appended, Producer, ProducerFuture
+from exclusivelog.producer import Append, Producer, ProducerFuture
 from exclusivelog.state.calls import CallFuture, Calls
 from exclusivelog.topic import Topic
 from exclusivelog.waits import as_int, check_timeout, time_limit
@@ -480,7 +480,7 @@ class Write(Generic[R]):
         self, compute: Callable[[], tuple[list[Item], R]], then: Callable[[], R] | None
     ) -> None:
         self.compute, self.then = compute, then
-        self.appended: Appended | None = None
+        self.appended: Append | None = None
         self.done = False
         self.result: R
 
@@ -488,7 +488,7 @@ class Write(Generic[R]):
 class Shared(_core.SharedBase, Closing):
     """The base of `SharedState` and `SharedMap`."""
 
-    _appended = Appended  # for the compiled core
+    _appended = Append  # for the compiled core
     _ownership: Ownership
     _snapshots: Snapshots
     _replica: Replica
@@ -508,7 +508,7 @@ class Shared(_core.SharedBase, Closing):
         self._lock = _core.Lock()  # of the replica: never held to wait for topic or flush
         self._inside = 0  # the thread that runs a user function, which must not call back
         self._closing = self._closed = False
-        self._unflushed: Appended | None = None  # what was appended last
+        self._unflushed: Append | None = None  # what was appended last
         self._calls = Calls(self._flush)
         self._ownership = Ownership(topic, self._writing, self._calls, self._prepare_to_write)
         kept = "snapshots" in self._engine.capabilities
@@ -675,13 +675,13 @@ class Shared(_core.SharedBase, Closing):
 
     # ---- durability ----------------------------------------------------------------------
 
-    def _settle(self, appended: Appended) -> None:
+    def _settle(self, appended: Append) -> None:
         """Return once this is durable. In a background call return at once: the acknowledgement of
         that call waits instead."""
         if not self._calls.defer(appended):
             self._flush(appended)
 
-    def _flush(self, appended: Appended) -> None:
+    def _flush(self, appended: Append) -> None:
         try:
             appended.await_flush()
         except Exception:
@@ -798,7 +798,7 @@ def _close_all() -> None:
 atexit.register(_close_all)
 
 
-def acknowledge(shared: Shared, future: Any, result: Any, appended: Appended) -> None:
+def acknowledge(shared: Shared, future: Any, result: Any, appended: Append) -> None:
     """Have `future.set_result(result)` called in the background, once `appended` is durable."""
     shared._calls.acknowledge(future, result, appended)
 

@@ -19,7 +19,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import aio
 from exclusivelog.local.maintenance.retention import Ages, trim_what_is_old
-from exclusivelog.producer import Appended
+from exclusivelog.producer import Append
 from testing.handovers import begin
 from testing.processes import PATIENCE, State, Worker, until
 from testing.states import add, call_map, everything, one_more, open_counts, open_map, opened_afresh
@@ -470,14 +470,14 @@ class Flushes(list[int]):
 
 @pytest.fixture
 def flushes(monkeypatch: pytest.MonkeyPatch) -> Flushes:
-    await_flush, seen = Appended.await_flush, Flushes()
+    await_flush, seen = Append.await_flush, Flushes()
 
-    def slowly(appended: Appended) -> None:
+    def slowly(appended: Append) -> None:
         if not appended.flushed:
             seen.wait(appended.offset)
         await_flush(appended)
 
-    monkeypatch.setattr(Appended, "await_flush", slowly)
+    monkeypatch.setattr(Append, "await_flush", slowly)
     return seen
 
 
@@ -558,13 +558,13 @@ def test_i5_a_flush_that_fails_is_told_to_each_and_the_state_is_made_anew(
     with xl.open(path, durability="power") as engine, xl.SharedMap(engine.topic("m")) as shared:
         shared.put("n", 0)
 
-        def fail(appended: Appended) -> None:
+        def fail(appended: Append) -> None:
             error = xl.LedgerIOError("the flush has failed")
             error.maybe_written = True
             raise error
 
         with monkeypatch.context() as patch:
-            patch.setattr(Appended, "await_flush", fail)
+            patch.setattr(Append, "await_flush", fail)
             with pytest.raises(xl.LedgerIOError, match="flush has failed"):
                 shared.put("n", 1)
             futures = [shared.put_async("n", number) for number in range(2, 6)]

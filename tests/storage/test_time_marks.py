@@ -252,7 +252,7 @@ def be_patient(state: State, seconds: float) -> None:
 
 
 def forget_arrivals(state: State) -> None:
-    retention.Arrivals.note = lambda self, next_offset, max_age: next_offset  # type: ignore[method-assign]
+    retention.ArrivalHistory.note = lambda self, next_offset, max_age: next_offset  # type: ignore[method-assign]
 
 
 @pytest.mark.sampled
@@ -286,7 +286,7 @@ def test_g8_a_message_that_seems_old_when_it_comes_stays(
     retention worker goes by its publish time alone."""
     monkeypatch.setattr(retention, "PATIENCE_SECONDS", 0.0)
     if control:
-        monkeypatch.setattr(retention.Arrivals, "note", lambda self, end, max_age: end)
+        monkeypatch.setattr(retention.ArrivalHistory, "note", lambda self, end, max_age: end)
     retain(topic, 60.0)
     clock.jump(-50 * YEAR)
     sent = worker(name="behind").call(send_one, b"young")
@@ -384,7 +384,7 @@ def test_g8_that_messages_are_overdue_goes_with_their_topic(
 def test_g8_arrivals_hold_back_what_is_younger_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four messages a second, for a while, seen each time; then none. What is protected is never
     older than `max_age` and a hundredth."""
-    arrivals, times_seen, now = retention.Arrivals(), [], 1000.0
+    arrivals, times_seen, now = retention.ArrivalHistory(), [], 1000.0
     monkeypatch.setattr(retention, "_core", SimpleNamespace(monotonic=lambda: now))
     for number in range(4000):
         now += 0.25 if number < 3000 else 0.15

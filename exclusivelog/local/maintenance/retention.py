@@ -57,7 +57,7 @@ ARRIVALS_RESOLUTION = 0.01  # share of max_age by which a message may be kept to
 PATIENCE_SECONDS = 3600.0
 
 
-class Arrivals:
+class ArrivalHistory:
     """A history of one topic's next offset, as this process saw it.
 
     Messages that arrived within `max_age` stay, whatever wall clocks show: to a clock that is
@@ -84,7 +84,7 @@ class Ages:
     def __init__(self, ledger: Store, topic: int) -> None:
         self._ledger = ledger
         self._topic = topic
-        self._arrivals = Arrivals()
+        self._arrivals = ArrivalHistory()
         self._logged = False
 
     def first_to_keep(

@@ -55,7 +55,7 @@ from exclusivelog.local.files import (
 )
 from exclusivelog.local.records import NAMES, Rows
 from exclusivelog.local.storage import free_pages
-from exclusivelog.local.storage.free_pages import FAR, Room
+from exclusivelog.local.storage.free_pages import FAR, RoomLeft
 from exclusivelog.local.storage.mounts import is_mounted_read_only
 from exclusivelog.local.versions import FORMAT, refuse_format
 from exclusivelog.version import __version__
@@ -484,7 +484,7 @@ class Environment:
         finally:
             self.gate.leave()
 
-    def room(self, rows: Rows) -> Room:
+    def room(self, rows: Rows) -> RoomLeft:
         """The room that is left for the tables, as this write transaction has changed them."""
         info, page = self.lmdb.info(), self.lmdb.stat()["psize"]
         most = info["map_size"] - MAP_RESERVED
@@ -493,7 +493,7 @@ class Environment:
         self.pinned = page * self._count_pinned(info["last_txnid"])
         left = most - rows.count_pages() * page - self.pinned
         kept = self.pinned >= MAP_RESERVED / 4 and left < -MAP_RESERVED / 2
-        return Room(float(left), kept)
+        return RoomLeft(float(left), kept)
 
     def _count_pinned(self, last: int) -> int:
         """How many pages are free, but not for LMDB as long as an open read may use them."""

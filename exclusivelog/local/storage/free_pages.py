@@ -31,7 +31,7 @@ PAGE_HEADER, LEAF, BIG = 16, 0x02, 0x01
 META_PAGES = 2
 
 
-class Room(NamedTuple):
+class RoomLeft(NamedTuple):
     """The bytes that the tables may still take; below 0, they take some of the reserve. `kept`:
     open reads keep so much from being used again that the rest is for changes of ownership."""
 
@@ -39,7 +39,7 @@ class Room(NamedTuple):
     kept: bool
 
 
-FAR = Room(math.inf, False)
+FAR = RoomLeft(math.inf, False)
 
 
 class Pinned(NamedTuple):

@@ -119,7 +119,7 @@ from exclusivelog.local.records import (
     unpack_session,
 )
 from exclusivelog.local.storage import compression
-from exclusivelog.local.storage.free_pages import FAR, Room
+from exclusivelog.local.storage.free_pages import FAR, RoomLeft
 from exclusivelog.local.storage.segments import (
     LARGE_ENTRY,
     REFERENCE,
@@ -1797,7 +1797,7 @@ class Tables:
     def __init__(
         self, txn: lmdb.Transaction[bytes], databases: dict[str, Any], path: str,
         segments: Segments, journal: _core.Journal | None = None,
-        room: Callable[[Rows], Room] = lambda rows: FAR,
+        room: Callable[[Rows], RoomLeft] = lambda rows: FAR,
     ) -> None:  # fmt: skip
         self.rows = Rows(txn, databases, path)
         self._room = room
