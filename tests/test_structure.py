@@ -14,6 +14,7 @@ pytestmark = pytest.mark.once
 
 ROOT = Path(exclusivelog.__file__).parent
 MOST_FLOORS = 12
+TYPES_MAY_POINT_UP = {"cluster"}  # runtime-imports.toml has the contracts of these packages
 
 
 @functools.cache
@@ -26,13 +27,17 @@ def trees() -> dict[str, ast.Module]:
     return found
 
 
-def names_in(tree: ast.Module) -> set[str]:
-    """What a module imports, also within functions, and for types alone.
+def names_in(tree: ast.Module, ours: str | None = None) -> set[str]:
+    """What a module imports, also within functions, and for types alone; but not what a module of
+    the package `ours` imports of that for types, which may point up.
 
     `import exclusivelog` is not followed: programs use the package by its name, as users do.
     """
     found = set()
+    up = {id(node) for node in for_types(tree) if ours and package_of(node) == ours}
     for node in ast.walk(tree):
+        if id(node) in up:
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -43,9 +48,22 @@ def names_in(tree: ast.Module) -> set[str]:
     return {name.partition(".")[2] for name in found if name.startswith("exclusivelog.")}
 
 
+def for_types(tree: ast.Module) -> Iterator[ast.ImportFrom]:
+    """The imports under `if TYPE_CHECKING`."""
+    for node in tree.body:
+        if isinstance(node, ast.If) and names(node.test) == {"TYPE_CHECKING"}:
+            yield from (each for each in node.body if isinstance(each, ast.ImportFrom))
+
+
+def package_of(node: ast.ImportFrom) -> str:
+    return package(str(node.module).partition(".")[2])
+
+
 @functools.cache
 def imports(module: str) -> frozenset[str]:
-    return frozenset(name for name in names_in(trees()[module]) if name in trees()) - {module}
+    ours = package(module)
+    found = names_in(trees()[module], ours if ours in TYPES_MAY_POINT_UP else None)
+    return frozenset(name for name in found if name in trees()) - {module}
 
 
 @functools.cache

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 from exclusivelog import _core, logs
 from exclusivelog.backend import Kind, LastingLock, Snapshot, check_name, is_internal
 from exclusivelog.cluster.checkpoints import newest_snapshot
-from exclusivelog.cluster.figures import Figures
-from exclusivelog.cluster.following import TopicLog, Topics, inspect
-from exclusivelog.cluster.kinds import Kinds
-from exclusivelog.cluster.ordered import Place
+from exclusivelog.cluster.following import TopicLog, inspect
 from exclusivelog.cluster.refused import refusal, refuses
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.types import (
@@ -27,64 +24,12 @@ from exclusivelog.types import (
     WaiterInfo,
 )
 
+if TYPE_CHECKING:
+    from exclusivelog.cluster.engine import ClusterEngine
+
 __all__ = ["ClusterCatalog", "ClusterTopic"]
 
 logger = logging.getLogger(__name__)
-
-
-class Claims(Protocol):
-    """The claims of all engines."""
-
-    def living(self, group: str | None) -> list[ClaimInfo]:
-        """The claims of live engines, the oldest first."""
-
-    def groups(self) -> list[GroupInfo]:
-        """The reader groups of all topics."""
-
-
-class Registered(Protocol):
-    """The sessions of the engine."""
-
-    def pending(self) -> tuple[int, int]:
-        """Messages, and their bytes, that producers have queued."""
-
-
-class Host(Protocol):
-    """The engine that asks."""
-
-    @property
-    def place(self) -> Place:
-        """Where the topics are."""
-
-    @property
-    def kinds(self) -> Kinds:
-        """What the topics hold."""
-
-    def check_open(self) -> None:
-        """EngineClosedError unless the engine can be used here."""
-
-    def check_writable(self) -> None:
-        """An error unless the engine can be used here, and to write."""
-
-    def lives(self, engine: str) -> bool:
-        """Does the engine of that id live?"""
-
-    @property
-    def claims(self) -> Claims:
-        """Its claims, and those of others."""
-
-    @property
-    def topics(self) -> Topics:
-        """The topics that the engine follows."""
-
-    def followed(self, topic: int) -> TopicLog:
-        """The topic's log."""
-
-    figures: Figures
-
-    @property
-    def registry(self) -> Registered:
-        """Its sessions."""
 
 
 def stats_of(log: TopicLog, lives: Callable[[str], bool]) -> TopicStats:
@@ -101,7 +46,7 @@ def stats_of(log: TopicLog, lives: Callable[[str], bool]) -> TopicStats:
 class ClusterCatalog:
     """Facts about an engine's place as a whole."""
 
-    def __init__(self, engine: Host) -> None:
+    def __init__(self, engine: ClusterEngine) -> None:
         self._engine = engine
 
     def topic(self, name: str, create: bool, until: int = 0) -> tuple[int, str]:
@@ -177,7 +122,7 @@ class ClusterCatalog:
 class ClusterTopic:
     """One topic. Every call reads its log up to the current end."""
 
-    def __init__(self, engine: Host, topic: int) -> None:
+    def __init__(self, engine: ClusterEngine, topic: int) -> None:
         self._engine, self._id = engine, topic
 
     def _log(self) -> TopicLog:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.admission import ClaimVerdict, judge_claim
@@ -19,12 +19,10 @@ from exclusivelog.cluster.following import (
     ANSWER_SECONDS,
     Owning,
     TopicLog,
-    Topics,
     inspect,
     now_ms,
 )
 from exclusivelog.cluster.frames import Holder
-from exclusivelog.cluster.ordered import Place as ClusterPlace
 from exclusivelog.cluster.refused import refusal, refuses
 from exclusivelog.errors import (
     ExclusiveLogError,
@@ -36,64 +34,13 @@ from exclusivelog.errors import (
 from exclusivelog.refusals import claim_refused, claim_revoked, describe_claim, reader_fenced
 from exclusivelog.types import AccessMode, ClaimInfo, EngineInfo, GroupInfo
 
+if TYPE_CHECKING:
+    from exclusivelog.cluster.engine import ClusterEngine
+
 __all__ = ["ClusterClaims"]
 
 PREFIX = "__claim__/"
 POLL_SECONDS = 0.02  # while waiting for a claim; deaths send no wake-up
-
-
-class Reading(Protocol):
-    """A position in a claim's log."""
-
-    def move_to(self, position: int) -> None:
-        """Continue at this offset."""
-
-    def take_one(self) -> Any:
-        """The next message; None at the end."""
-
-
-class Registered(Protocol):
-    """The sessions of the engine."""
-
-    def keep(self, number: int, owning: Owning) -> None:
-        """Register a session that was granted."""
-
-    def forget(self, owning: Owning) -> None:
-        """Remove a session that was released."""
-
-
-class Host(Protocol):
-    """The engine."""
-
-    info: EngineInfo
-    changes: int  # a number that changes with every grant and release that counts
-
-    @property
-    def ledger(self) -> Place:
-        """Where the logs are kept."""
-
-    def open_cursor(
-        self, topic: int, name: str, loads: None, compacted: bool, skip_trimmed: bool
-    ) -> Reading:
-        """A cursor on a log."""
-
-    @property
-    def place(self) -> ClusterPlace:
-        """Where the logs are."""
-
-    @property
-    def topics(self) -> Topics:
-        """The topics that it follows."""
-
-    @property
-    def registry(self) -> Registered:
-        """Its sessions."""
-
-    def check_writable(self) -> None:
-        """Raise an error unless the engine can be used here, and is open to write."""
-
-    def lives(self, engine: str) -> bool:
-        """Does the engine of that id live?"""
 
 
 def log_name(group: str, resource: str) -> str:
@@ -120,7 +67,13 @@ class ClusterClaim:
     is_held_in = refuses("transactions")
 
     def __init__(
-        self, host: Host, owning: Owning, log: TopicLog, group: str, resource: str, generation: int
+        self,
+        host: ClusterEngine,
+        owning: Owning,
+        log: TopicLog,
+        group: str,
+        resource: str,
+        generation: int,
     ) -> None:
         self.id = owning.writer.session
         self.group = group
@@ -226,7 +179,7 @@ class ClusterGroupCursor(ClusterClaim):
         self.release()
 
 
-def committed(host: Host, log: TopicLog) -> int | None:
+def committed(host: ClusterEngine, log: TopicLog) -> int | None:
     """The position that was committed last in a claim's log, as far as it was read."""
     end = log.state.next
     if not end:
@@ -246,7 +199,7 @@ Made = TypeVar("Made", bound=ClusterClaim)
 class ClusterClaims:
     """Makes claims, and registers those of one engine; see `exclusivelog.backend.ClaimStore`."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ClusterEngine) -> None:
         self._host = host
         self._held: dict[int, ClusterClaim] = {}  # by session, to be notified of their loss
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgpack
 
@@ -33,27 +33,13 @@ from exclusivelog.errors import (
 from exclusivelog.messages import to_ms
 from exclusivelog.waits import READER_LOOK_UP_SECONDS
 
+if TYPE_CHECKING:
+    from exclusivelog.cluster.engine import ClusterEngine
+
 __all__ = ["ClusterCursor", "Inspection", "entries_of", "frames_from", "offset_at_time"]
 
 
 READ_BYTES = 1 << 20  # encoded at once, about
-
-
-class Host(Protocol):
-    """The engine that opened the cursor."""
-
-    closed: bool
-
-    @property
-    def forked(self) -> bool:
-        """Was it inherited by a forked child?"""
-
-    @property
-    def ledger(self) -> Place:
-        """Where the log is kept."""
-
-    def check_open(self) -> None:
-        """EngineClosedError unless the engine can be used here."""
 
 
 # ---- frames as entries -------------------------------------------------------------------
@@ -166,7 +152,11 @@ class ClusterCursor(_core.Cursor):
     """A position in one topic; see `exclusivelog.backend.Cursor`."""
 
     def __init__(
-        self, host: Host, topic: TopicLog, loads: _core.Deserializer | None, skip_trimmed: bool
+        self,
+        host: ClusterEngine,
+        topic: TopicLog,
+        loads: _core.Deserializer | None,
+        skip_trimmed: bool,
     ) -> None:
         self.topic_id, self.topic = topic.id, topic.name
         self.closed = False
@@ -335,23 +325,10 @@ def _offset(start: object, inclusive: bool) -> int:
 # ---- what query planners ask --------------------------------------------------------------
 
 
-class InspectionHost(Protocol):
-    """The engine of the topics."""
-
-    def followed(self, topic: int) -> TopicLog:
-        """The topic's log, followed from now on."""
-
-    def latest(self, topic: int) -> _core.TopicRow:
-        """The topic's current facts."""
-
-    def lives(self, engine: str) -> bool:
-        """Does the engine of that id live?"""
-
-
 class Inspection:
     """Facts about the topics of one engine, by their ids."""
 
-    def __init__(self, host: InspectionHost) -> None:
+    def __init__(self, host: ClusterEngine) -> None:
         self._host = host
 
     def row(self, topic: int) -> _core.TopicRow:

@@ -19,13 +19,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from exclusivelog import _core, threads
 from exclusivelog.cluster import checkpoints
 from exclusivelog.cluster.appending import RESEND_SECONDS, Appending
 from exclusivelog.cluster.checkpoints import AT_CLOSING, NOWHERE, Checkpoint, Mark, Saving
-from exclusivelog.cluster.figures import Figures
 from exclusivelog.cluster.frames import (
     MAX_BYTES,
     Frame,
@@ -37,7 +36,7 @@ from exclusivelog.cluster.frames import (
     encode,
 )
 from exclusivelog.cluster.log import Reader, Ticket, Writer
-from exclusivelog.cluster.ordered import OrderedLog, Place, Position, Record
+from exclusivelog.cluster.ordered import OrderedLog, Position, Record
 from exclusivelog.cluster.rule import Judged, State, Verdict
 from exclusivelog.cluster.waiting import (
     Assign,
@@ -61,8 +60,11 @@ from exclusivelog.refusals import handed_over
 from exclusivelog.types import AccessMode, OwnerInfo
 from exclusivelog.waits import in_slices, wait_for
 
+if TYPE_CHECKING:
+    from exclusivelog.cluster.engine import ClusterEngine
+
 __all__ = [
-    "ANSWER_SECONDS", "CLOSE_SECONDS", "Host", "Owning", "Recent", "Registration", "Seen",
+    "ANSWER_SECONDS", "CLOSE_SECONDS", "ClusterEngine", "Owning", "Recent", "Registration", "Seen",
     "TopicLog", "Topics", "inspect", "now_ms", "waiter_info",
 ]  # fmt: skip
 
@@ -78,38 +80,6 @@ MOST_MARKS = 1024  # at this number, every other one is dropped, and new ones ar
 def now_ms() -> int:
     """Ms since 1970."""
     return time.time_ns() // 1_000_000
-
-
-class Host(Protocol):
-    """The engine that follows the log."""
-
-    id: str
-    path: str
-    readonly: bool
-    figures: Figures
-
-    @property
-    def place(self) -> Place:
-        """Where the topics are."""
-
-    @property
-    def commit_queue(self) -> _core.CommitQueue:
-        """The queue of its commit thread."""
-
-    def check_open(self) -> None:
-        """EngineClosedError unless the engine can be used here."""
-
-    def check_not_forked(self) -> None:
-        """EngineClosedError in a forked child."""
-
-    def ownership_changed(self) -> None:
-        """Note that a grant or a release counts."""
-
-    def wake_worker(self) -> None:
-        """Wake the worker, because a waiter may be promoted."""
-
-    def waits_here(self, number: int) -> bool:
-        """Is this a waiter of this engine?"""
 
 
 # ---- what readers need --------------------------------------------------------------------
@@ -528,7 +498,7 @@ class TopicLog:
     `changed` guards everything here, and is notified with every record."""
 
     def __init__(
-        self, host: Host, name: str, number: int, log: OrderedLog,
+        self, host: ClusterEngine, name: str, number: int, log: OrderedLog,
         checkpoint: Checkpoint | None = None,
     ) -> None:  # fmt: skip
         if log.max_bytes < MAX_BYTES:
@@ -951,7 +921,7 @@ def id_of(name: str) -> int:
 class Topics:
     """The topics of an engine, by id, with the logs of those that it follows."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ClusterEngine) -> None:
         self._host = host
         self._lock = threading.Lock()
         self._numbers: dict[str, int] = {}

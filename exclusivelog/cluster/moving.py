@@ -16,13 +16,12 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from exclusivelog import _core
 from exclusivelog.backend import MoveCancelled, check_engine_id, check_selection, is_internal
-from exclusivelog.cluster.following import Seen, TopicLog, Topics, inspect, now_ms
+from exclusivelog.cluster.following import Seen, TopicLog, inspect, now_ms
 from exclusivelog.cluster.frames import Grant
-from exclusivelog.cluster.ordered import Place
 from exclusivelog.cluster.refused import refusal
 from exclusivelog.cluster.waiting import Assign, Unassign
 from exclusivelog.errors import LedgerError, TopicNotFoundError
@@ -30,33 +29,15 @@ from exclusivelog.refusals import NO_OWNER, moving_to
 from exclusivelog.types import EngineInfo, Move
 from exclusivelog.waits import check_seconds
 
+if TYPE_CHECKING:
+    from exclusivelog.cluster.engine import ClusterEngine
+
 __all__ = ["Moving", "cancel_moves", "choose"]
 
 POLL_SECONDS = 0.1  # the death of a destination writes no record
 
 
-class Host(Protocol):
-    """The engine that coordinates."""
-
-    @property
-    def place(self) -> Place:
-        """Where the topics and the engines are."""
-
-    @property
-    def topics(self) -> Topics:
-        """Those that it follows."""
-
-    def check_open(self) -> None:
-        """EngineClosedError unless the engine can be used here."""
-
-    def check_writable(self) -> None:
-        """An error unless the engine can be used here, and to write."""
-
-    def lives(self, engine: str) -> bool:
-        """Does the engine of that id live?"""
-
-
-def choose(host: Host, topics: str | Iterable[str]) -> list[str]:
+def choose(host: ClusterEngine, topics: str | Iterable[str]) -> list[str]:
     """The topics selected by a name, a list of names, or a prefix."""
     known = [name for name in host.place.topics() if not is_internal(name)]
     if not isinstance(topics, str):
@@ -94,7 +75,7 @@ class Moving:
     """One call of `Engine.unload`; see `exclusivelog.backend.Moves`."""
 
     def __init__(
-        self, host: Host, topics: Callable[[], list[str]], to: str, timeout: float,
+        self, host: ClusterEngine, topics: Callable[[], list[str]], to: str, timeout: float,
         groups: Iterable[str], producer: str | None,
     ) -> None:  # fmt: skip
         host.check_writable()
@@ -245,7 +226,7 @@ class Moving:
         return [one.move for one in self._begun]
 
 
-def _find(host: Host, to: str) -> EngineInfo:
+def _find(host: ClusterEngine, to: str) -> EngineInfo:
     engines = host.place.engines()
     for engine in engines:
         if engine.id == to:
@@ -256,7 +237,7 @@ def _find(host: Host, to: str) -> EngineInfo:
     )
 
 
-def cancel_moves(host: Host, topics: str | Iterable[str]) -> list[str]:
+def cancel_moves(host: ClusterEngine, topics: str | Iterable[str]) -> list[str]:
     """Cancel the hand-overs of these topics. Returns the names of those that had one."""
     found = []
     for name in choose(host, topics):

@@ -18,7 +18,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, logs
 from exclusivelog.admission import (
@@ -53,8 +53,12 @@ from exclusivelog.errors import (
     WaitTimeoutError,
 )
 from exclusivelog.refusals import moving_to, name_in_use, overtaken, refused, terminated, timed_out
-from exclusivelog.types import AccessMode, EngineInfo
+from exclusivelog.types import AccessMode
 from exclusivelog.waits import AnyFuture, give_granted
+
+if TYPE_CHECKING:
+    from exclusivelog.cluster.engine import ClusterEngine
+    from exclusivelog.cluster.sessions import Registry
 
 __all__ = ["Asking", "Requests"]
 
@@ -62,34 +66,6 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
 FIRST_POLL_SECONDS = 0.025  # between checks of the first waiter; each is a request to the broker
-
-
-class Host(Protocol):
-    """The engine that is asked."""
-
-    info: EngineInfo
-    id: str
-    name: str
-    path: str
-
-    def check_open(self) -> None:
-        """EngineClosedError unless the engine can be used here."""
-
-    def lives(self, engine: str) -> bool:
-        """Does the engine of that id live?"""
-
-    def call_soon(self, function: Callable[[], object]) -> None:
-        """Run application code in a thread of its own."""
-
-
-class Granted(Protocol):
-    """The sessions of the engine."""
-
-    def keep(self, number: int, owning: Owning) -> None:
-        """Keep a session that was granted, for `open_session`."""
-
-    def drop(self, number: int) -> None:
-        """Release a session that no producer takes."""
 
 
 @dataclass(eq=False)
@@ -116,7 +92,7 @@ class Asking:
 class Requests:
     """The waiting requests of one engine; makes the attempts of all requests."""
 
-    def __init__(self, host: Host, granted: Granted) -> None:
+    def __init__(self, host: ClusterEngine, granted: Registry) -> None:
         self._host, self._granted = host, granted
         self._waiting: dict[int, Asking] = {}
         self._pace = POLL_SECONDS

@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, threads
 from exclusivelog.backend import (
@@ -50,53 +50,15 @@ from exclusivelog.messages import Columns, Encoded, Raw
 from exclusivelog.refusals import name_fencing_engine
 from exclusivelog.waits import GrantFuture, in_slices, until_settled
 
+if TYPE_CHECKING:
+    from exclusivelog.cluster.engine import ClusterEngine
+
 __all__ = ["ClusterSending", "ClusterSession", "Registry"]
 
 # So many messages of so many bytes certainly fit into a record.
 MOST_MESSAGES = 16_000
 MOST_BYTES = 2 << 20
 FOLLOWED_WITHIN = 5.0  # seconds for which a producer tries to follow a topic that was handed over
-
-
-class Committing(Protocol):
-    """Passes messages to the writers."""
-
-    def commit(self, owning: Owning) -> None:
-        """Have this session's waiting messages passed on soon."""
-
-
-class Host(Protocol):
-    """The engine of a session."""
-
-    id: str
-    name: str
-    path: str
-    closed: bool
-
-    @property
-    def forked(self) -> bool:
-        """Was it inherited by a forked child?"""
-
-    @property
-    def commit_queue(self) -> _core.CommitQueue:
-        """The queue of the commit thread."""
-
-    @property
-    def committer(self) -> Committing:
-        """Passes messages to the writers."""
-
-    @property
-    def registry(self) -> Registry:
-        """The engine's sessions."""
-
-    def engine_here(self, engine: str) -> Any:
-        """The open engine of that id in this process; None if there is none."""
-
-    def check_open(self) -> None:
-        """EngineClosedError unless the engine can be used here."""
-
-    def check_not_forked(self) -> None:
-        """EngineClosedError in a forked child."""
 
 
 # ---- sending -----------------------------------------------------------------------------
@@ -106,7 +68,7 @@ class ClusterSending:
     """Appends the messages of one session; see `exclusivelog.backend.Sending`."""
 
     def __init__(
-        self, host: Host, owning: Owning, appender: _core.Appender, options: SessionOptions
+        self, host: ClusterEngine, owning: Owning, appender: _core.Appender, options: SessionOptions
     ) -> None:
         self.appender = appender
         self._host, self._owning, self._options = host, owning, options
@@ -268,7 +230,7 @@ class ClusterSession:
     ) -> None:  # fmt: skip
         self.engine, self.session, self.topic = engine, session, topic
         self.owning = owning
-        self._host: Host = engine
+        self._host: ClusterEngine = engine
         self._lost: ExclusiveLogError | None = None
         self._is_closed = False
         self._lock = _core.Lock()
@@ -535,7 +497,7 @@ class Following:
     `host`: the engine of the session that hands it over, `owning`: its writer, which still has the
     topic; `moved`: the error for producers that cannot follow."""
 
-    def __init__(self, host: Host, owning: Owning, moved: ProducerMovedError) -> None:
+    def __init__(self, host: ClusterEngine, owning: Owning, moved: ProducerMovedError) -> None:
         self._host, self._topic, self.moved = host, owning.topic, moved
         with owning.topic.changed:
             self._lineage = owning.lineage

@@ -27,13 +27,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
 from exclusivelog.admission import Known, place, widened
 from exclusivelog.cluster.frames import Grant, Holder, sealed, unsealed
 from exclusivelog.types import AccessMode, EngineInfo, WaiterInfo
+
+if TYPE_CHECKING:
+    from exclusivelog.cluster.engine import ClusterEngine
 
 __all__ = [
     "Assign", "Leave", "Noted", "Published", "Queue", "Unassign", "Wait", "Waiters", "decode",
@@ -255,20 +258,11 @@ class Waiters:
 Published = Wait | Assign | Unassign
 
 
-class QueueHost(Protocol):
-    """The engine."""
-
-    id: str
-
-    def waits_here(self, number: int) -> bool:
-        """Is this a waiter of this engine?"""
-
-
 class Queue:
     """One engine's records in a topic's queue, until they are read back. The topic serialises all
     calls."""
 
-    def __init__(self, host: QueueHost, append: Callable[[bytes], object]) -> None:
+    def __init__(self, host: ClusterEngine, append: Callable[[bytes], object]) -> None:
         self.waiters = Waiters()
         self._host, self._append = host, append
         self._unread: dict[tuple[type, int], bytes] = {}  # records that were not read back yet

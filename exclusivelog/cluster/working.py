@@ -9,12 +9,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from exclusivelog import _core, logs, threads
 from exclusivelog.cluster.following import CLOSE_SECONDS, Owning
 from exclusivelog.errors import EngineClosedError, ExclusiveLogError
+
+if TYPE_CHECKING:
+    from exclusivelog.cluster.requests import Requests
+    from exclusivelog.cluster.sessions import Registry
 
 __all__ = ["WAKE", "Committer", "Worker"]
 
@@ -24,32 +28,6 @@ IDLE_SECONDS = 60.0  # the worker is woken when there is work
 LAPSE_SECONDS = 1.0  # an assignment lapses without a record
 JOIN_SECONDS = 60.0
 WAKE = 0  # the word of the shared words that wakes the worker
-
-
-class HandedOver(Protocol):
-    """A session whose topic was handed over within this process."""
-
-    def end_unless_within_reach(self) -> None:
-        """End it if its producers cannot follow the topic any more."""
-
-
-class Registered(Protocol):
-    """The sessions of the engine."""
-
-    def handed_over(self) -> Sequence[HandedOver]:
-        """Those that were handed over, and that no producer has followed yet."""
-
-    def owning(self, number: int) -> Owning | None:
-        """The writer of this session."""
-
-    def all(self) -> list[Owning]:
-        """All granted sessions that were not released."""
-
-    def dropped(self, topic: str | None = None) -> Iterable[Owning]:
-        """The dropped sessions of a topic (None: of all), until `forget` gets them."""
-
-    def forget(self, owning: Owning) -> None:
-        """Remove a session that was released."""
 
 
 class Running:
@@ -94,7 +72,7 @@ class Running:
 class Committer:
     """Passes queued messages of producers to the writers."""
 
-    def __init__(self, path: str, engine: str, registry: Registered) -> None:
+    def __init__(self, path: str, engine: str, registry: Registry) -> None:
         self.queue = _core.CommitQueue()
         self._registry = registry
         self._running = Running(path, engine, "exclusivelog-commit")
@@ -134,23 +112,12 @@ class Committer:
         _core.run_callbacks()
 
 
-class Pending(Protocol):
-    """The requests that wait."""
-
-    @property
-    def seconds(self) -> float | None:
-        """Seconds until the next `poll`; None: no request waits."""
-
-    def poll(self) -> None:
-        """Promote waiters."""
-
-
 class Worker:
     """Promotes waiters, hands topics over, and releases dropped sessions."""
 
     def __init__(
-        self, path: str, engine: str, words: _core.SharedWords, registry: Registered,
-        committer: Committer, pending: Pending,
+        self, path: str, engine: str, words: _core.SharedWords, registry: Registry,
+        committer: Committer, pending: Requests,
     ) -> None:  # fmt: skip
         self._words, self._registry, self._committer = words, registry, committer
         self._pending = pending
