@@ -23,7 +23,9 @@ OWN = {
 TASKS = {"RoleFuture", "UnloadFuture"}  # types of asyncio's tasks, which stand for these futures
 
 # What a transaction uses of the readers of groups.
-OF_MEMBERS = {"committing", "refused", "returns", "transaction", "user"}
+OF_MEMBERS = {
+    "abandoned", "committing", "read_at", "refused", "returns", "transaction", "user",
+}  # fmt: skip
 
 # What has no counterpart, by class: what the library's modules use of one another's objects, and
 # the engine that a topic or a claim was opened with, which the caller has at hand.

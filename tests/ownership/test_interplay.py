@@ -157,7 +157,7 @@ def test_d4_a_waiter_that_ends_with_its_claim_leaves_its_retry_time_to_the_next(
         bound.call(open_bound, "wait_for_exclusive", priority=9)
         other = topic.producer_async("wait_for_exclusive")
         engine.unload("orders", to=destination.id, timeout=0.1, groups=["g"])
-        assert [waiter.session for waiter in topic.waiters] == [other._session.id]  # type: ignore[union-attr]
+        assert [waiter.session for waiter in topic.waiters] == [other.session.id]  # type: ignore[union-attr]
         bound.kill()
         assert other.result(PATIENCE).send(b"") == 0
 

@@ -16,7 +16,7 @@ def pretend(**numbers: Any) -> None:
         module for name, module in sys.modules.items() if name.startswith(exclusivelog.__name__)
     ]
     for name, value in numbers.items():
-        changed = [setattr(module, name, value) for module in modules if hasattr(module, name)]
+        changed = [setattr(module, name, value) for module in modules if name in vars(module)]
         assert changed, name
     if "LOCK_VERSION" in numbers:
         name = lockfile.LOCK_NAME + bytes([numbers["LOCK_VERSION"]])
