@@ -29,6 +29,7 @@ from exclusivelog.errors import (
 )
 from exclusivelog.local.catalog import LocalCatalog
 from exclusivelog.local.commits import commit
+from exclusivelog.local.followers import Followers
 from exclusivelog.local.log.appending import Committer
 from exclusivelog.local.log.inspection import Inspection
 from exclusivelog.local.log.reading import LogCursor
@@ -103,6 +104,7 @@ class OpenEngine(abc.ABC):
         self._map_at = map_at
         self.sessions = with_roles(ledger)
         self.registry = Registry()
+        self.followers = Followers(ledger.path, self.registry)
         self.hand_over = HandOver(ledger, self.sessions.succession)
         self.notifications = Notifications(self)
         self.pending = self.notifications.pending
@@ -414,6 +416,24 @@ class Runtime(OpenEngine):
             return self.sessions.queue_some(names[start:], request, self.info, slot, ended)
 
         self.pending.queue_all(futures, register, request.timeout)
+
+    def open_followers(
+        self, names: Sequence[str], futures: Sequence[AnyFuture],
+        requests: Sequence[ProducerRequest],
+    ) -> None:  # fmt: skip
+        """Register a producer for each future, which follows the topic of that name to this engine
+        (rule E2)."""
+        slot = self.slot
+        self.ledger.checkpointer.start()  # before the registration: starting a thread may fail
+        self.committer.start()
+        now = _core.now()
+        wanted = [replace(request, created=now) for request in requests]
+        ended = self._ended(None)
+
+        def register(start: int) -> list[Registration | ExclusiveLogError]:
+            return self.sessions.follow_some(names[start:], wanted[start:], self.info, slot, ended)
+
+        self.pending.queue_all(futures, register, None)
 
     def _ended(
         self, topic: int | None, timeout: float | None = None

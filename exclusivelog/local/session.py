@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
-import time
+import math
 import weakref
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from exclusivelog import _core, logs, threads
+from exclusivelog import _core, logs
 from exclusivelog.backend import (
     ProducerRequest,
     SessionListener,
@@ -28,28 +26,24 @@ from exclusivelog.backend import (
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
-    ProducerBusyError,
     ProducerFencedError,
     ProducerMovedError,
-    TopicNotFoundError,
     TopicTerminatedError,
 )
+from exclusivelog.local.followers import Followers, Following
 from exclusivelog.local.log.appending import Committer, LocalSending, Pauses
 from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.ownership.steps import topic_moved_error
-from exclusivelog.local.records import EXCLUSIVE, SHARED, Session, Transfer
+from exclusivelog.local.records import Session, Transfer
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables, check_may_write, owner_of
 from exclusivelog.refusals import name_fencing_engine
-from exclusivelog.waits import AnyFuture, GrantFuture, Requests, in_slices, until_settled
+from exclusivelog.waits import AnyFuture, Requests
 
 log = logging.getLogger(__name__)
 
 # ---- a session -------------------------------------------------------------------------
-
-
-FOLLOWED_WITHIN = 5.0  # seconds for which a producer tries to follow a topic that was handed over
 
 
 class Releasing(Protocol):
@@ -76,6 +70,8 @@ class Host(Protocol):
     committer: Committer
     sessions: Sessions
     registry: Registry
+    followers: Followers
+    path: str
     unflushed: bool
     closed: bool
 
@@ -108,8 +104,12 @@ class Host(Protocol):
     def check_free(self) -> None:
         """LedgerError if this thread holds a lock of the engine, for which it would wait."""
 
-    def open_producer(self, future: AnyFuture, request: ProducerRequest) -> None:
-        """Register a producer, or queue it."""
+    def open_followers(
+        self, names: Sequence[str], futures: Sequence[AnyFuture],
+        requests: Sequence[ProducerRequest],
+    ) -> None:  # fmt: skip
+        """Register a producer for each future, which follows the topic of that name to this
+        engine."""
 
     def engine_here(self, engine: str) -> Host | None:
         """The engine of that id, if this process has it open."""
@@ -374,7 +374,7 @@ class LocalSession(LocalSending):
         with self.engine.registry.lock:
             if not self.over:
                 self._following = Following(
-                    self.engine, self.session.topic, to.lineage, error, self._finalizer
+                    self.engine, self.session.topic, to, error, self._finalizer
                 )
                 self.moved = error
                 self.appender.close_with(error)
@@ -386,6 +386,15 @@ class LocalSession(LocalSending):
         following = self._following
         if following is not None and self._lost is None and not following.is_within_reach:
             self.lose(following.moved)
+
+    def begin_to_follow(self) -> None:
+        """Let its producers follow its topic soon, although they do not send."""
+        if self._following is not None and not self.over:
+            self._following.begin(self)
+
+    def follows_in(self) -> float:
+        """The seconds until that is due; negative if it is overdue."""
+        return math.inf if self._following is None else self._following.due_in()
 
     def follow(self, timeout: float | None) -> bool:
         """Give the producers the session that has the topic now, or end this one; False after
@@ -483,135 +492,6 @@ def _may_write(tables: Tables, row: _core.TopicRow, session: Session) -> bool:
     except ExclusiveLogError:  # deleted, for example; the next append raises the error
         return True
     return True
-
-
-# ---- after a hand-over -----------------------------------------------------------------
-
-
-class Following:
-    """The next session of producers whose topic was handed over within this process (rule E2): it
-    locates the topic, and finds or opens the session there.
-
-    The former session refers to it, and is passed to its methods: a reference back would be a
-    cycle."""
-
-    def __init__(
-        self, engine: Host, topic: int, lineage: int, moved: ProducerMovedError,
-        finalizer: _core.Finalizer,
-    ) -> None:  # fmt: skip
-        self._engine, self._topic, self._lineage, self.moved = engine, topic, lineage, moved
-        self._finalizer = finalizer  # the finalizer of the former session
-        self._lock = _core.Lock()
-        self._running: Future[None] | None = None
-        self._one_at_a_time = threading.Lock()
-        # The next session, and whether it was opened for these producers.
-        self._next: tuple[LocalSession, bool] | None = None
-
-    @property
-    def is_within_reach(self) -> bool:
-        """Has an engine of this process had the topic ever since it was handed over?"""
-        return self._where() is not None
-
-    def _where(self) -> tuple[Host, int] | None:
-        """(engine, session id) in this process that have the topic since it was handed over; id 0
-        if it is only reserved; None if the topic is elsewhere."""
-        found = self._engine.sessions.locate(self._topic, self._lineage)
-        there = None if found is None else self._engine.engine_here(found[0])
-        return None if found is None or there is None else (there, found[1])
-
-    def run(self, left: LocalSession, timeout: float | None) -> bool:
-        """Give the producers the session that has the topic now, or end the former one; False after
-        `timeout` seconds."""
-        # In a separate thread, because an interrupt of this one must neither lose a granted session
-        # nor come between two producers (rules B9, E2).
-        with self._lock:
-            running = self._running
-            if running is None or running.done():
-                running = Future()
-                follow = threading.Thread(
-                    target=self._run, args=(left, running), name="exclusivelog-follow", daemon=True
-                )
-                threads.start(self._engine.ledger.path, follow)
-                self._running = running
-        if not in_slices(until_settled(running), timeout, self._engine.check_not_forked):
-            return False
-        self._running = None  # it refers to the error, whose frames would keep the session
-        running.result(0)
-        return True
-
-    def _run(self, left: LocalSession, outcome: Future[None]) -> None:
-        try:
-            with self._one_at_a_time:
-                if self._next is None and not left.over:
-                    self._engine.check_open()
-                    self._find_next(left)
-                if self._next is not None:
-                    self._hand_on(left, *self._next)
-        except BaseException as error:
-            outcome.set_exception(error)
-            del outcome  # the frames of the error refer to it
-        else:
-            outcome.set_result(None)
-
-    def _find_next(self, left: LocalSession) -> None:
-        end = _core.monotonic() + FOLLOWED_WITHIN
-        while _core.monotonic() < end:
-            where = self._where()
-            if where is None:
-                break
-            there, number = where
-            # The engine may not have made the session of a grant yet.
-            found = there.registry.find_session(number) if number else self._open_on(there, left)
-            if isinstance(found, LocalSession):
-                self._next = found, not number
-                return
-            time.sleep(0.001)
-        left.lose(self.moved)
-
-    def _open_on(self, engine: Host, left: LocalSession) -> LocalSession | None:
-        session = left.session
-        request = ProducerRequest(
-            session.topic, EXCLUSIVE if session.exclusive else SHARED, session.name,
-            session.priority, properties=session.properties, announce=left.announced,
-            notify_on_contention=session.notify_on_contention, lineage=self._lineage,
-        )  # fmt: skip
-        future = SessionFuture(engine, left.topic, session.topic, left.options)
-        try:
-            engine.open_producer(future, request)
-            return future.result()
-        except (ProducerFencedError, ProducerBusyError):  # another producer has taken the topic
-            return None
-        except (
-            EngineClosedError,
-            TopicNotFoundError,
-        ):  # the engine was closed, or the topic deleted, meanwhile
-            return None
-
-    def _hand_on(self, left: LocalSession, found: LocalSession, opened: bool) -> None:
-        """Give the producers their next session; a second call continues where one failed."""
-        self._engine.registry.unregister(left)
-        self._finalizer.detach()
-        for listener in left.listeners.all():
-            found.subscribe(listener, owner=opened and left.listeners.is_owner(listener))
-            listener.moved_to(found, self.moved)
-            with self._engine.registry.lock:
-                left.listeners.remove(listener)
-        if opened and not found.listeners.all():  # all producers were closed meanwhile
-            found.close()
-
-
-class SessionFuture(GrantFuture[LocalSession]):
-    """The future of the session that continues after a hand-over."""
-
-    _engine: Any
-
-    def __init__(self, engine: Host, name: str, topic: int, options: SessionOptions) -> None:
-        super().__init__(engine, topic)
-        self._name, self._options = name, options
-
-    def make(self, session: Session, last_sequence: int) -> LocalSession:
-        """Make the session that was granted."""
-        return LocalSession(self._engine, self._name, session, last_sequence, self._options)
 
 
 def _no_owner() -> None:

@@ -141,7 +141,7 @@ class BackgroundWorker:
         for step in (
             self._evict_awaited,  # first, because a request waits for it
             self._release_abandoned, self._release_dropped, self.release_given_up,
-            self._release_orphans, self._end_unfollowable, self._notifications.read,
+            self._release_orphans, self._follow_hand_overs, self._notifications.read,
             self._notifications.releases.hand_over, self._pending.end_waits,
             self._ledger.remove_unneeded,
             self._ledger.segments.forget_removed, self._pending.admit_arrivals,
@@ -157,9 +157,11 @@ class BackgroundWorker:
         if failure is not None:
             raise failure
 
-    def _end_unfollowable(self) -> None:
+    def _follow_hand_overs(self) -> None:
         for session in self._registry.handed_over():
             session.end_unless_within_reach()
+            if session.follows_in() <= 0:
+                session.begin_to_follow()
 
     # ---- release ---------------------------------------------------------------------------
 

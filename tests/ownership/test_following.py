@@ -21,8 +21,10 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.local.followers import Following
 from exclusivelog.local.log import appending
-from exclusivelog.local.session import Following, Listeners, LocalSession
+from exclusivelog.local.records import Transfer
+from exclusivelog.local.session import Listeners, LocalSession
 from testing.handovers import (
     COUNTS,
     SENDS,
@@ -213,10 +215,11 @@ def test_e2_a_handle_follows_its_topic_to_a_producer_that_was_opened_meanwhile(
 
 @pytest.mark.long
 def test_e2_a_handle_cannot_follow_where_another_came_first(
-    neighbours: Neighbours,
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The topic was reserved for b, the deadline is over, and c has it."""
     a, b, c = neighbours
+    monkeypatch.setattr(Following, "begin", lambda *_: None)  # as if its thread had been stopped
     producer = a.topic("orders").producer(EXCLUSIVE)
     assert a.unload("orders", to=b.id, timeout=2.0)[0].ok
     owner = c.topic("orders").producer(WAIT, timeout=PATIENCE)
@@ -524,16 +527,16 @@ def test_e2_a_handle_whose_topic_goes_while_it_follows_ends(
     destination = xl.open(path, name="destination")
     producer = a.topic("orders").producer(EXCLUSIVE)
     a.unload("orders", to=destination.id)
-    open_producer = destination.backend.open_producer
+    open_followers = destination.backend.open_followers
 
     def too_late(*args: Any, **kwargs: Any) -> None:
         if how == "the topic is deleted":
             b.delete_topic("orders")
         else:
             destination.close()
-        open_producer(*args, **kwargs)
+        open_followers(*args, **kwargs)
 
-    destination.backend.open_producer = too_late
+    destination.backend.open_followers = too_late
     with pytest.raises(MOVED) as error:
         producer.send(b"x")
     with pytest.raises(MOVED) as again:
@@ -776,10 +779,13 @@ def test_e2_a_handle_does_not_follow_to_one_who_took_the_topic_by_force(
 
 
 @pytest.mark.long
-def test_e2_a_handle_does_not_follow_to_one_who_came_back(neighbours: Neighbours) -> None:
+def test_e2_a_handle_does_not_follow_to_one_who_came_back(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The move has failed, and then somebody reconnects under the very epoch that the handle
     had: no other session can have had the topic, but this one is no successor."""
     a, b, c = neighbours
+    monkeypatch.setattr(Following, "begin", lambda *_: None)  # as if its thread had been stopped
     producer = a.topic("orders").producer(EXCLUSIVE)
     assert a.unload("orders", to=b.id, timeout=2.0)[0].ok
     until(lambda: c.topic("orders").transfer is None)
@@ -788,6 +794,52 @@ def test_e2_a_handle_does_not_follow_to_one_who_came_back(neighbours: Neighbours
     with pytest.raises(MOVED):
         producer.send(b"x")
     assert other.send(b"mine") == 0
+
+
+# ---- E6: all producers of a process -------------------------------------------------------
+
+
+def holders(engine: xl.Engine, names: list[str]) -> set[str]:
+    """The engines that have these topics."""
+    owners = [engine.topic(name).owner for name in names]
+    return {"nobody" if owner is None else owner.engine_name for owner in owners}
+
+
+@pytest.mark.rule("E6")
+def test_e6_producers_that_do_not_send_follow_while_the_topic_is_reserved(
+    neighbours: Neighbours,
+) -> None:
+    a, b, c = neighbours
+    names = [f"t{number}" for number in range(20)]
+    producers = [a.topic(name).producer(EXCLUSIVE, name="p") for name in names]
+    rivals = [c.topic(name).producer_async(WAIT) for name in names]
+    assert {move.state for move in a.unload(names, to=b.id, timeout=2.0)} == {"assigned"}
+    until(lambda: holders(a, names) == {"b"})
+    assert [producer.send(b"x") for producer in producers] == [0] * 20
+    assert {producer.topic_epoch for producer in producers} == {2}
+    assert [rival.cancel() for rival in rivals] == [True] * 20
+
+
+@pytest.mark.rule("E6")
+def test_e6_with_one_that_sends_all_follow_in_few_transactions(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, _ = neighbours
+    names = [f"t{number}" for number in range(100)]
+    producers = [a.topic(name).producer(EXCLUSIVE, name="p") for name in names]
+    assert {move.state for move in a.unload(names, to=b.id, timeout=PATIENCE)} == {"assigned"}
+    begun, follow_some = [0], b.backend.sessions.follow_some
+
+    def counted(*args: Any) -> Any:
+        begun[0] += 1
+        return follow_some(*args)
+
+    monkeypatch.setattr(b.backend.sessions, "follow_some", counted)
+    producers[50].send(b"first")
+    until(lambda: holders(a, names) == {"b"})
+    assert begun[0] < 50
+    sent = [producer.send(b"x") for producer in producers]
+    assert sent == [int(number == 50) for number in range(100)]
 
 
 def sessions() -> list[LocalSession]:
@@ -926,7 +978,8 @@ def test_e2_a_producer_that_comes_while_others_are_handed_on_is_not_forgotten(
         return left
 
     moved = MOVED("the topic was handed over")
-    following = Following(engine.backend, session.session.topic, 1, moved, session._finalizer)
+    to = Transfer(session.session.topic, engine.id, 0, 0, 0, "", 0, {}, 1)
+    following = Following(engine.backend, session.session.topic, to, moved, session._finalizer)
     with monkeypatch.context() as patch:
         patch.setattr(Listeners, "_without", subscribed_meanwhile)
         patch.setattr(LocalSession, "subscribe", lambda *_, **__: None)

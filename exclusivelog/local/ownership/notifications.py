@@ -268,7 +268,8 @@ class Notifications:
     def sleep_timeout(self) -> float:
         """How long the background thread may sleep, in seconds."""
         longest = RETRY_SECONDS if self._deliveries or self.releases else LONGEST_SLEEP_SECONDS
-        times = [*self.pending.next_times(), *self.retries.next_times()]
+        follow = [each.follows_in() for each in self._engine.registry.handed_over()]
+        times = [*self.pending.next_times(), *self.retries.next_times(), *follow]
         return min([longest, *map(self._until, times)])
 
     def _until(self, left: float) -> float:

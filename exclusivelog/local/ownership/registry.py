@@ -38,6 +38,12 @@ class Listener(Protocol):
     def end_unless_within_reach(self) -> None:
         """End it if its topic was handed over and its producers cannot follow any more."""
 
+    def begin_to_follow(self) -> None:
+        """Let its producers follow its topic soon, although they do not send."""
+
+    def follows_in(self) -> float:
+        """The seconds until that is due; negative if it is overdue."""
+
     def lose(self, error: ExclusiveLogError) -> None:
         """End the session for good, with this error."""
 

@@ -491,7 +491,10 @@ EVICTED_AT_ONCE = 1000  # sessions in one transaction; other writers wait meanwh
 # Of requests that are registered together, in one transaction that excludes appends.
 CHUNK_SECONDS = 0.005
 # Raised before a request changes anything.
-REFUSALS = (ProducerFencedError, ProducerBusyError, TopicTerminatedError, OwnershipLostError)
+REFUSALS = (
+    ProducerFencedError, ProducerBusyError, TopicNotFoundError, TopicTerminatedError,
+    OwnershipLostError,
+)  # fmt: skip
 
 
 class DamagedTopic(Exception):
@@ -502,6 +505,15 @@ class DamagedTopic(Exception):
         super().__init__(name)
         self.number = number
         self.error = LedgerCorruptedError(f"topic {name!r}: {damage}", topic=name)
+
+
+@contextlib.contextmanager
+def _naming(name: str, number: int) -> Iterator[None]:
+    """Name the topic whose rows are damaged."""
+    try:
+        yield
+    except (LedgerCorruptedError, *faults.DAMAGED) as error:
+        raise DamagedTopic(name, number, error) from error
 
 
 class Requests:
@@ -773,28 +785,56 @@ class Sessions:
         registration, or the refusal, of each. `abandoned` as in `request`."""
         session = _unregistered(request, engine, slot)
 
-        def register(tables: Tables) -> list[Registration | ExclusiveLogError]:
+        def register(tables: Tables, number: int) -> Registration:
+            return self._register_one(tables, names, number, session)
+
+        return self._register_some(len(names), register, abandoned, request.until)
+
+    def follow_some(
+        self, names: Sequence[str], requests: Sequence[ProducerRequest], engine: EngineInfo,
+        slot: int, abandoned: Callable[[], Sequence[Session]] = tuple,
+    ) -> list[Registration | ExclusiveLogError]:  # fmt: skip
+        """The same for producers that follow their topics to this engine, each with a request of
+        its own."""
+
+        def register(tables: Tables, number: int) -> Registration:
+            request = requests[number]
+            with _naming(names[number], number):
+                row = usable(tables, request.topic)
+                self.succession.evict_dead(tables, row, request.mode, request.name)
+                session = _unregistered(request, engine, slot)
+                return self.requests.register(
+                    tables, row, session, role=None, follows=request.lineage
+                )
+
+        return self._register_some(len(requests), register, abandoned)
+
+    def _register_some(
+        self, count: int, register: Callable[[Tables, int], Registration],
+        abandoned: Callable[[], Sequence[Session]], until: int = 0,
+    ) -> list[Registration | ExclusiveLogError]:  # fmt: skip
+        def change(tables: Tables) -> list[Registration | ExclusiveLogError]:
             self._leave_all(tables, abandoned())
-            return self._queue_each(tables, names, session)
+            return self._register_each(tables, count, register)
 
         while True:
             try:
-                return self._write_with_journal(register, request.until)
+                return self._write_with_journal(change, until)
             except DamagedTopic as damaged:
                 # All is rolled back, since its request may have changed other rows before the
-                # damage was found. Queue those before it, then let it fail alone.
+                # damage was found. Register those before it, then let it fail alone.
                 if damaged.number == 0:
                     return [damaged.error]
-                names = names[: damaged.number]
+                count = damaged.number
 
-    def _queue_each(
-        self, tables: Tables, names: Sequence[str], session: Session
+    def _register_each(
+        self, tables: Tables, count: int, register: Callable[[Tables, int], Registration]
     ) -> list[Registration | ExclusiveLogError]:
         found: list[Registration | ExclusiveLogError] = []
         end = self.succession.now() + int(CHUNK_SECONDS * 1e9)
-        for number in range(len(names)):
+        for number in range(count):
             try:
-                found.append(self._register_one(tables, names, number, session))
+                found.append(register(tables, number))
             except REFUSALS as refusal:  # it has changed nothing
                 found.append(refusal)
             if self.succession.now() >= end:
@@ -805,10 +845,8 @@ class Sessions:
         self, tables: Tables, names: Sequence[str], number: int, session: Session
     ) -> Registration:
         """Register a producer on the topic with the name `names[number]`."""
-        try:
+        with _naming(names[number], number):
             return self._register_on(tables, names[number], session)
-        except (LedgerCorruptedError, *faults.DAMAGED) as error:
-            raise DamagedTopic(names[number], number, error) from error
 
     def _register_on(self, tables: Tables, name: str, session: Session) -> Registration:
         row = tables.topics.find(name)

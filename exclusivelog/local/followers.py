@@ -1,0 +1,340 @@
+"""Producers that follow their topics to another engine of this process (rules E2, E6).
+
+A hand-over ends the session of the former engine. Its producers get the session that has the topic
+then: that of a producer which waited there, or one that is opened for them. A thread of the former
+engine does this for all that it has handed over meanwhile, many in one transaction: for those that
+send at once, and for the others while the topic is still reserved.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Protocol
+
+from exclusivelog import _core, threads
+from exclusivelog.backend import ProducerRequest, SessionOptions
+from exclusivelog.errors import (
+    EngineClosedError,
+    ExclusiveLogError,
+    ProducerBusyError,
+    ProducerFencedError,
+    ProducerMovedError,
+    TopicNotFoundError,
+)
+from exclusivelog.local.ownership.registry import Listener, Registry
+from exclusivelog.local.ownership.sessions import Sessions
+from exclusivelog.local.records import EXCLUSIVE, SHARED, Session, Transfer
+from exclusivelog.waits import GrantFuture, in_slices, until_settled
+
+FOLLOWED_WITHIN = 5.0  # seconds for which a producer tries to follow a topic that was handed over
+LOOK_AGAIN_SECONDS = 0.001  # the engine may not have made the session of a grant yet
+# Another has the topic, or the engine or topic has gone.
+REFUSED = (ProducerFencedError, ProducerBusyError, EngineClosedError, TopicNotFoundError)
+
+
+class Followed(Listener, Protocol):
+    """The session of a producer: the former one, or the next one."""
+
+    options: SessionOptions
+    announced: dict[str, str] | None
+    listeners: Any  # its producers
+
+    @property
+    def over(self) -> bool:
+        """Is it lost or closed?"""
+
+    def subscribe(self, listener: Any, owner: bool) -> None:
+        """Notify this producer of what happens to the session; the `owner` closes it."""
+
+    def close(self) -> ExclusiveLogError | None:
+        """Release it."""
+
+
+class Destination(Protocol):
+    """An engine to which a topic was handed over."""
+
+    registry: Registry
+
+    def open_followers(
+        self, names: Sequence[str], futures: Sequence[SessionFuture],
+        requests: Sequence[ProducerRequest],
+    ) -> None:  # fmt: skip
+        """Register a producer for each future, which follows the topic of that name to this
+        engine."""
+
+
+class Host(Destination, Protocol):
+    """The engine that had the topic."""
+
+    path: str
+    sessions: Sessions
+    followers: Followers
+
+    def check_open(self) -> None:
+        """EngineClosedError unless the engine can be used here."""
+
+    def check_not_forked(self) -> None:
+        """EngineClosedError in a forked child."""
+
+    def engine_here(self, engine: str) -> Destination | None:
+        """The engine of that id, if this process has it open."""
+
+
+class Following:
+    """The next session of producers whose topic was handed over within this process (rule E2): it
+    locates the topic, and finds or opens the session there.
+
+    The former session refers to it, and is passed to its methods: a reference back would be a
+    cycle. `finalizer`: that of the former session."""
+
+    def __init__(
+        self, engine: Host, topic: int, to: Transfer, moved: ProducerMovedError,
+        finalizer: _core.Finalizer,
+    ) -> None:  # fmt: skip
+        self._engine, self._topic, self._lineage, self.moved = engine, topic, to.lineage, moved
+        self._finalizer = finalizer
+        now = _core.now()
+        self._due = now + (to.until - now) // 2  # ns of the monotonic clock
+        self._lock = _core.Lock()
+        self._running: Future[None] | None = None
+        # The next session, and whether it was opened for these producers.
+        self._next: tuple[Followed, bool] | None = None
+
+    @property
+    def is_within_reach(self) -> bool:
+        """Has an engine of this process had the topic ever since it was handed over?"""
+        return self._where() is not None
+
+    def _where(self) -> tuple[Destination, int] | None:
+        """(engine, session id) in this process that have the topic since it was handed over; id 0
+        if it is only reserved; None if the topic is elsewhere."""
+        found = self._engine.sessions.locate(self._topic, self._lineage)
+        there = None if found is None else self._engine.engine_here(found[0])
+        return None if found is None or there is None else (there, found[1])
+
+    # ---- begun -----------------------------------------------------------------------------
+
+    def run(self, left: Followed, timeout: float | None) -> bool:
+        """Give the producers the session that has the topic now, or end the former one; False after
+        `timeout` seconds."""
+        running = self._begin(left)
+        if not in_slices(until_settled(running), timeout, self._engine.check_not_forked):
+            return False
+        self._running = None  # it refers to the error, whose frames would keep the session
+        running.result(0)
+        return True
+
+    def begin(self, left: Followed) -> None:
+        """Let the producers follow soon, although they do not send."""
+        if self._next is None:
+            self._begin(left)
+
+    def due_in(self) -> float:
+        """The seconds until producers follow that do not send: half of the time for which the topic
+        is reserved. Until then, it is for the destination's next producer (rules E3, E6)."""
+        return (self._due - _core.now()) / 1e9
+
+    def _begin(self, left: Followed) -> Future[None]:
+        with self._lock:
+            running = self._running
+            if running is None or running.done():
+                running = self._running = Future()
+                self._engine.followers.add(Waiting(self, left, running))
+            else:
+                self._engine.followers.start()  # an interrupt may have come before that
+            return running
+
+    # ---- in the thread of the followers ----------------------------------------------------
+
+    def look(self, left: Followed) -> Destination | None:
+        """Go on by the session that has the topic, and return None; if it has to be opened, or is
+        about to be made, return the engine there."""
+        if self._next is None and not left.over:
+            self._engine.check_open()
+            where = self._where()
+            if where is None:
+                left.lose(self.moved)
+                return None
+            there, number = where
+            found: Any = there.registry.find_session(number) if number else None
+            if found is None:
+                return there
+            self._next = found, False
+        if self._next is not None:
+            self._hand_on(left, *self._next)
+        return None
+
+    def is_reserved(self) -> bool:
+        """Has the destination no producer yet?"""
+        where = self._where()
+        return where is not None and not where[1]
+
+    def request(self, left: Followed) -> ProducerRequest:
+        """The request for the next session."""
+        session = left.session
+        return ProducerRequest(
+            session.topic, EXCLUSIVE if session.exclusive else SHARED, session.name,
+            session.priority, properties=session.properties, announce=left.announced,
+            notify_on_contention=session.notify_on_contention, lineage=self._lineage,
+        )  # fmt: skip
+
+    def opened(self, left: Followed, session: Followed) -> None:
+        """Go on by this session, which was opened for the producers."""
+        self._next = session, True
+        self._hand_on(left, session, True)
+
+    def _hand_on(self, left: Followed, found: Followed, opened: bool) -> None:
+        """Give the producers their next session; a second call continues where one failed."""
+        self._engine.registry.unregister(left)
+        self._finalizer.detach()
+        for listener in left.listeners.all():
+            found.subscribe(listener, owner=opened and left.listeners.is_owner(listener))
+            listener.moved_to(found, self.moved)
+            with self._engine.registry.lock:
+                left.listeners.remove(listener)
+        if opened and not found.listeners.all():  # all producers were closed meanwhile
+            found.close()
+
+
+class Waiting(NamedTuple):
+    """A session whose producers are to follow; `outcome` is settled once they have."""
+
+    following: Following
+    left: Followed
+    outcome: Future[None]
+
+    def settle(self, error: BaseException | None = None) -> None:
+        """Let the calls that wait go on, or raise this error."""
+        if error is None:
+            self.outcome.set_result(None)
+        else:
+            self.outcome.set_exception(error)
+
+
+class Followers:
+    """Lets the sessions of one engine follow their topics, in a thread of its own: an interrupt of
+    the thread that sends must neither lose a granted session nor come between two producers (rules
+    B9, E2)."""
+
+    def __init__(self, path: str, registry: Registry) -> None:
+        self._path, self._registry = path, registry
+        self._lock = _core.Lock()
+        self._waiting: list[Waiting] = []
+        self._thread: threading.Thread | None = None  # None: it has nothing to do
+
+    def add(self, waiting: Waiting) -> None:
+        """Let this session follow soon. LedgerError if no thread can be started."""
+        with self._lock:
+            self._waiting.append(waiting)
+        self.start()
+
+    def start(self) -> None:
+        """Start the thread, unless it runs or has nothing to do."""
+        with self._lock:
+            thread = self._thread
+            if self._waiting and (thread is None or not thread.is_alive()):
+                self._thread = threading.Thread(
+                    target=self._run, name="exclusivelog-follow", daemon=True
+                )
+                threads.start(self._path, self._thread)
+
+    def _run(self) -> None:
+        while some := self._take():
+            end = _core.monotonic() + FOLLOWED_WITHIN
+            while some := _follow(some):
+                if _core.monotonic() >= end:
+                    _give_up(some)
+                    break
+                time.sleep(LOOK_AGAIN_SECONDS)
+
+    def _take(self) -> list[Waiting]:
+        if self._waiting:  # with one that sends, all others follow that were handed over, too
+            for left in self._registry.handed_over():
+                left.begin_to_follow()
+        with self._lock:
+            some, self._waiting = self._waiting, []
+            if not some:
+                self._thread = None
+            return some
+
+
+def _follow(some: list[Waiting]) -> list[Waiting]:
+    """Let these sessions follow; returns those whose next session is not there yet."""
+    there: dict[Any, list[Waiting]] = {}
+    for one in some:
+        try:
+            destination = one.following.look(one.left)
+        except BaseException as error:
+            one.settle(error)
+            continue
+        if destination is None:
+            one.settle()
+        else:
+            there.setdefault(destination, []).append(one)
+    return [one for engine, those in there.items() for one in _open(engine, those)]
+
+
+def _open(engine: Destination, some: list[Waiting]) -> list[Waiting]:
+    """Open the next sessions on this engine, unless it is about to make them; returns those that
+    are not there yet."""
+    reserved = [one for one in some if one.following.is_reserved()]
+    futures = [SessionFuture(engine, one.left) for one in reserved]
+    try:
+        engine.open_followers(
+            [one.left.topic for one in reserved], futures,
+            [one.following.request(one.left) for one in reserved],
+        )  # fmt: skip
+    except REFUSED:
+        return some
+    except BaseException as error:
+        for one in reserved:
+            one.settle(error)
+        return [one for one in some if one not in reserved]
+    refused = [
+        one for one, future in zip(reserved, futures, strict=True) if not _goes_on(one, future)
+    ]
+    return [one for one in some if one not in reserved or one in refused]
+
+
+def _goes_on(one: Waiting, future: SessionFuture) -> bool:
+    """Let the producers go on by the session that was opened; False if that was refused."""
+    try:
+        session = future.result()
+    except REFUSED:
+        return False
+    except BaseException as error:
+        one.settle(error)
+        return True
+    try:
+        one.following.opened(one.left, session)
+    except BaseException as error:
+        one.settle(error)
+    else:
+        one.settle()
+    return True
+
+
+def _give_up(some: list[Waiting]) -> None:
+    for one in some:
+        one.left.lose(one.following.moved)
+        one.settle()
+
+
+class SessionFuture(GrantFuture[Followed]):
+    """The future of the session that continues after a hand-over."""
+
+    _engine: Any
+
+    def __init__(self, engine: Any, left: Followed) -> None:
+        super().__init__(engine, left.session.topic)
+        self._name, self._options = left.topic, left.options
+
+    def make(self, session: Session, last_sequence: int) -> Followed:
+        """Make the session that was granted."""
+        made: Followed = self._engine.open_session(
+            self._name, session, last_sequence, self._options
+        )
+        return made
