@@ -30,6 +30,7 @@ from exclusivelog.local.records import EXCLUSIVE, SHARED, Session, Transfer
 from exclusivelog.waits import GrantFuture, in_slices, until_settled
 
 FOLLOWED_WITHIN = 5.0  # seconds for which a producer tries to follow a topic that was handed over
+BEGUN_AGAIN_NS = 500_000_000
 LOOK_AGAIN_SECONDS = 0.001  # the engine may not have made the session of a grant yet
 # Another has the topic, or the engine or topic has gone.
 REFUSED = (ProducerFencedError, ProducerBusyError, EngineClosedError, TopicNotFoundError)
@@ -129,6 +130,7 @@ class Following:
 
     def begin(self, left: Followed) -> None:
         """Let the producers follow soon, although they do not send."""
+        self._due = _core.now() + BEGUN_AGAIN_NS  # if that fails: on a full disk, say
         if self._next is None:
             self._begin(left)
 

@@ -821,6 +821,20 @@ def test_e6_producers_that_do_not_send_follow_while_the_topic_is_reserved(
 
 
 @pytest.mark.rule("E6")
+def test_e6_the_background_thread_sleeps_while_producers_cannot_follow(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the time is over at which they should."""
+    a, b, _ = neighbours
+    begun, producer = threading.Event(), a.topic("orders").producer(EXCLUSIVE)
+    monkeypatch.setattr(Following, "_begin", lambda *_: begun.set())
+    assert a.unload("orders", to=b.id, timeout=2.0)[0].state == "assigned"
+    assert begun.wait(PATIENCE)
+    assert a.backend.notifications.sleep_timeout() > 0
+    assert producer.state == "open"
+
+
+@pytest.mark.rule("E6")
 def test_e6_with_one_that_sends_all_follow_in_few_transactions(
     neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
