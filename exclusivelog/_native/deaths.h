@@ -8,23 +8,18 @@
    So one thread of each process looks at the words of its ledgers, every XD_LOOK_NS. A word that a
    thread holds that has ended gets FUTEX_OWNER_DIED in place of its id, as the kernel would have done,
    and whoever takes it next repairs what it protects. If the kernel comes later, it finds another id,
-   and does nothing.
-
-   It also frees the places of dead processes in LMDB's table of readers that a file lock keeps: a child
-   that C code forks inherits that lock, and may outlive its parent without a call to this library. */
+   and does nothing. */
 #ifndef EXCLUSIVELOG_DEATHS_H
 #define EXCLUSIVELOG_DEATHS_H
 
 #include "futex.h"
 #include "threads.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 
 #define XD_LOOK_NS 400000000
 #define XD_TOO_LATE_NS 100000000
@@ -78,36 +73,6 @@ static inline int xd_has_ended(uint32_t tid, int proc) {
     return proc && xd_is_ending(tid);
 }
 
-/* 1: no thread of this process will ever run again; 0: one lives, or that is unknown. */
-static inline int xd_process_has_ended(uint32_t pid, int proc) {
-    char path[64];
-    const struct dirent *task;
-    int threads = 0, ended = 0;
-    DIR *tasks;
-    if (kill((pid_t)pid, 0) != 0 && errno == ESRCH) return 1;
-    snprintf(path, sizeof path, "/proc/%u/task", pid);
-    tasks = proc ? opendir(path) : NULL;
-    if (tasks == NULL) return 0;
-    while (threads == ended && (task = readdir(tasks)) != NULL)
-        if (task->d_name[0] != '.') {
-            threads++;
-            ended += xd_is_ending((uint32_t)strtoul(task->d_name, NULL, 10));
-        }
-    closedir(tasks);
-    return threads > 0 && threads == ended;
-}
-
-/* The process of a thread; 0 if that is unknown. */
-static inline uint32_t xd_process_of(uint32_t tid) {
-    char path[64], text[512];
-    const char *found;
-    unsigned pid = 0;
-    snprintf(path, sizeof path, "/proc/%u/status", tid);
-    if (xd_read(path, text, sizeof text) <= 0) return 0;
-    found = strstr(text, "\nTgid:");
-    return found != NULL && sscanf(found, "\nTgid: %u", &pid) == 1 ? pid : 0;
-}
-
 /* 1: the process of this thread has mapped no file with this name or inode number, which all holders
    map: the id of the holder was given anew. 0: it has, or that is unknown. */
 static inline int xd_is_stranger(uint32_t tid, const char *name, uint64_t inode) {
@@ -155,19 +120,10 @@ typedef struct xd_watch {
     unsigned count;
     char *slots;            /* the first of the words of the engines */
     size_t step, slot_count;
-    uint32_t *lmdb;         /* LMDB's lock file; */
-    size_t lmdb_size;       /* how much of it is mapped, */
-    int lmdb_file;          /* its descriptor, */
-    uint64_t lmdb_inode;    /* and its inode number */
+    uint32_t *lmdb;         /* the first page of LMDB's lock file */
     xd_lock lmdb_locks[2];  /* readers, writers */
-    uint64_t oldest;        /* the transaction of the oldest read, at the last look */
-    uint32_t turn;          /* counts the looks at the table of readers */
     uint32_t marked;        /* how many words were marked */
 } xd_watch;
-
-/* In the slot of an engine (see slots.py), from its liveness word. */
-#define XD_SLOT_PID 4
-#define XD_SLOT_ENGINE 16
 
 /* The namespace is compared after the word was read: an engine that begins the next life of the ledger
    stores its own there before it takes a lock. */
@@ -175,73 +131,37 @@ static inline int xd_knows(xd_watch *w) {
     return w->namespace != 0 && xl_load64(w->life) == w->namespace;
 }
 
-/* 1: the id of the thread was given anew, to a process that has not opened the ledger. /proc shows its
-   maps only to its own user and to root. But each process that has opened a ledger keeps a lock on the
-   byte of lock.mdb that its id names, before it takes any lock of the ledger: see environment.py. */
-static inline int xd_was_given_anew(xd_watch *w, uint32_t tid) {
-    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
-    uint32_t pid;
-    if (xd_is_stranger(tid, w->name, w->inode)) return 1;
-    pid = w->lmdb != NULL ? xd_process_of(tid) : 0;
-    if (pid == 0 || pid == (uint32_t)getpid()) return 0;
-    lock.l_start = pid;
-    return fcntl(w->lmdb_file, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
-}
-
-/* Mark the word for this thread, if it is dead. `began`: when that was asked. */
-static inline void xd_mark_in_time(xd_watch *w, uint32_t *word, uint32_t seen, int64_t began) {
-    /* This process may have been stopped meanwhile, and the id have been given anew. */
-    if (xl_now() - began < XD_TOO_LATE_NS) w->marked += (uint32_t)xd_mark_dead(word, seen);
-}
-
 static inline void xd_look(xd_watch *w, xd_lock *lock, int proc) {
     int64_t began = xl_now();
     uint32_t seen = xl_load(lock->word), tid = seen & FUTEX_TID_MASK, last = lock->last;
     lock->last = tid;
     if (tid == 0 || !lock->repair || !xd_knows(w)) return;
-    if (xd_has_ended(tid, proc) || (tid == last && proc && xd_was_given_anew(w, tid)))
-        xd_mark_in_time(w, lock->word, seen, began);
-}
-
-/* 1: the thread that holds an engine's word is one of another process than the engine's. The engine's
-   id is 0 while a slot is taken or left. */
-static inline int xd_slot_is_strange(const char *slot, uint32_t tid) {
-    uint64_t *engine = (uint64_t *)(slot + XD_SLOT_ENGINE), before = xl_load64(engine);
-    uint32_t pid = xl_load((uint32_t *)(slot + XD_SLOT_PID)), found = xd_process_of(tid);
-    return before != 0 && found != 0 && found != pid && xl_load64(engine) == before;
+    if (!xd_has_ended(tid, proc) && !(tid == last && proc && xd_is_stranger(tid, w->name, w->inode))) return;
+    /* This process may have been stopped meanwhile, and the id have been given anew. */
+    if (xl_now() - began < XD_TOO_LATE_NS) w->marked += (uint32_t)xd_mark_dead(lock->word, seen);
 }
 
 static inline void xd_look_at_slots(xd_watch *w, int proc) {
     uint32_t start = (uint32_t)xl_now() * 2654435761u >> 16, found = 0;
     for (size_t i = 0; i < w->slot_count && found < XD_SLOTS_PER_LOOK; i++) {
-        char *slot = w->slots + (start + i) % w->slot_count * w->step;
-        int64_t began = xl_now();
-        uint32_t seen = xl_load((uint32_t *)slot), tid = seen & FUTEX_TID_MASK;
-        if (tid == 0) continue;
-        found++;
-        if (xd_knows(w) && (xd_has_ended(tid, proc) || (proc && xd_slot_is_strange(slot, tid))))
-            xd_mark_in_time(w, (uint32_t *)slot, seen, began);
+        xd_lock slot = {NULL, 0, 1};
+        slot.word = (uint32_t *)(w->slots + (start + i) % w->slot_count * w->step);
+        if (xl_load(slot.word) & FUTEX_TID_MASK) {
+            found++;
+            xd_look(w, &slot, proc);
+        }
     }
 }
 
-/* ---- LMDB's own mutexes, and its table of readers ------------------------------------- */
+/* ---- LMDB's own mutexes --------------------------------------------------------------- */
 
-/* lock.mdb of LMDB 0.9: magic, format, mutex of the table of readers, transaction, number of readers'
-   places; then, each at the next cache line, the mutex of writers, and the places. */
+/* lock.mdb of LMDB 0.9: magic, format, mutex of the table of readers, transaction, readers; then, at
+   the next cache line, the mutex of writers. */
+#define XD_LMDB_PAGE 4096
 #define XD_LMDB_MAGIC 0xBEEFC0DEu
 #define XD_LMDB_FORMAT 0x10001u
 #define XD_LMDB_READERS 8
-#define XD_LMDB_COUNT (XD_LMDB_READERS + sizeof(pthread_mutex_t) + 8)
-#define XD_LMDB_WRITER ((XD_LMDB_COUNT + 8 + 63) / 64 * 64)
-#define XD_LMDB_TABLE (XD_LMDB_WRITER + (sizeof(pthread_mutex_t) + 63) / 64 * 64)
-#define XD_NO_READ UINT64_MAX
-
-typedef struct {
-    uint64_t transaction;   /* XD_NO_READ: none is under way */
-    uint32_t pid;           /* 0: the place is free */
-    uint32_t unused;
-    uint64_t thread[6];
-} xd_place;
+#define XD_LMDB_WRITER ((XD_LMDB_READERS + sizeof(pthread_mutex_t) + 16 + 63) / 64 * 64)
 
 static inline int xd_is_lmdb(xd_watch *w) {
     return w->lmdb != NULL && xl_load(w->lmdb) == XD_LMDB_MAGIC
@@ -257,59 +177,6 @@ static inline void xd_look_at_lmdb(xd_watch *w, int proc) {
            without a time limit. */
         if (lock->repair && !(xl_load(lock->word) & FUTEX_TID_MASK)) xl_wake(lock->word, 1);
     }
-}
-
-static inline xd_place *xd_places(xd_watch *w, uint32_t *count) {
-    const size_t room = (w->lmdb_size - XD_LMDB_TABLE) / sizeof(xd_place);
-    const uint32_t used = xl_load((uint32_t *)((char *)w->lmdb + XD_LMDB_COUNT));
-    *count = used < room ? used : (uint32_t)room;
-    return (xd_place *)((char *)w->lmdb + XD_LMDB_TABLE);
-}
-
-/* 1: this process has a place in the table, but will never use it again. */
-static inline int xd_reader_has_ended(xd_watch *w, uint32_t pid, int proc) {
-    return xd_process_has_ended(pid, proc) || (proc && xd_is_stranger(pid, "/lock.mdb", w->lmdb_inode));
-}
-
-/* Free the places of this process, if it has ended. It is asked again with the mutex: nobody takes a
-   place meanwhile, so none of them is one of a new process with this id. */
-static inline void xd_free_places(xd_watch *w, uint32_t pid, int proc) {
-    pthread_mutex_t *mutex = (pthread_mutex_t *)((char *)w->lmdb + XD_LMDB_READERS);
-    uint32_t count;
-    int failed = pthread_mutex_trylock(mutex);
-    if (failed == EOWNERDEAD) failed = pthread_mutex_consistent(mutex);     /* as LMDB does */
-    if (failed) return;     /* at the next look */
-    if (xd_knows(w) && xd_reader_has_ended(w, pid, proc))
-        for (xd_place *place = xd_places(w, &count), *end = place + count; place < end; place++)
-            if (xl_load(&place->pid) == pid) xl_store(&place->pid, 0);
-    pthread_mutex_unlock(mutex);
-}
-
-/* LMDB frees places itself, of processes that have no lock on the byte of their id. What is left is
-   looked at one process at a time: the one whose read pins most, if it has done so since the last
-   look, else each in turn. */
-static inline void xd_look_at_readers(xd_watch *w, int proc) {
-    const uint64_t last = w->oldest, own = (uint64_t)getpid();
-    uint32_t count, oldest = 0, next = 0;
-    xd_place *places;
-    w->oldest = XD_NO_READ;
-    if (!xd_is_lmdb(w) || !xd_knows(w)) return;
-    places = xd_places(w, &count);
-    w->turn++;
-    for (uint32_t i = 0; i < count; i++) {
-        const uint32_t at = (w->turn + i) % count, pid = xl_load(&places[at].pid);
-        const uint64_t transaction = xl_load64(&places[at].transaction);
-        if (pid == 0 || pid == own) continue;
-        if (next == 0) next = pid;
-        if (transaction < w->oldest) {
-            w->oldest = transaction;
-            oldest = pid;
-        }
-    }
-    if (oldest != 0 && w->oldest == last && xd_reader_has_ended(w, oldest, proc))
-        xd_free_places(w, oldest, proc);
-    else if (next != 0 && xd_process_has_ended(next, proc))
-        xd_free_places(w, next, proc);
 }
 
 /* ---- the thread ----------------------------------------------------------------------- */
@@ -344,7 +211,6 @@ static inline void *xd_run(void *arg) {
         for (xd_watch *w = xd_all.first; w != NULL; w = w->next) {
             for (unsigned i = 0; i < w->count; i++) xd_look(w, &w->locks[i], proc);
             xd_look_at_lmdb(w, proc);
-            xd_look_at_readers(w, proc);
             xd_look_at_slots(w, proc);
         }
         pthread_mutex_unlock(&xd_all.lock);
@@ -381,31 +247,16 @@ static inline void xd_stop(xd_watch *w) {
     pthread_mutex_unlock(&xd_all.lock);
 }
 
-static inline void xd_unmap_lmdb(xd_watch *w) {
-    if (w->lmdb != NULL) munmap(w->lmdb, w->lmdb_size);
-    w->lmdb = NULL;
-}
-
-/* Look at LMDB's lock file, too; 0 or an errno. Again once LMDB has made it longer. `fd` stays open
-   until `xd_stop`. */
+/* Look at LMDB's mutexes, too; 0 or an errno. `fd` is lock.mdb's. */
 static inline int xd_add_lmdb(xd_watch *w, int fd, int repair_writer) {
-    struct stat facts;
-    char *file;
-    if (fstat(fd, &facts) != 0) return errno;
-    if (w->lmdb != NULL && w->lmdb_size == (size_t)facts.st_size) return 0;
-    if ((size_t)facts.st_size < XD_LMDB_TABLE) return 0;    /* LMDB has not made it yet */
-    file = mmap(NULL, (size_t)facts.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (file == MAP_FAILED) return errno;
+    char *page = mmap(NULL, XD_LMDB_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED) return errno;
     pthread_mutex_lock(&xd_all.lock);
-    xd_unmap_lmdb(w);
-    w->lmdb_locks[0].word = (uint32_t *)(file + XD_LMDB_READERS + XL_WORD);
+    w->lmdb_locks[0].word = (uint32_t *)(page + XD_LMDB_READERS + XL_WORD);
     w->lmdb_locks[0].repair = 1;
-    w->lmdb_locks[1].word = (uint32_t *)(file + XD_LMDB_WRITER + XL_WORD);
+    w->lmdb_locks[1].word = (uint32_t *)(page + XD_LMDB_WRITER + XL_WORD);
     w->lmdb_locks[1].repair = repair_writer;
-    w->lmdb = (uint32_t *)file;
-    w->lmdb_size = (size_t)facts.st_size;
-    w->lmdb_file = fd;
-    w->lmdb_inode = (uint64_t)facts.st_ino;
+    w->lmdb = (uint32_t *)page;
     pthread_mutex_unlock(&xd_all.lock);
     return 0;
 }

@@ -17,13 +17,13 @@ cdef extern from "_native/deaths.h":
         uint32_t* lmdb
         xd_lock* lmdb_locks
         uint32_t marked
+    int XD_LMDB_PAGE
     bint xd_is_lmdb(xd_watch*) noexcept nogil
     bint xd_has_ended(uint32_t, bint) noexcept nogil
     bint xd_proc_is_ours() noexcept nogil
     int xd_start(xd_watch*) noexcept nogil
     void xd_stop(xd_watch*) noexcept nogil
     int xd_add_lmdb(xd_watch*, int, bint) noexcept nogil
-    void xd_unmap_lmdb(xd_watch*) noexcept nogil
 
 
 cdef int SPINS_FOR_READERS = 2000
@@ -83,10 +83,8 @@ cdef class DeathWatch:
         self.watch.slot_count = count
 
     def add_lmdb(self, int fd):
-        """Look at the mutexes and the table of readers in LMDB's lock file, too. Again once LMDB has
-        made it longer. The descriptor stays open until `stop`."""
-        cdef int failed = xd_add_lmdb(&self.watch, fd, not self.readonly)
-        if failed:
+        """Look at the mutexes in LMDB's lock file, too."""
+        if self.watch.lmdb == NULL and (failed := xd_add_lmdb(&self.watch, fd, not self.readonly)):
             raise OSError(failed, _os.strerror(failed))
 
     def start(self):
@@ -107,7 +105,9 @@ cdef class DeathWatch:
             self.started = False
             with nogil:
                 xd_stop(&self.watch)
-        xd_unmap_lmdb(&self.watch)
+        if self.watch.lmdb != NULL:
+            munmap(self.watch.lmdb, XD_LMDB_PAGE)
+            self.watch.lmdb = NULL
 
     cdef uint32_t _reader(self) noexcept:
         # The thread that holds LMDB's lock of readers.
