@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from exclusivelog import _core, threads
 from exclusivelog.backend import ProducerRequest, SessionOptions
@@ -143,8 +143,9 @@ class Following:
         with self._lock:
             running = self._running
             if running is None or running.done():
-                running = self._running = Future()
+                running = Future()
                 self._engine.followers.add(Waiting(self, left, running))
+                self._running = running  # last: after an interrupt, nothing waits for it
             else:
                 self._engine.followers.start()  # an interrupt may have come before that
             return running
@@ -201,19 +202,32 @@ class Following:
             found.close()
 
 
-class Waiting(NamedTuple):
+class Waiting:
     """A session whose producers are to follow; `outcome` is settled once they have."""
 
-    following: Following
-    left: Followed
-    outcome: Future[None]
+    def __init__(self, following: Following, left: Followed, outcome: Future[None]) -> None:
+        self.following, self.left, self.outcome = following, left, outcome
+        self._end = 0.0  # of the attempts, from the first one on
 
     def settle(self, error: BaseException | None = None) -> None:
         """Let the calls that wait go on, or raise this error."""
+        if self.outcome.done():
+            return
         if error is None:
             self.outcome.set_result(None)
         else:
             self.outcome.set_exception(error)
+
+    def is_late(self) -> bool:
+        """After an attempt: was it the last one? Then the producers have ended."""
+        now = _core.monotonic()
+        if not self._end:
+            self._end = now + FOLLOWED_WITHIN
+        if now < self._end:
+            return False
+        self.left.lose(self.following.moved)
+        self.settle()
+        return True
 
 
 class Followers:
@@ -236,20 +250,22 @@ class Followers:
     def start(self) -> None:
         """Start the thread, unless it runs or has nothing to do."""
         with self._lock:
-            thread = self._thread
-            if self._waiting and (thread is None or not thread.is_alive()):
-                self._thread = threading.Thread(
-                    target=self._run, name="exclusivelog-follow", daemon=True
-                )
-                threads.start(self._path, self._thread)
+            if self._waiting and (self._thread is None or not self._thread.is_alive()):
+                thread = threading.Thread(target=self._run, name="exclusivelog-follow", daemon=True)
+                self._thread = thread
+                threads.start(self._path, thread)
 
     def _run(self) -> None:
         while some := self._take():
-            end = _core.monotonic() + FOLLOWED_WITHIN
-            while some := _follow(some):
-                if _core.monotonic() >= end:
-                    _give_up(some)
-                    break
+            try:
+                later = [one for one in _follow(some) if not one.is_late()]
+            except BaseException as error:  # no call may wait for ever
+                for one in some:
+                    one.settle(error)
+                continue
+            if later:
+                with self._lock:
+                    self._waiting = later + self._waiting
                 time.sleep(LOOK_AGAIN_SECONDS)
 
     def _take(self) -> list[Waiting]:
@@ -317,12 +333,6 @@ def _goes_on(one: Waiting, future: SessionFuture) -> bool:
     else:
         one.settle()
     return True
-
-
-def _give_up(some: list[Waiting]) -> None:
-    for one in some:
-        one.left.lose(one.following.moved)
-        one.settle()
 
 
 class SessionFuture(GrantFuture[Followed]):

@@ -394,7 +394,8 @@ class LocalSession(LocalSending):
 
     def follows_in(self) -> float:
         """The seconds until that is due; negative if it is overdue."""
-        return math.inf if self._following is None else self._following.due_in()
+        following = self._following
+        return math.inf if following is None or self.over else following.due_in()
 
     def follow(self, timeout: float | None) -> bool:
         """Give the producers the session that has the topic now, or end this one; False after

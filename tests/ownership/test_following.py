@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.local.followers import Following
+from exclusivelog import _core
+from exclusivelog.local.followers import Followers, Following
 from exclusivelog.local.log import appending
 from exclusivelog.local.records import Transfer
 from exclusivelog.local.session import Listeners, LocalSession
@@ -832,6 +833,53 @@ def test_e6_the_background_thread_sleeps_while_producers_cannot_follow(
     assert begun.wait(PATIENCE)
     assert a.backend.notifications.sleep_timeout() > 0
     assert producer.state == "open"
+
+
+@pytest.mark.rule("E6")
+def test_e6_the_background_thread_sleeps_beside_a_producer_that_is_lost(
+    neighbours: Neighbours,
+) -> None:
+    a, b, c = neighbours
+    producer = a.topic("orders").producer(EXCLUSIVE)
+    assert a.unload("orders", to=b.id, timeout=1.0)[0].state == "assigned"
+    rival = c.topic("orders").producer(FENCING)
+    until(lambda: producer.state == "moved")
+    until(lambda: _core.now() > producer._sender.session._following._due)
+    assert a.backend.notifications.sleep_timeout() > 0
+    rival.close()
+
+
+@pytest.mark.rule("E6", "B9")
+def test_e6_an_error_where_producers_follow_is_that_of_their_sends(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever fails there, and whoever waits. The next send tries again."""
+    a, b, _ = neighbours
+    producer = a.topic("orders").producer(EXCLUSIVE)
+    assert a.unload("orders", to=b.id)[0].state == "assigned"
+    with monkeypatch.context() as patch:
+        patch.setattr(Following, "is_reserved", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            producer.send(b"x", timeout=PATIENCE)
+    assert producer.send(b"y", timeout=PATIENCE) == 0
+
+
+@pytest.mark.rule("E6", "B9")
+def test_e6_an_interrupt_before_a_session_waits_leaves_the_way_open(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, _ = neighbours
+    producer = a.topic("orders").producer(EXCLUSIVE)
+    assert a.unload("orders", to=b.id)[0].state == "assigned"
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Followers, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            producer.send(b"x", timeout=PATIENCE)
+    assert producer.send(b"y", timeout=PATIENCE) == 0
 
 
 @pytest.mark.rule("E6")

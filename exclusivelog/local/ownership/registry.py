@@ -85,15 +85,18 @@ class Registry:
     def unregister(self, session: Listener) -> None:
         """Remove a session that is closed."""
         self._sessions.pop(session.session.id, None)
-        self._handed_over.discard(session)
+        with self.lock:
+            self._handed_over.discard(session)
 
     def note_hand_over(self, session: Listener) -> None:
         """Record that this session's topic was handed over to another engine of this process."""
-        self._handed_over.add(session)
+        with self.lock:
+            self._handed_over.add(session)
 
     def handed_over(self) -> list[Listener]:
         """The sessions that were handed over, and that no producer has followed yet."""
-        return list(self._handed_over)
+        with self.lock:
+            return list(self._handed_over)
 
     def find_session(self, number: int) -> Listener | None:
         """The session with that id."""
