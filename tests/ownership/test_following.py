@@ -11,6 +11,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import math
 import random
 import signal
 import threading
@@ -21,7 +22,6 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import _core
 from exclusivelog.local.followers import Followers, Following
 from exclusivelog.local.log import appending
 from exclusivelog.local.records import Transfer
@@ -831,7 +831,7 @@ def test_e6_the_background_thread_sleeps_while_producers_cannot_follow(
     monkeypatch.setattr(Following, "_begin", lambda *_: begun.set())
     assert a.unload("orders", to=b.id, timeout=2.0)[0].state == "assigned"
     assert begun.wait(PATIENCE)
-    until(lambda: a.backend.notifications.sleep_timeout() > 0)
+    until(lambda: producer._sender.session.follows_in() > 0)
     assert producer.state == "open"
 
 
@@ -843,9 +843,10 @@ def test_e6_the_background_thread_sleeps_beside_a_producer_that_is_lost(
     producer = a.topic("orders").producer(EXCLUSIVE)
     assert a.unload("orders", to=b.id, timeout=1.0)[0].state == "assigned"
     rival = c.topic("orders").producer(FENCING)
-    until(lambda: producer.state == "moved")
-    until(lambda: _core.now() > producer._sender.session._following._due)
-    until(lambda: a.backend.notifications.sleep_timeout() > 0)
+    session = producer._sender.session
+    until(lambda: session.over)
+    until(lambda: session._following.due_in() < 0)
+    assert session.follows_in() == math.inf
     rival.close()
 
 
