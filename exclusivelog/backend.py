@@ -60,6 +60,7 @@ from exclusivelog.waits import (
     time_limit,
 )
 
+FOLLOWED_WITHIN = 5.0  # seconds for which a producer tries to follow a topic that was handed over
 State = Literal["open", "fenced", "moved", "closed"]
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, threads
 from exclusivelog.backend import (
+    FOLLOWED_WITHIN,
     ProducerRequest,
     SessionListener,
     SessionOptions,
@@ -58,7 +59,6 @@ __all__ = ["ClusterSending", "ClusterSession", "Registry"]
 # So many messages of so many bytes certainly fit into a record.
 MOST_MESSAGES = 16_000
 MOST_BYTES = 2 << 20
-FOLLOWED_WITHIN = 5.0  # seconds for which a producer tries to follow a topic that was handed over
 
 
 # ---- sending -----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from exclusivelog import _core, threads
-from exclusivelog.backend import ProducerRequest, SessionOptions
+from exclusivelog.backend import FOLLOWED_WITHIN, ProducerRequest, SessionOptions
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
@@ -29,7 +29,6 @@ from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.records import EXCLUSIVE, SHARED, Session, Transfer
 from exclusivelog.waits import GrantFuture, in_slices, until_settled
 
-FOLLOWED_WITHIN = 5.0  # seconds for which a producer tries to follow a topic that was handed over
 BEGUN_AGAIN_NS = 500_000_000
 LOOK_AGAIN_SECONDS = 0.001  # the engine may not have made the session of a grant yet
 # Another has the topic, or the engine or topic has gone.
@@ -152,9 +151,9 @@ class Following:
 
     # ---- in the thread of the followers ----------------------------------------------------
 
-    def look(self, left: Followed) -> Destination | None:
-        """Go on by the session that has the topic, and return None; if it has to be opened, or is
-        about to be made, return the engine there."""
+    def look(self, left: Followed) -> tuple[Destination, bool] | None:
+        """Go on by the session that has the topic, and return None. If there is none yet, return
+        the engine there, and whether it has to be opened: else it is about to be made."""
         if self._next is None and not left.over:
             self._engine.check_open()
             where = self._where()
@@ -164,16 +163,11 @@ class Following:
             there, number = where
             found: Any = there.registry.find_session(number) if number else None
             if found is None:
-                return there
+                return there, not number
             self._next = found, False
         if self._next is not None:
             self._hand_on(left, *self._next)
         return None
-
-    def is_reserved(self) -> bool:
-        """Has the destination no producer yet?"""
-        where = self._where()
-        return where is not None and not where[1]
 
     def request(self, left: Followed) -> ProducerRequest:
         """The request for the next session."""
@@ -281,40 +275,40 @@ class Followers:
 
 def _follow(some: list[Waiting]) -> list[Waiting]:
     """Let these sessions follow; returns those whose next session is not there yet."""
-    there: dict[Any, list[Waiting]] = {}
+    to_open: dict[Any, list[Waiting]] = {}  # by engine
+    later = []
     for one in some:
         try:
-            destination = one.following.look(one.left)
+            found = one.following.look(one.left)
         except BaseException as error:
             one.settle(error)
             continue
-        if destination is None:
+        if found is None:
             one.settle()
+        elif found[1]:
+            to_open.setdefault(found[0], []).append(one)
         else:
-            there.setdefault(destination, []).append(one)
-    return [one for engine, those in there.items() for one in _open(engine, those)]
+            later.append(one)
+    for engine, those in to_open.items():
+        later += _open(engine, those)
+    return later
 
 
 def _open(engine: Destination, some: list[Waiting]) -> list[Waiting]:
-    """Open the next sessions on this engine, unless it is about to make them; returns those that
-    are not there yet."""
-    reserved = [one for one in some if one.following.is_reserved()]
-    futures = [SessionFuture(engine, one.left) for one in reserved]
+    """Open the next sessions on this engine; returns those that were refused."""
     try:
+        futures = [SessionFuture(engine, one.left) for one in some]
         engine.open_followers(
-            [one.left.topic for one in reserved], futures,
-            [one.following.request(one.left) for one in reserved],
+            [one.left.topic for one in some], futures,
+            [one.following.request(one.left) for one in some],
         )  # fmt: skip
     except REFUSED:
         return some
     except BaseException as error:
-        for one in reserved:
+        for one in some:
             one.settle(error)
-        return [one for one in some if one not in reserved]
-    refused = [
-        one for one, future in zip(reserved, futures, strict=True) if not _goes_on(one, future)
-    ]
-    return [one for one in some if one not in reserved or one in refused]
+        return []
+    return [one for one, future in zip(some, futures, strict=True) if not _goes_on(one, future)]
 
 
 def _goes_on(one: Waiting, future: SessionFuture) -> bool:

@@ -859,7 +859,7 @@ def test_e6_an_error_where_producers_follow_is_that_of_their_sends(
     producer = a.topic("orders").producer(EXCLUSIVE)
     assert a.unload("orders", to=b.id)[0].state == "assigned"
     with monkeypatch.context() as patch:
-        patch.setattr(Following, "is_reserved", lambda *_: 1 // 0)
+        patch.setattr(Following, "request", lambda *_: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             producer.send(b"x", timeout=PATIENCE)
     assert producer.send(b"y", timeout=PATIENCE) == 0
