@@ -72,6 +72,28 @@ def test_no_word_stands_twice_in_a_row() -> None:
     assert found == []
 
 
+def said_again(text: str) -> list[str]:
+    """Sentences of six words or more that stand in a text more than once.
+
+    >>> said_again("One is lost. It is then told to all. Why? It is then\\ntold to all.")
+    ['It is then told to all']
+    """
+    sentences = [" ".join(each.split()) for each in re.split(r"[.?!:](?=\s|$)", text)]
+    long = [each for each in sentences if each.count(" ") >= 5]
+    return sorted({each for each in long if long.count(each) > 1})
+
+
+def test_no_sentence_is_said_twice_in_a_text() -> None:
+    found = [
+        f"{path}: {sentence}"
+        for path, text in sources().items()
+        if path != "tests/test_words.py"
+        for part in prose(path, text)
+        for sentence in said_again(part)
+    ]
+    assert found == []
+
+
 def test_what_comments_name_exists() -> None:
     """In backticks, names of methods that are gone send a reader to look for them."""
     code = {

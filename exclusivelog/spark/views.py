@@ -1,8 +1,7 @@
 """The columns of the data source: messages, and views (epochs, producers, topics, txns, runs).
 
-The columns of the data source: messages, and views of what the ledger knows besides.
-
-A view is small, and made where the query is planned.
+Views show what the ledger knows besides the messages. A view is small, and made where the query is
+planned.
 
 The view `runs` is drawn up in `exclusivelog.audit.runs`.
 """

@@ -1,6 +1,5 @@
 """Fails a ledger for good when its files are lost (rules C7, H2). Then nothing is acknowledged any
-more, and every call raises the same error, until the ledger is opened again. Then nothing is
-acknowledged any more, and every call raises the same error, until the ledger is opened again."""
+more, and every call raises the same error, until the ledger is opened again."""
 
 from __future__ import annotations
 
