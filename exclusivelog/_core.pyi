@@ -352,6 +352,12 @@ class CommitQueue:
 class Group:
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
+@final
+class Call:
+    @property
+    def running(self) -> bool: ...
+    def run(self, function: Callable[[_Given], _Got], argument: _Given) -> _Got: ...
+
 LARGEST_TRANSACTION: int
 NOTES: int
 
@@ -718,6 +724,8 @@ class Gate:
     def open(self) -> None: ...
 
 _Inside = TypeVar("_Inside")
+_Given = TypeVar("_Given")
+_Got = TypeVar("_Got")
 
 ANY: Final[Any]
 NOT_NOW: Final[Any]

@@ -498,7 +498,7 @@ class CursorCommit(Protocol):
         """Write them within a transaction of the backend, if the group's claim is held."""
 
 
-class CommitAttempt(Protocol):
+class CommitAttempt(Protocol[Who]):
     """One attempt to commit a transaction."""
 
     @property
@@ -509,22 +509,22 @@ class CommitAttempt(Protocol):
     def committed(self) -> bool:
         """Is it known to be in the log, whatever was raised afterwards?"""
 
+    @property
+    def offsets(self) -> dict[Who, range]:
+        """The offsets of each producer's messages, once it is committed."""
+
 
 @dataclass
 class TransactionParts(Generic[Who]):
-    """The parts of a transaction, and what the backend has done with them.
-
-    - `attempt`: the last attempt to commit them; None before the first one.
-    - `offsets`: of each producer's messages, once that attempt has written them.
-    """
+    """The parts of a transaction. `attempt`: the last attempt to commit them; None before the first
+    one."""
 
     puts: dict[Who, list[Put]] = field(default_factory=dict)
     numbered: set[Who] = field(default_factory=set)  # those that were given sequence ids
     announced: dict[Who, dict[str, str]] = field(default_factory=dict)
     cursors: dict[Any, tuple[CursorCommit, Any]] = field(default_factory=dict)
     claims: set[Condition] = field(default_factory=set)
-    attempt: CommitAttempt | None = None
-    offsets: dict[Who, range] = field(default_factory=dict)
+    attempt: CommitAttempt[Who] | None = None
 
     def __bool__(self) -> bool:
         return bool(self.puts or self.cursors or self.claims)
@@ -586,9 +586,14 @@ class Backend(Protocol):
     def check_transactions(self) -> None:
         """Raise an error unless a transaction can be begun."""
 
+    def commit_at_once(self, parts: TransactionParts[Who]) -> bool:
+        """Commit all parts, or none, if that can be done so that an exception which another thread
+        or a signal handler raises in this one harms nobody; `parts.attempt` then has the outcome.
+        False if it cannot be done so, and nothing was written: call `commit_transaction`."""
+
     def commit_transaction(self, parts: TransactionParts[Who]) -> None:
-        """Commit all parts, or none, and note `parts.offsets`. An exception may be raised after the
-        commit, too: `parts.attempt` has its outcome."""
+        """Commit all parts, or none, in a thread of the library. An exception may be raised after
+        the commit, too: `parts.attempt` has its outcome."""
 
 
 # ---- reading -----------------------------------------------------------------------------

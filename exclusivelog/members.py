@@ -6,7 +6,7 @@ import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 from exclusivelog import _core
@@ -60,7 +60,8 @@ class GroupMember:
     refused: bool  # to another transaction: it goes back to what the one that has it has committed
     abandoned: bool  # with a transaction that was dropped: it has to be read before a commit
     read_at: int  # the number of the newest transaction of this thread at the last read
-    transaction: weakref.ref[Ending] | None  # that has its position, until that has ended
+    # The transaction that has its position, until that has ended. Weak, until it commits.
+    transaction: Callable[[], Ending | None] | None
     user: Caller | None  # who reads by it; None before the first read, and if it commits by itself
     # What its own `commit` is about to store, {topic id: offset}; None if the outcome is known.
     committing: Mapping[int, int] | None
@@ -144,6 +145,11 @@ class GroupMember:
     def _has_user(self) -> None:
         self.user = this_caller()
         _in_use[id(self)] = self
+
+    def _awaits(self, transaction: Ending) -> None:
+        """This transaction commits. If an exception interrupts that, and its program drops it, its
+        outcome is needed all the same."""
+        self.transaction = lambda: transaction
 
     def _check_free(self, transaction: Ending | None) -> None:
         """Raise ValueError if the position is part of another open transaction than this one."""

@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from exclusivelog import _core, threads
 from exclusivelog.backend import (
@@ -261,6 +261,7 @@ def own(
 
 
 State = Literal["open", "committed", "aborted", "unknown"]
+R = TypeVar("R")
 
 
 class HoldsClaim(Protocol):
@@ -346,7 +347,10 @@ class Transaction(OfThisProcess):
         self._parts: TransactionParts[Sender] = TransactionParts()
         self._producers: dict[Sender, SendingProducer] = {}  # whose senders these are
         self._maker = this_caller()
-        self._running: concurrent.futures.Future[None] | None = None  # the commit, once begun
+        # Its commit, once begun: in this thread, and in one of the library.
+        self._call = _core.Call()
+        self._running: concurrent.futures.Future[None] | None = None
+        self._refused = False  # by the commit; nothing was written
         self._number = number = next(_numbers)
         self._next: int | None = None  # the number of its caller's next one
         before = _begun.get(_newest.get(self._maker, -1))
@@ -366,14 +370,30 @@ class Transaction(OfThisProcess):
 
         After Ctrl-C, or another exception that was raised in the thread of the commit, it says as
         soon as the commit has ended whether the transaction is in the log."""
+        if self._state == "unknown" and not self._is_running:
+            self._find_out()
         return self._state
+
+    @property
+    def _is_running(self) -> bool:
+        running = self._running
+        return self._call.running or not (running is None or running.done())
+
+    def _find_out(self) -> None:
+        """The commit has ended."""
+        attempt = self._parts.attempt
+        if attempt is not None and attempt.committed:
+            self._state = "committed"
+        elif attempt is None or not attempt.tried or self._refused:
+            self._state = "aborted"
 
     @property
     def offsets(self) -> dict[SendingProducer, range]:
         """The offsets of each producer's messages, once it is committed."""
-        if self._state != "committed":
+        attempt = self._parts.attempt
+        if self.state != "committed" or attempt is None:
             return {}
-        return {self._producers[sender]: them for sender, them in self._parts.offsets.items()}
+        return {self._producers[sender]: them for sender, them in attempt.offsets.items()}
 
     def _add(self, producer: SendingProducer, put: Put, numbered: bool) -> None:
         """Let the commit append messages of a producer. `put` adds them to an appender;
@@ -473,43 +493,50 @@ class Transaction(OfThisProcess):
             self._state = "committed"
             self._settle_readers()
             return
-        # A thread of the library commits: an exception raised in this one (by a signal handler, or
-        # the time limit of a task queue) would leave producers without the outcome.
-        running: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._running = running
+        for reader in self._parts.cursors:
+            reader._awaits(self)
+        self._state = "unknown"
+        try:
+            if not self._call.run(self._commit_by, self._engine.commit_at_once):
+                self._commit_in_thread()
+        finally:
+            if not self._is_running:  # else its thread does it
+                self._settle_readers()
+
+    def _commit_by(self, commit: Callable[[TransactionParts[Sender]], R]) -> R:
+        try:
+            return commit(self._parts)
+        except ExclusiveLogError as error:
+            self._refused = not error.maybe_written
+            raise
+
+    def _commit_in_thread(self) -> None:
+        """Commit in a thread of the library: an exception raised in this one (by a signal handler,
+        or the time limit of a task queue) would leave producers paused."""
+        self._running = running = concurrent.futures.Future[None]()
         try:
             _committing.call(self._engine.path, functools.partial(self._commit_for, running))
             in_slices(until_settled(running), None, self._engine.check_not_forked)
             running.result(0)
         finally:
-            if running.cancel():  # an interrupt may come before the commit has begun
-                self._settle_readers()
+            running.cancel()  # an interrupt may come before the commit has begun
             del running  # it may hold an error whose traceback refers to this frame
 
     def _commit_for(self, running: concurrent.futures.Future[None]) -> None:
         try:
             if running.set_running_or_notify_cancel():
-                self._commit()
+                self._commit_now()
                 running.set_result(None)
         except BaseException as error:
             running.set_exception(error)
         finally:
             del running
 
-    def _commit(self) -> None:
-        self._state = "unknown"
-        refused = False
+    def _commit_now(self) -> None:
         try:
-            self._engine.commit_transaction(self._parts)
-        except ExclusiveLogError as error:
-            refused = not error.maybe_written
-            raise
+            self._commit_by(self._engine.commit_transaction)
         finally:
-            attempt = self._parts.attempt
-            if attempt is not None and attempt.committed:
-                self._state = "committed"
-            elif attempt is None or not attempt.tried or refused:
-                self._state = "aborted"
+            self._find_out()
             self._settle_readers_now()
 
     def abort(self) -> None:
@@ -527,7 +554,7 @@ class Transaction(OfThisProcess):
         running = self._running
         if running is not None and not running.done():
             in_slices(until_settled(running), None, self._engine.check_not_forked)
-        if self._state != "open":
+        if self.state != "open" and not self._is_running:
             self._settle_readers_now()
 
     def _settle_readers_now(self) -> None:
@@ -573,7 +600,7 @@ class Transaction(OfThisProcess):
     def __del__(self) -> None:
         """Dropped before it ended, it has aborted. The readers whose positions it has notice that
         themselves: this may run in any thread, also while that reads by one of them."""
-        if self._settled:
+        if self._settled or self.state == "committed":
             return
         beside = self._has_beside()
         for reader in self._others():

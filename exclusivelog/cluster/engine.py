@@ -136,7 +136,9 @@ class ClusterEngine(Identity):
     role_store = Refusing("roles")
     once = Refusing("once")
     check_transactions = refuses("transactions")
-    commit_transaction = refuses("announcements")  # whose transaction is the only one that is made
+    commit_at_once = commit_transaction = refuses(
+        "announcements"
+    )  # whose transaction is the only one that is made
     backup = refuses("backup")
     open_producers = refuses("many_producers")
 

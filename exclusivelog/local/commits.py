@@ -8,7 +8,7 @@ may be, or write rows, are transactions of the tables: `TableAttempt`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Generic
 
 from exclusivelog import _core
@@ -32,34 +32,49 @@ from exclusivelog.local.storage.ledger import Ledger, Transaction
 UNPAUSED_ATTEMPTS = 3
 
 
+def commit_at_once(ledger: Ledger, parts: TransactionParts[Who], durable: bool) -> bool:
+    """Commit all parts, or none, without pausing a producer or changing the tables: an exception
+    that is raised in this thread meanwhile leaves nothing behind. False if it cannot be done so.
+    `durable`: return once it survives a power loss (rule H1)."""
+    if parts.announced:
+        return False
+    try:
+        return any(
+            _succeeds(FramedAttempt(ledger, parts, durable)) for _ in range(UNPAUSED_ATTEMPTS)
+        )
+    except _TooLarge:
+        return False
+
+
 def commit(ledger: Ledger, parts: TransactionParts[Who], durable: bool) -> None:
-    """Commit all parts, or none, and note the offsets. Follows topics that were handed over within
-    this process. `durable`: return once it survives a power loss (rule H1)."""
+    """Commit all parts, or none, although producers must be paused or tables changed for it."""
     framed = not parts.announced
-    attempts = 0
     while True:
-        here = {
-            producer: producer.sender.here(producer in parts.numbered) for producer in parts.puts
-        }
-        attempt: Attempt[Who]
-        if framed:
-            attempt = FramedAttempt(ledger, parts, here, durable, attempts >= UNPAUSED_ATTEMPTS)
-        else:
-            attempt = TableAttempt(ledger, parts, here)
-        attempts += 1
+        attempt: Attempt[Who] = (
+            FramedAttempt(ledger, parts, durable, paused=True)
+            if framed
+            else TableAttempt(ledger, parts)
+        )
         try:
-            if attempt.commit():
+            if _succeeds(attempt):
                 return
         except _TooLarge:
             framed = False
-        except _Refused as refused:
-            # Raised after the resume: while it was paused, its topic seemed to be handed over.
-            error = refused.session.refused(refused.error)
-            if not isinstance(error, SessionPaused) and error is not refused.session.moved:
-                raise error from None
-        except DuplicateSequenceError as error:
-            if not attempt.learn(error):
-                raise
+
+
+def _succeeds(attempt: Attempt[Who]) -> bool:
+    """Make this attempt; False if nothing was written, and another one may succeed."""
+    try:
+        return attempt.commit()
+    except _Refused as refused:
+        # Raised after the resume: while it was paused, its topic seemed to be handed over.
+        error = refused.session.refused(refused.error)
+        if not isinstance(error, SessionPaused) and error is not refused.session.moved:
+            raise error from None
+    except DuplicateSequenceError as error:
+        if not attempt.learn(error):
+            raise
+    return False
 
 
 class _Refused(Exception):
@@ -75,15 +90,42 @@ class _TooLarge(Exception):
 
 
 class Attempt(Generic[Who]):
-    """One attempt to commit. `here`: the session of each producer with messages or a
-    requirement."""
+    """One attempt to commit. Follows topics that were handed over within this process."""
 
-    def __init__(
-        self, ledger: Ledger, parts: TransactionParts[Who], here: Mapping[Who, ProducerSession]
-    ) -> None:
-        self._ledger, self._parts, self._here = ledger, parts, here
-        self._sessions = list(dict.fromkeys(here.values()))
+    def __init__(self, ledger: Ledger, parts: TransactionParts[Who]) -> None:
+        self._ledger, self._parts = ledger, parts
+        # The session of each producer with messages or a requirement.
+        self._here: dict[Who, ProducerSession] = {
+            producer: producer.sender.here(producer in parts.numbered) for producer in parts.puts
+        }
+        self._sessions = list(dict.fromkeys(self._here.values()))
         self._counts: dict[Who, int] = {}
+
+    @property
+    def tried(self) -> bool:
+        """Was the commit begun? Before that, nothing can be in the log."""
+        raise NotImplementedError
+
+    @property
+    def committed(self) -> bool:
+        """Is it known to be in the log, whatever was raised afterwards?"""
+        raise NotImplementedError
+
+    @property
+    def offsets(self) -> dict[Who, range]:
+        """The offsets of each producer's messages, once it is committed."""
+        ends = self._firsts()
+        offsets = {}
+        for producer, session in self._here.items():
+            if session not in ends or not self._counts[producer]:
+                continue
+            first, ends[session] = ends[session], ends[session] + self._counts[producer]
+            offsets[producer] = range(first, ends[session])
+        return offsets
+
+    def _firsts(self) -> dict[ProducerSession, int]:
+        """The first offset of each session that has messages."""
+        raise NotImplementedError
 
     def commit(self) -> bool:
         """False if a session is paused, or messages come in between, and nothing was written."""
@@ -124,16 +166,6 @@ class Attempt(Generic[Who]):
             self._counts[producer] = appender.pending_messages - before
         return appenders
 
-    def _offsets(self, ends: dict[ProducerSession, int]) -> dict[Who, range]:
-        """The offsets of each producer's messages; `ends`: the first one of each session."""
-        offsets = {}
-        for producer, session in self._here.items():
-            if session not in ends or not self._counts[producer]:
-                continue
-            first, ends[session] = ends[session], ends[session] + self._counts[producer]
-            offsets[producer] = range(first, ends[session])
-        return offsets
-
 
 # ---- in the journal ----------------------------------------------------------------------
 
@@ -145,12 +177,27 @@ class FramedAttempt(Attempt[Who]):
     so many messages wait again and again that it never gets its turn (`paused`; rule K4)."""
 
     def __init__(
-        self, ledger: Ledger, parts: TransactionParts[Who], here: Mapping[Who, ProducerSession],
-        durable: bool, paused: bool,
-    ) -> None:  # fmt: skip
-        super().__init__(ledger, parts, here)
+        self, ledger: Ledger, parts: TransactionParts[Who], durable: bool, paused: bool = False
+    ) -> None:
+        super().__init__(ledger, parts)
         self._durable, self._paused = durable, paused
         self._batches: list[Sequence[_core.Batch]] = []  # of each session
+        self._joint: _core.Joint | None = None
+
+    @property
+    def tried(self) -> bool:
+        """Was the commit begun? Before that, nothing can be in the log."""
+        return self._joint is not None and self._joint.tried
+
+    @property
+    def committed(self) -> bool:
+        """Is it known to be in the log, whatever was raised afterwards?"""
+        return self._joint is not None and self._joint.committed
+
+    def _firsts(self) -> dict[ProducerSession, int]:
+        assert self._joint is not None
+        firsts = zip(self._sessions, self._joint.offsets(), strict=True)
+        return {session: first for session, first in firsts if first is not None}
 
     def commit(self) -> bool:
         """False if a session is paused, or messages come in between, and nothing was written."""
@@ -166,8 +213,7 @@ class FramedAttempt(Attempt[Who]):
         except SessionPaused:
             return False  # also if the pause is over by now
         except ExclusiveLogError:
-            attempt = self._parts.attempt
-            if attempt is not None and attempt.tried:
+            if self.tried:
                 raise  # it may be in the log: no second attempt
             # A hand-over that has begun meanwhile refuses it, as it refuses a send.
             if all(session.ready_for_transaction() for session in self._sessions):
@@ -180,15 +226,9 @@ class FramedAttempt(Attempt[Who]):
 
     def _append(self) -> bool:
         before = [session.sending.appender.last_sequence for session in self._sessions]
-        joint = self._join()
-        self._parts.attempt = joint
-        try:
-            outcome = self.place(joint)
-        finally:
-            if joint.committed:  # also if an exception came after the commit
-                firsts = zip(self._sessions, joint.offsets(), strict=True)
-                ends = {session: first for session, first in firsts if first is not None}
-                self._parts.offsets = self._offsets(ends)
+        self._joint = joint = self._join()
+        self._parts.attempt = self
+        outcome = self.place(joint)
         if outcome == Outcome.PLACED:
             return True
         if outcome == Outcome.QUEUED:
@@ -268,14 +308,25 @@ class FramedAttempt(Attempt[Who]):
 class TableAttempt(Attempt[Who]):
     """Commits all of it in one transaction of the tables, while its producers are paused."""
 
-    def __init__(
-        self, ledger: Ledger, parts: TransactionParts[Who], here: Mapping[Who, ProducerSession]
-    ) -> None:
-        super().__init__(ledger, parts, here)
+    def __init__(self, ledger: Ledger, parts: TransactionParts[Who]) -> None:
+        super().__init__(ledger, parts)
         self._works: dict[ProducerSession, Work] = {}
         self._placed: dict[ProducerSession, Placed] = {}
         self._section: Transaction | None = None
         self._refused: ProducerSession | None = None  # whose sequence id is in the log already
+
+    @property
+    def tried(self) -> bool:
+        """Was the commit begun? Before that, nothing can be in the log."""
+        return self._section is not None and self._section.tried
+
+    @property
+    def committed(self) -> bool:
+        """Is it known to be in the log, whatever was raised afterwards?"""
+        return self._section is not None and self._section.committed
+
+    def _firsts(self) -> dict[ProducerSession, int]:
+        return {session: places[0][1] for session, places in self._placed.items() if places}
 
     def commit(self) -> bool:
         """False if a session is paused, and nothing was written."""
@@ -290,14 +341,14 @@ class TableAttempt(Attempt[Who]):
             try:
                 self.write()
             finally:
-                if self._section is not None and self._section.committed:
+                if self.committed:
                     self._acknowledge()  # also if an exception came after the commit
         return True
 
     def write(self) -> None:
         """Check and write all of it in one transaction of the tables."""
         parts = self._parts
-        self._section = parts.attempt = self._ledger.write_checkpointed()
+        self._section, parts.attempt = self._ledger.write_checkpointed(), self
         with self._section as tables:
             for claim in parts.claims:
                 claim.check_in(tables)
@@ -313,8 +364,6 @@ class TableAttempt(Attempt[Who]):
             for producer, info in parts.announced.items():
                 put_announcement(tables, self._here[producer].session, info)
             tables.check_reserve()
-            ends = {session: places[0][1] for session, places in self._placed.items() if places}
-            parts.offsets = self._offsets(ends)
 
     def learn(self, error: DuplicateSequenceError) -> bool:
         """Whether the log has a later sequence id than the session knew of, as it has after an

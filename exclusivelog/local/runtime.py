@@ -28,7 +28,7 @@ from exclusivelog.errors import (
     called_reentrantly,
 )
 from exclusivelog.local.catalog import LocalCatalog
-from exclusivelog.local.commits import commit
+from exclusivelog.local.commits import commit, commit_at_once
 from exclusivelog.local.followers import Followers
 from exclusivelog.local.log.appending import Committer
 from exclusivelog.local.log.inspection import Inspection
@@ -474,8 +474,13 @@ class Runtime(OpenEngine):
         """The engine of that id, if this process has it open."""
         return next((e for e in list(_engines) if e.id == engine and not e.closed), None)
 
+    def commit_at_once(self, parts: TransactionParts[Who]) -> bool:
+        """Commit all parts of a transaction, or none, by frames of the journal. False if they are
+        too large for that, or its producers must be paused."""
+        return commit_at_once(self.ledger, parts, not self.unflushed)
+
     def commit_transaction(self, parts: TransactionParts[Who]) -> None:
-        """Commit all parts of a transaction, or none, and note the offsets of its messages."""
+        """Commit all parts of a transaction, or none."""
         commit(self.ledger, parts, not self.unflushed)
 
     @property

@@ -166,7 +166,7 @@ def test_h2_a_call_that_finds_no_thread_says_so_and_can_be_repeated(
 
         def transaction() -> None:
             with engine.transaction() as txn:
-                producer.send(b"x", transaction=txn)
+                producer.send(bytes(1 << 20), transaction=txn)  # in the tables
 
         def close() -> None:
             with xl.open(path) as other, other.topic("t").producer("shared") as another:

@@ -10,6 +10,7 @@ import ctypes
 import gc
 import itertools
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -281,6 +282,48 @@ def test_g11_each_order_is_billed_once_although_some_attempts_fail(
     assert billed(engine) == [b"first", b"0", b"1", b"2", b"3", b"4"]
 
 
+@dropped
+@pytest.mark.parametrize("large", [False, True], ids=["framed", "large"])
+def test_g11_each_order_is_billed_once_although_a_signal_interrupts_at_any_moment(
+    engine, large
+) -> None:
+    """A timer's handler raises in the thread of the transaction, also behind its commit."""
+    count = 20 if large else 200
+    orders = engine.topic("orders")
+    with orders.producer() as producer:
+        producer.send_many([b"%d " % number for number in range(count)])
+    invoices = engine.topic("invoices").producer("exclusive")
+    reader = orders.reader(group="g")
+    armed, dice = [False], random.Random(3)
+    interrupts = 0
+
+    def interrupt(number: int, frame: object) -> None:
+        if armed[0]:
+            armed[0] = False
+            raise Limit
+
+    def bill() -> None:
+        with engine.transaction() as txn:
+            invoices.send(next(reader).value + (LARGE if large else b""), transaction=txn)
+            txn.commit_cursor(reader)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        while reader.has_message_available():
+            try:
+                armed[0] = True
+                signal.setitimer(signal.ITIMER_REAL, dice.uniform(1e-6, 1e-2 if large else 1e-3))
+                bill()
+                armed[0] = False
+            except Limit:
+                interrupts += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupts
+    assert [int(bill[:4].split()[0]) for bill in billed(engine)] == list(range(count))
+
+
 def test_g11_after_an_abort_the_position_is_the_one_from_before(engine, orders) -> None:
     reader = orders.reader(group="g")
     for _ in range(2):
@@ -389,18 +432,18 @@ def test_g11_a_reader_waits_for_the_commit_that_an_interrupt_has_left(
     reader = orders.reader(group="g")
     reached, go_on = threading.Event(), threading.Event()
 
-    def stop(self: Any, joint: Any) -> int:
+    def stop(self: Any) -> None:
         reached.set()
         go_on.wait(PATIENCE)
         raise MemoryError
 
-    monkeypatch.setattr(commits.FramedAttempt, "place", stop)
+    monkeypatch.setattr(commits.TableAttempt, "write", stop)
     states = []
 
     def commit() -> None:
         with contextlib.suppress(Limit), engine.transaction() as txn:
             states.append(txn)
-            invoices.send(reader.read_next(0).value, transaction=txn)
+            invoices.send(reader.read_next(0).value + LARGE, transaction=txn)
             txn.commit_cursor(reader)
 
     thread = threading.Thread(target=commit)

@@ -177,7 +177,7 @@ def wait_at_the_commit(monkeypatch) -> tuple[threading.Event, threading.Event]:
     finish_it, place = ledger.Transaction.finish, FramedAttempt.place
 
     def stop() -> None:
-        if threading.current_thread().name == "exclusivelog-transaction":
+        if threading.current_thread().name in ("commits", "exclusivelog-transaction"):
             stopped.set()
             go_on.wait(PATIENCE)
 
@@ -204,7 +204,7 @@ def test_g3_nothing_is_visible_before_the_commit(desk, worker, monkeypatch, size
     txn = desk.engine.transaction()
     desk.fill(txn, bytes(size))
     assert [reader.has_message_available() for reader in readers] == [False] * 3
-    thread = threading.Thread(target=txn.commit)
+    thread = threading.Thread(target=txn.commit, name="commits")
     thread.start()
     try:
         assert stopped.wait(PATIENCE)

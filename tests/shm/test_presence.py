@@ -754,11 +754,11 @@ def test_h2_a_bus_error_is_survived_though_another_handler_came_meanwhile(path) 
         try:
             for _ in range(1000):
                 producer.send(b"x")
-        except xl.LedgerError as error:
-            print(type(error).__name__)
+        except xl.LedgerError:
+            print("told")  # by a send, or by the heartbeat, which looks at the files
         os._exit(0)
     """
-    assert finish(source, path) == "LedgerIOError\n"
+    assert finish(source, path) == "told\n"
 
 
 def test_h5_a_memory_file_system_is_refused_for_power(path) -> None:
