@@ -18,6 +18,7 @@ from testing.processes import values
 SENT = [b"%d" % number for number in range(6)]
 KEYS = ["a", "b", "a", "b", "a", "b"]
 MADE = [b"of them"]
+LARGE = 140_000  # bytes: more than a transaction in the journal may have
 
 
 def do(path: Path, engine: xl.Engine) -> None:
@@ -57,10 +58,13 @@ def _read_and_write(engine: xl.Engine, topic: xl.Topic) -> None:
             for value in MADE:
                 producer.send(value, transaction=transaction)
             transaction.commit_cursor(reader)
-        # An announcement is a transaction of the tables.
+        producer.announce({"done": "1"})
+    # One that is as large as this is a transaction of the tables.
+    with engine.topic("made large").producer("exclusive") as producer:
         with topic.reader(group="chores") as reader, engine.transaction() as transaction:
             reader.read_next(0)
-            producer.announce({"done": "1"}, transaction=transaction)
+            producer.send(bytes(LARGE), transaction=transaction)
+            producer.announce({"done": "2"}, transaction=transaction)
             transaction.commit_cursor(reader)
 
 

@@ -150,11 +150,11 @@ MUTANTS = (
            "        noted: dict[bytes, bytes] = {}\n",
            ("tests/ownership/test_noted_positions.py",)),
     Mutant("a checkpoint drops positions", "tables.py",
-           "self._belongs(key):\n                self.rows.put(CURSORS, key, data)\n",
-           "self._belongs(key):\n                pass\n",
+           "self._belongs(key):\n            self.rows.put(CURSORS, key, data)\n",
+           "self._belongs(key):\n            pass\n",
            ("tests/ownership/test_noted_positions.py",)),
     Mutant("a checkpoint writes positions on deleted topics", "tables.py",
-           "            if self._belongs(key):\n", "            if True:\n",
+           "        if self._belongs(key):\n", "        if True:\n",
            ("tests/ownership/test_noted_positions.py",)),
     Mutant("a lost journal's deleted positions hide those in the next one", "tables.py",
            "        self.end_voids()  # and so were these\n", "",
@@ -222,14 +222,20 @@ MUTANTS = (
            "        tables.sessions.put_waiter(session)\n",
            "        tables.sessions.put_waiter(session)\n"
            "        if session.announce is not None:\n"
-           "            from exclusivelog.local.ownership.steps import put_announcement\n"
-           "            put_announcement(tables, session, session.announce)\n",
+           "            tables.announcements.put(session, session.announce)\n",
            ("tests/ownership/test_announcements.py",)),
     Mutant("an announcement is written although its owner is refused", "local/commits.py",
            "                    raise _Refused(session, error) from error\n",
            "                    if work.batches:\n"
            "                        raise _Refused(session, error) from error\n"
            "                    self._placed[session] = []\n",
+           ("tests/ownership/test_announcements.py",)),
+    Mutant("an announcement in the journal comes before a later grant's", "tables.py",
+           "        self.rows.put(\"meta\", key, data)\n        self.journal.void(key)\n",
+           "        self.rows.put(\"meta\", key, data)\n",
+           ("tests/ownership/test_announcements.py",)),
+    Mutant("an announcement of a deleted topic is written", "tables.py",
+           "if self._topics.has(u64(key[len(ANNOUNCED) :]), ", "if (True, ",
            ("tests/ownership/test_announcements.py",)),
     Mutant("a grant does not announce", "ownership/sessions.py", "if session.announce is not None:",
            "if False:", ("tests/ownership/test_announcements.py",)),

@@ -25,8 +25,8 @@ from exclusivelog.local.log.appending import (
     repair,
     versions_of,
 )
-from exclusivelog.local.ownership.steps import put_announcement
 from exclusivelog.local.storage.ledger import Ledger, Transaction
+from exclusivelog.local.storage.tables import announcement_row
 
 # Then the producers are paused, so that their other messages do not come before for ever.
 UNPAUSED_ATTEMPTS = 3
@@ -36,8 +36,6 @@ def commit_at_once(ledger: Ledger, parts: TransactionParts[Who], durable: bool) 
     """Commit all parts, or none, without pausing a producer or changing the tables: an exception
     that is raised in this thread meanwhile leaves nothing behind. False if it cannot be done so.
     `durable`: return once it survives a power loss (rule H1)."""
-    if parts.announced:
-        return False
     try:
         return any(
             _succeeds(FramedAttempt(ledger, parts, durable)) for _ in range(UNPAUSED_ATTEMPTS)
@@ -48,7 +46,7 @@ def commit_at_once(ledger: Ledger, parts: TransactionParts[Who], durable: bool) 
 
 def commit(ledger: Ledger, parts: TransactionParts[Who], durable: bool) -> None:
     """Commit all parts, or none, although producers must be paused or tables changed for it."""
-    framed = not parts.announced
+    framed = True
     while True:
         attempt: Attempt[Who] = (
             FramedAttempt(ledger, parts, durable, paused=True)
@@ -126,6 +124,10 @@ class Attempt(Generic[Who]):
     def _firsts(self) -> dict[ProducerSession, int]:
         """The first offset of each session that has messages."""
         raise NotImplementedError
+
+    def _note_announced(self) -> None:
+        for producer, info in self._parts.announced.items():
+            self._here[producer].has_announced(info)
 
     def commit(self) -> bool:
         """False if a session is paused, or messages come in between, and nothing was written."""
@@ -228,7 +230,11 @@ class FramedAttempt(Attempt[Who]):
         before = [session.sending.appender.last_sequence for session in self._sessions]
         self._joint = joint = self._join()
         self._parts.attempt = self
-        outcome = self.place(joint)
+        try:
+            outcome = self.place(joint)
+        finally:
+            if joint.committed:  # also if an exception came after the commit
+                self._note_announced()
         if outcome == Outcome.PLACED:
             return True
         if outcome == Outcome.QUEUED:
@@ -261,6 +267,8 @@ class FramedAttempt(Attempt[Who]):
             joint.add(session.sending.appender, batches, numbered)
         for cursor, positions in self._parts.cursors.values():
             cursor.note(joint, positions)
+        for producer, info in self._parts.announced.items():
+            joint.note(b"meta", *announcement_row(self._here[producer].session, info))
         if not joint.fits:
             raise _TooLarge
         return joint
@@ -362,7 +370,7 @@ class TableAttempt(Attempt[Who]):
             for cursor, positions in parts.cursors.values():
                 cursor.write(tables, positions)
             for producer, info in parts.announced.items():
-                put_announcement(tables, self._here[producer].session, info)
+                tables.announcements.put(self._here[producer].session, info)
             tables.check_reserve()
 
     def learn(self, error: DuplicateSequenceError) -> bool:
@@ -379,5 +387,4 @@ class TableAttempt(Attempt[Who]):
         for session, places in self._placed.items():
             if places:  # else it is only required, or only announces
                 session.sending.appender.advance(places[-1][0].last_sequence)
-        for producer, info in self._parts.announced.items():
-            self._here[producer].has_announced(info)
+        self._note_announced()

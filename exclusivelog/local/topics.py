@@ -24,7 +24,6 @@ from exclusivelog.local.maintenance.views import read_snapshot, read_view
 from exclusivelog.local.names import checked, existing, stats_of
 from exclusivelog.local.ownership.claims import Claims
 from exclusivelog.local.ownership.sessions import Sessions
-from exclusivelog.local.ownership.steps import announcement
 from exclusivelog.local.storage.compression import naming
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
@@ -165,9 +164,12 @@ class LocalTopic:
     def announcement(self) -> Announcement | None:
         """The last announcement of an owner."""
         self._engine.check_open()
-        with self._engine.ledger.read() as tables:
+
+        def find(tables: Tables) -> Announcement | None:
             existing(tables, self._id)
-            return announcement(tables, self._id)
+            return tables.announcements.get(self._id)
+
+        return self._engine.ledger.inspect(find, self._engine.unflushed)
 
     def compact(self) -> int:
         """Rebuild the compacted view; the number of its messages."""

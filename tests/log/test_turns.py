@@ -14,6 +14,8 @@ from exclusivelog.local.log.appending import Pauses
 from exclusivelog.local.storage.ledger import Ledger
 from testing.processes import PATIENCE, State, until, within
 
+LARGE = bytes(140_000)
+
 
 @pytest.fixture
 def committed(engine: xl.Engine, topic: xl.Topic) -> Iterator[tuple[xl.Producer, list[int]]]:
@@ -67,7 +69,7 @@ def test_k4_a_send_waits_for_few_transactions_of_its_producer(
 def test_k4_no_transaction_begins_before_a_send_that_waited_for_the_last_one(
     engine: xl.Engine, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long the thread of that send takes to go on. The transactions announce, so that they
+    """However long the thread of that send takes to go on. The transactions are large, so that they
     are transactions of the tables, which pause their producers."""
     producer, over = topic.producer("exclusive"), threading.Event()
     wait, begin, begun, came = Pauses.wait, Pauses.begin, [0], list[int]()
@@ -75,7 +77,7 @@ def test_k4_no_transaction_begins_before_a_send_that_waited_for_the_last_one(
     def commit() -> None:
         while not over.is_set():
             with engine.transaction() as txn:
-                producer.announce({"n": str(begun[0])}, transaction=txn)
+                producer.send(LARGE, transaction=txn)
 
     def counted(pauses: Pauses) -> None:
         begun[0] += 1
@@ -107,14 +109,14 @@ def test_k4_no_transaction_begins_before_a_send_that_waited_for_the_last_one(
 @pytest.fixture
 def beside(engine: xl.Engine) -> Iterator[list[int]]:
     """The count of transactions that four threads commit without a break, each by its own
-    producer. They announce, so that they are transactions of the tables."""
+    producer. They are large, so that they are transactions of the tables."""
     count, over = [0], threading.Event()
     producers = [engine.topic(f"t{number}").producer("exclusive") for number in range(4)]
 
     def commit(producer: xl.Producer) -> None:
         while not over.is_set():
             with engine.transaction() as txn:
-                producer.announce({"n": str(count[0])}, transaction=txn)
+                producer.send(LARGE, transaction=txn)
             count[0] += 1
 
     threads = [threading.Thread(target=commit, args=(each,)) for each in producers]

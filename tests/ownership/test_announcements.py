@@ -17,8 +17,9 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import aio
-from exclusivelog.local.ownership import sessions
-from exclusivelog.local.records import pack_session, unpack_session
+from exclusivelog.local.commits import FramedAttempt, TableAttempt
+from exclusivelog.local.records import ANNOUNCED, pack_session, unpack_session
+from exclusivelog.local.storage.tables import AnnouncementTable
 from exclusivelog.messages import MOST_ANNOUNCED_BYTES
 from testing.processes import PATIENCE, State, Worker, hang, until
 
@@ -116,6 +117,50 @@ def test_e_a_backup_has_it(engine: xl.Engine, topic: xl.Topic, tmp_path: Any) ->
         assert said(copy.topic("orders")) == (HERE, 1)
 
 
+def test_e_the_last_one_counts_wherever_it_is_stored(engine: xl.Engine, topic: xl.Topic) -> None:
+    """An owner's in the journal, a grant's in the tables, whichever came first."""
+    with topic.producer(EXCLUSIVE, announce=HERE) as owner:
+        owner.announce({"n": "1"})
+        assert said(topic) == ({"n": "1"}, 1)
+    with topic.producer(EXCLUSIVE, announce=THERE) as owner:
+        assert said(topic) == (THERE, 2), "not the one in the journal"
+        engine.ledger.checkpoint()
+        assert said(topic) == (THERE, 2)
+        owner.announce({"n": "2"})
+        owner.announce({"n": "3"})
+        engine.ledger.checkpoint()
+        assert said(topic) == ({"n": "3"}, 2)
+
+
+def test_e_one_in_the_journal_leaves_nothing_of_a_deleted_topic(
+    engine: xl.Engine, topic: xl.Topic
+) -> None:
+    before = announced_rows(engine)
+    with topic.producer(EXCLUSIVE) as owner:
+        owner.announce(HERE)
+    engine.delete_topic("orders")
+    assert engine.topic("orders").announcement is None
+    engine.ledger.checkpoint()
+    assert engine.topic("orders").announcement is None
+    assert announced_rows(engine) == before == []
+
+
+def announced_rows(engine: xl.Engine) -> list[bytes]:
+    """The keys of all announcements in the tables."""
+    with engine.ledger.read() as tables:
+        return [key for key, _ in tables.rows.cursor("meta") if key.startswith(ANNOUNCED)]
+
+
+@pytest.mark.rule("K2")
+def test_k2_an_announcement_is_no_transaction_of_the_tables(
+    engine: xl.Engine, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with topic.producer(EXCLUSIVE) as owner:
+        monkeypatch.setattr(engine.ledger, "write_checkpointed", None)
+        owner.announce(HERE)
+        assert said(topic) == (HERE, 1)
+
+
 # ---- fenced ------------------------------------------------------------------------------
 
 
@@ -164,26 +209,31 @@ def test_b3_one_that_hung_announces_nothing_when_it_goes_on(
     assert said(topic) == ({}, 2)
 
 
-@pytest.mark.parametrize("message", [{}, {"message": b"x"}])
-def test_b2_the_epoch_is_compared_in_the_transaction_that_announces(
-    topic: xl.Topic, monkeypatch: pytest.MonkeyPatch, message: dict[str, Any]
+@pytest.mark.parametrize("how", ["alone", "with a message", "beside a large message"])
+def test_b2_the_epoch_is_compared_where_the_announcement_is_written(
+    engine: xl.Engine, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """The rival comes at the last moment before the transaction; also where nothing is sent."""
+    """The rival comes at the last moment before that; also where nothing is sent."""
     owner = topic.producer(EXCLUSIVE, announce=HERE)
-    ledger = topic.engine.ledger
-    begin, rivals = ledger.write_checkpointed, []
+    other, large = engine.topic("other"), bytes(1 << 20 if "large" in how else 1)
+    sender, rivals = other.producer(), list[xl.Producer]()
+    attempt, step = (TableAttempt, "write") if "large" in how else (FramedAttempt, "place")
+    write = getattr(attempt, step)
 
-    def begin_late() -> Any:
+    def write_late(self: Any, *given: Any) -> Any:
         if not rivals:
-            monkeypatch.setattr(ledger, "write_checkpointed", begin)
             rivals.append(topic.producer(FENCING, announce=THERE))
-        return begin()
+        return write(self, *given)
 
-    monkeypatch.setattr(ledger, "write_checkpointed", begin_late)
+    monkeypatch.setattr(attempt, step, write_late)
+    message = {"message": b"x"} if how == "with a message" else {}
+    txn = engine.transaction()
+    sender.send(large, transaction=txn)
+    owner.announce(HERE, transaction=txn, **message)
     with pytest.raises(xl.ProducerFencedError):
-        owner.announce(HERE, **message)
+        txn.commit()
     assert said(topic) == (THERE, 2)
-    assert topic.next_offset == 0
+    assert (topic.next_offset, other.next_offset) == (0, 0)
     assert owner.state == "fenced"
 
 
@@ -208,7 +258,7 @@ def test_e_a_grant_announces_in_its_own_transaction(
         raise xl.LedgerFullError("no room left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sessions, "put_announcement", fail)
+        patch.setattr(AnnouncementTable, "put", fail)
         with pytest.raises(xl.LedgerFullError):
             topic.producer(mode, announce=HERE)
     assert (topic.epoch, topic.owner, topic.announcement) == (0, None, None)

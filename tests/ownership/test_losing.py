@@ -943,7 +943,7 @@ FORKS_WHILE_IT_WAITS = """
             owner.send(b"x")
         elif place == "commit":
             with engine.transaction() as txn:
-                owner.announce({"n": "1"}, transaction=txn)  # in the tables: it pauses the owner
+                owner.send(bytes(1 << 18), transaction=txn)  # in the tables: it pauses the owner
         elif place == "write":
             shared.put("b", 2)
         elif place == "read":

@@ -50,7 +50,6 @@ from exclusivelog.local.ownership.steps import (
     Roles,
     Transactions,
     Transfers,
-    put_announcement,
     record,
 )
 from exclusivelog.local.records import (
@@ -116,7 +115,7 @@ class Succession:
         moved = reason == HANDED_OVER and transfer is not None and transfer.lineage
         lineage = transfer.lineage if moved and transfer else session.id
         if session.announce is not None:
-            put_announcement(tables, session, session.announce)
+            tables.announcements.put(session, session.announce)
         session = session._replace(lineage=lineage, announce=None)
         tables.sessions.put_holder(session)
         if session.exclusive:

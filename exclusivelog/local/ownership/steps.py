@@ -1,11 +1,6 @@
-"""Steps of a change of ownership: events, announcements, and moves of claims and seats.
+"""Steps of a change of ownership: events, and moves of claims and seats.
 
 Each step is part of the caller's transaction.
-
-**Announcements**: what the owner of a topic publishes about itself, such as an address. One row per
-topic, written by its owner alone: in the transaction of its grant (`announce=`), or later in one
-that compares session and epoch as an append does (`producer.announce`). It stays when its owner
-leaves, until another one announces: a successor reads the last announcement.
 
 **Claims that move with a topic** (rules E1, F5, F6): the claims of the groups that a hand-over
 names, on the resource with the topic's name, are revoked in the transaction that assigns the topic
@@ -32,21 +27,18 @@ they are.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
-
-import msgpack
 
 from exclusivelog import _core
 from exclusivelog.backend import RoleDefinition
 from exclusivelog.errors import OwnershipLostError, ProducerMovedError, describe_engine
 from exclusivelog.events import EVENTS, Event
-from exclusivelog.local.records import ANNOUNCED, SHARED, U64, Claimant, Session, Transfer, is_role
+from exclusivelog.local.records import SHARED, Claimant, Session, Transfer, is_role
 from exclusivelog.local.storage.tables import Tables, owner_of
-from exclusivelog.local.time_marks import wall_ms
 from exclusivelog.refusals import handed_over
-from exclusivelog.types import Announcement, EngineInfo
+from exclusivelog.types import EngineInfo
 
 # ---- events and notifications ----------------------------------------------------------
 
@@ -157,27 +149,6 @@ def _party(party: Session | Claimant | Transfer | None) -> dict[str, Any] | None
         "properties": {} if session is None else session.properties,
         "engine_properties": properties,
     }  # fmt: skip
-
-
-# ---- announcements ---------------------------------------------------------------------
-
-
-def put_announcement(tables: Tables, session: Session, info: Mapping[str, str]) -> None:
-    """Replace the topic's announcement. The caller has checked that the session owns the topic."""
-    row = [
-        dict(info), session.epoch, wall_ms(), session.engine, session.engine_name, session.pid,
-        session.name, session.id,
-    ]  # fmt: skip
-    tables.rows.put("meta", ANNOUNCED + U64.pack(session.topic), msgpack.packb(row))
-
-
-def announcement(tables: Tables, topic: int) -> Announcement | None:
-    """The last announcement; None if there was none."""
-    return tables.rows.find("meta", ANNOUNCED + U64.pack(topic), _unpack_announcement)
-
-
-def _unpack_announcement(data: bytes) -> Announcement:
-    return Announcement(*msgpack.unpackb(data))
 
 
 # ---- claims that move ------------------------------------------------------------------

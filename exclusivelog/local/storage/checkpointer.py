@@ -167,7 +167,7 @@ def apply_frames(tables: Tables, stop: int, version: int | None = None) -> None:
             for bundle in _merge(tables, bundles[start : start + MERGED_AT_ONCE], small):
                 _apply_to(tables, bundle, small)
         rows, damaged = frames.notes()
-    tables.cursors.apply(rows)
+    tables.apply_notes(rows)
     if damaged:
         logs.emit(log, logs.NOTES_DAMAGED, ledger=tables.rows.path, count=damaged)
     destroyed, _ = journal.file.holes(journal.applied, stop, journal.generation)

@@ -23,7 +23,8 @@ meta       b"format" | b"topic", b"session", b"mail", ...   msgpack | last id gi
                                                             topic id: deleted, and made again
            b"listed", topic name                            topic id: of topics that exist, if ...
            b"last listed"                                   ... this is the last topic id
-           b"void", key in cursors                          the position in the journal before which
+           b"announced", topic id                           msgpack of types.Announcement
+           b"void", key of a noted row                      the position in the journal before which
                                                             notes of that row do not count (u64)
            b"role ...", ...                                 of roles (see role_rows.py)
 names      topic name, UTF-8                                topic id (u64)
@@ -139,6 +140,7 @@ from exclusivelog.local.time_marks import (
     with_mark,
     without_trimmed,
 )
+from exclusivelog.types import Announcement
 
 log = logging.getLogger(__name__)
 
@@ -259,6 +261,14 @@ class TopicTable:
         if topic < self.list.last_id:
             raise TopicNotFoundError(f"{self.rows.path}: topic number {topic} was deleted")
         raise self._missing(topic)
+
+    def has(self, topic: int, kept: str) -> bool:
+        """Does a topic exist, and was not deleted? If its row is damaged: True, and `kept` says in
+        the log what is kept for it."""
+        if self.rows.get("topics", U64.pack(topic)) is None:
+            return False
+        row = self.intact(topic, kept)
+        return row is None or not row.flags & _core.DELETED
 
     def _of_name(self, topic: int) -> TopicRow:
         """The row of an id that a name has: it is never forgotten."""
@@ -892,26 +902,67 @@ class CursorTable:
         self.rows.put(CURSORS, key, data)
         self.journal.void(key)
 
-    def apply(self, rows: list[tuple[str, bytes, bytes, int]]) -> None:
-        """Write the positions that the journal has noted, of each row the last one, unless the
-        group or the topic was deleted meanwhile. The tables have all notes then."""
-        for key, data in {key: data for _, key, data, _ in self.journal.counting(rows)}.items():
-            if self._belongs(key):
-                self.rows.put(CURSORS, key, data)
-        self.journal.end_voids()
+    def apply(self, key: bytes, data: bytes) -> None:
+        """Write a position that the journal has noted, unless the topic was deleted meanwhile."""
+        if self._belongs(key):
+            self.rows.put(CURSORS, key, data)
 
     def _belongs(self, key: bytes) -> bool:
         """Is the row of a topic that exists? Notes of one that was deleted stay in the journal."""
-        topic = key[: U64.size]
-        if self.rows.get("topics", topic) is None:
-            return False
-        row = self._topics.intact(u64(topic), "positions of its groups are kept")
-        return row is None or not row.flags & _core.DELETED
+        return self._topics.has(u64(key[: U64.size]), "positions of its groups are kept")
 
 
 def cursor_row(topic: int, group: str, offset: int) -> tuple[bytes, bytes]:
     """(key, data) of a group's position on a topic."""
     return U64.pack(topic) + group.encode(), U64.pack(offset)
+
+
+class AnnouncementTable:
+    """Announcements: what the owner of a topic publishes about itself, such as an address.
+
+    One row per topic, written by its owner alone: in the transaction of its grant (`announce=`), or
+    later by one that compares session and epoch as an append does (`producer.announce`), and notes
+    it in the journal, as positions are. It stays when its owner leaves, until another one
+    announces: a successor reads the last announcement.
+    """
+
+    __slots__ = ("_topics", "journal", "rows")
+
+    def __init__(self, rows: Rows, journal: AppliedJournal, topics: TopicTable) -> None:
+        self.rows, self.journal, self._topics = rows, journal, topics
+
+    def get(self, topic: int) -> Announcement | None:
+        """The last announcement on a topic; None if there was none."""
+        key = ANNOUNCED + U64.pack(topic)
+        data = self.journal.noted_of("meta", (key,)).get(key)
+        if data is not None:
+            return _unpack_announcement(data)
+        return self.rows.find("meta", key, _unpack_announcement)
+
+    def put(self, session: Session, info: Mapping[str, str]) -> None:
+        """Replace the announcement on the session's topic. Exclude appends; the caller has checked
+        that the session owns the topic."""
+        key, data = announcement_row(session, info)
+        self.rows.put("meta", key, data)
+        self.journal.void(key)
+
+    def apply(self, key: bytes, data: bytes) -> None:
+        """Write what the journal has noted, unless the topic was deleted meanwhile."""
+        if self._topics.has(u64(key[len(ANNOUNCED) :]), "its announcement is kept"):
+            self.rows.put("meta", key, data)
+
+
+def announcement_row(session: Session, info: Mapping[str, str]) -> tuple[bytes, bytes]:
+    """(key, data) of what a session announces now."""
+    row = [
+        dict(info), session.epoch, wall_ms(), session.engine, session.engine_name, session.pid,
+        session.name, session.id,
+    ]  # fmt: skip
+    return ANNOUNCED + U64.pack(session.topic), msgpack.packb(row)
+
+
+def _unpack_announcement(data: bytes) -> Announcement:
+    return Announcement(*msgpack.unpackb(data))
 
 
 class OnceTable:
@@ -1827,6 +1878,19 @@ class Tables:
     def cursors(self) -> CursorTable:
         """The committed positions of reader groups."""
         return CursorTable(self.rows, self.journal, self.topics)
+
+    @functools.cached_property
+    def announcements(self) -> AnnouncementTable:
+        """What owners have announced."""
+        return AnnouncementTable(self.rows, self.journal, self.topics)
+
+    def apply_notes(self, rows: list[tuple[str, bytes, bytes, int]]) -> None:
+        """Write the rows that the journal has noted, (table, key, data, position), of each row the
+        last one. The tables have all notes then."""
+        last = {(table, key): data for table, key, data, _ in self.journal.counting(rows)}
+        for (table, key), data in last.items():
+            (self.cursors if table == CURSORS else self.announcements).apply(key, data)
+        self.journal.end_voids()
 
     @functools.cached_property
     def once(self) -> OnceTable:
