@@ -307,8 +307,10 @@ class ClusterCursor(_core.Cursor):
         if self.closed:
             return False
         self.closed = True
+        if self._host.forked:  # threads of the parent may hold the locks
+            return False
         self.move_to(self.position)
-        if self._host.closed or self._host.forked:
+        if self._host.closed:
             return False
         self._log.frames.wake()
         return True

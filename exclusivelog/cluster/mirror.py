@@ -53,7 +53,7 @@ from exclusivelog.errors import (
     UnsupportedError,
     WaitTimeoutError,
 )
-from exclusivelog.waits import wait_for
+from exclusivelog.waits import in_slices, wait_for
 
 __all__ = ["Comparison", "Mirror", "Progress"]
 
@@ -628,7 +628,7 @@ class Mirror(Closing):
         self.follow = self.stopping = False
         self._names = None if topics is None else list(dict.fromkeys(topics))
         self._mirrors: dict[str, TopicMirror] = {}
-        self._changed, self._stopped = threading.Event(), threading.Event()
+        self._changed, self._stopped = _core.Signal(), _core.Signal()
         self._watch_error: BaseException | None = None
         self._watcher = threading.Thread(
             target=self._watch_topics, name="mirror-topics", daemon=True
@@ -666,6 +666,7 @@ class Mirror(Closing):
 
     def start(self, follow: bool = False) -> None:
         """Start the same in the background; `wait` returns the outcome."""
+        self.cluster.check_not_forked()
         self.follow = follow
         self._begin_new()
         if follow and self._names is None:
@@ -683,18 +684,21 @@ class Mirror(Closing):
 
     def wait(self, timeout: float) -> bool:
         """Wait up to so many seconds for the end: True once all topics are copied or `stop` was
-        called. Raises the first error of any topic, as `run` does."""
-        deadline = _core.monotonic() + timeout
-        while self._is_running():
-            left = deadline - _core.monotonic()
-            if left <= 0:
-                return False
-            self._changed.wait(left)
-            self._changed.clear()
+        called. Raises the first error of any topic, as `run` does, and EngineClosedError in a
+        forked child, which has no thread that copies."""
+        self.cluster.check_not_forked()
+        if not in_slices(self._await_end, timeout, self.cluster.check_not_forked):
+            return False
         if failed := self._failed():
             self.close()
             raise failed
         return True
+
+    def _await_end(self, seconds: float) -> bool:
+        if self._is_running():
+            self._changed.wait(seconds)
+            self._changed.clear()
+        return not self._is_running()
 
     def _is_running(self) -> bool:
         watches = self.follow and self._names is None and not self.stopping

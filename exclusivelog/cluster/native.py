@@ -4,18 +4,20 @@ The child has none of the client's threads, which may hold its locks, and shares
 sockets: a call may wait for ever, and a destructor may, too, or end the parent's connection. A
 garbage collection in the child would run destructors.
 
-So each object of the client is kept in a `Native`. In a forked child, `Native.use` raises
-`EngineClosedError` without taking a lock, and the object is never destroyed, neither by the garbage
-collector nor at the interpreter's end. A fork of which Python does not know is noticed before a
-`Native` is dropped, and before each collection.
+So each object of the client is put into a `Native` as soon as it is made. In a forked child,
+`Native.use` raises `EngineClosedError` without taking a lock, and the object is never destroyed,
+neither by the garbage collector nor at the interpreter's end. That holds also where the `Native` is
+gone: the traceback of an error keeps the object, or a reference cycle inside of the client (a
+client keeps its readers, and these the client). A fork of which Python does not know is noticed
+before a `Native` is dropped, and before each collection.
 
 When a thread of the client calls into Python, Python makes a thread state, under a lock that 3.11.0
 to 3.11.9 leave locked in a child that is forked meanwhile: the child then waits for ever inside
 os.fork() (python/cpython#112275). So these threads keep their state (`stay`) from their first call
 on, and forks wait for that call (`enter`).
 
->>> native = Native([1, 2], "this list")
->>> native.use().pop()
+>>> native = Native({1, 2}, "this set")
+>>> len(native.use())
 2
 """
 
@@ -33,7 +35,7 @@ from typing import Any
 from exclusivelog import _core
 from exclusivelog.errors import EngineClosedError
 
-__all__ = ["Native", "enter", "stay"]
+__all__ = ["Native", "enter", "spare", "stay"]
 
 _increase = ctypes.pythonapi.Py_IncRef
 _increase.argtypes, _increase.restype = [ctypes.py_object], None
@@ -43,13 +45,13 @@ ENTER_SECONDS = 1.0  # the longest time that a fork waits for a client's first c
 
 
 class Native:
-    """Keeps one object of the client. `what` names it in errors."""
+    """Keeps one object of the client, and those in its attributes. `what` names it in errors."""
 
-    __slots__ = ("__weakref__", "_process", "_thing", "_what")
+    __slots__ = ("_process", "_thing", "_what")
 
     def __init__(self, thing: Any, what: str) -> None:
         self._thing, self._what, self._process = thing, what, _core.this_process()
-        _natives.add(self)
+        spare(thing)  # only now: what a child makes of its own is not spared there
 
     def __del__(self, notice: Callable[[], int] = _core.this_process) -> None:
         notice()
@@ -67,13 +69,31 @@ class Native:
             )
         return self._thing
 
-    def keep_for_ever(self) -> None:
-        """Never destroy the object."""
-        # A module's references are dropped when the interpreter ends; this extra count is not.
-        _increase(self._thing)
+
+# ---- what children never destroy -------------------------------------------------------------
 
 
-_natives: weakref.WeakSet[Native] = weakref.WeakSet()
+_Spared = weakref.KeyedRef[int, Any]
+_spared: dict[int, _Spared] = {}  # by the object's id, while it exists
+
+
+def spare(thing: Any) -> None:
+    """Never destroy this object in a forked child, nor those in its attributes, whoever drops the
+    last reference to them."""
+    inside = vars(thing).values() if hasattr(thing, "__dict__") else ()
+    for each in (thing, *inside):
+        known = _spared.get(id(each))
+        # All objects of a client can be referred to. Ctrl-C may have kept `_dropped` from its work.
+        if type(each).__weakrefoffset__ and (known is None or known() is not each):
+            _spared[id(each)] = weakref.KeyedRef(each, _dropped, id(each))
+
+
+def _dropped(
+    ref: _Spared, notice: Callable[[], int] = _core.this_process,
+    spared: dict[int, _Spared] = _spared,
+) -> None:  # fmt: skip
+    notice()  # an object's attributes are dropped after it, and may be the client's
+    spared.pop(ref.key, None)
 
 
 def _before_collection(phase: str, info: object) -> None:
@@ -130,8 +150,10 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     global _entering
     _entering = threading.Lock()
-    for native in list(_natives):
-        native.keep_for_ever()
+    for ref in list(_spared.values()):
+        # A module's references are dropped when the interpreter ends; this extra count is not.
+        if (thing := ref()) is not None:
+            _increase(thing)
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent)

@@ -83,15 +83,15 @@ class PulsarPlace:
             "facts": json.dumps(engine.properties),
         }
         try:
-            self._present = Native(self._producer(engine.id, facts), repr(self))
+            self._present = self._producer(engine.id, facts)
         except Exception as error:
             self._cluster.failed("this engine cannot be announced", error)
 
-    def _producer(self, name: str, facts: Mapping[str, str]) -> Any:
-        client = self._cluster.client
-        return admitted(lambda: client.create_producer(
+    def _producer(self, name: str, facts: Mapping[str, str]) -> Native:
+        producer = admitted(lambda: self._cluster.client.create_producer(
             self._address, producer_name=name, properties=dict(facts), batching_enabled=False
         ))  # fmt: skip
+        return Native(producer, repr(self))
 
     def lives(self, engine: str) -> bool:
         """Does the engine of that id live?"""
@@ -111,7 +111,7 @@ class PulsarPlace:
                 return True
             self._cluster.failed(f"whether engine {name} lives cannot be found out", error)
         with Ignoring(Exception):
-            producer.close()
+            producer.use().close()
         return False
 
     def engines(self) -> list[EngineInfo]:

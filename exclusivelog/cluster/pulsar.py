@@ -309,6 +309,10 @@ class Cluster(Closing):
         """Is this a forked child of the process that made it?"""
         return self._lock.inherited
 
+    def check_not_forked(self) -> None:
+        """EngineClosedError in a forked child."""
+        self._lock.use()
+
     def close(self) -> None:
         """Close all connections; closing twice does nothing."""
         if self.inherited:
@@ -334,6 +338,7 @@ class Cluster(Closing):
 
     def admin(self, method: str, path: str, body: Any = None) -> Any:
         """Call the admin REST API; returns the JSON of the answer, or None."""
+        self.check_not_forked()
         access = self.access
         request = urllib.request.Request(
             f"{access.admin}/admin/v2/{path}", method=method,

@@ -199,8 +199,9 @@ class PulsarLog(Closing):
         try:
             # Use the native reader: the client's Python API keeps each reader until it is closed
             # there.
-            client = self._client.use()._client
-            reader = admitted(lambda: client.create_reader(self._address, start, options))
+            reader = admitted(
+                lambda: self._client.use()._client.create_reader(self._address, start, options)
+            )
             return Native(reader, repr(self))
         except Exception as error:
             self.check_open()
@@ -320,8 +321,9 @@ class _Sender:
                 return self._producer
             self._opening = True
         try:
-            client = self._client.use()._client
-            client.create_producer_async(self._address, self._options, self._opened)
+            self._client.use()._client.create_producer_async(
+                self._address, self._options, self._opened
+            )
         except Exception:
             self._opened(None, None)
         return None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from exclusivelog.cluster.native import Native
+from exclusivelog.cluster.native import Native, _spared
 from exclusivelog.errors import EngineClosedError
 from testing.processes import PATIENCE, UNSEEN_FORKS, collect, forked
 
@@ -90,6 +90,56 @@ def test_a_forked_child_destroys_nothing_of_its_parent(
     }
 
 
+class Client:
+    """Made in Python around a native object, and kept by its readers, as it keeps them."""
+
+    def __init__(self, path: Path) -> None:
+        self._client = Thing(path)
+        self.readers: list[object] = []
+
+
+@pytest.mark.rule("C5", "C8")
+@pytest.mark.parametrize("fork", FORKS.values(), ids=FORKS)
+@pytest.mark.parametrize("kept", ["by a cycle", "by an error"])
+def test_what_is_kept_after_its_native_is_not_destroyed_either(
+    tmp_path: Path, fork: Callable[[], int], kept: str
+) -> None:
+    client = Client(tmp_path / "destroyed")
+    Native(client, "the connection")  # of an engine that was closed, and is gone
+    held: list[object] = [client]
+    if kept == "by a cycle":
+        client.readers.append(client)
+        held.clear()
+    gc.disable()
+    try:
+        del client
+
+        def destroy() -> None:
+            held.clear()
+            if kept == "by a cycle":
+                collect()
+
+        forked(destroy, fork=fork)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        gc.enable()
+    held.clear()
+    collect()
+    assert (tmp_path / "destroyed").read_text() == str(os.getpid())
+
+
+def test_nothing_is_remembered_of_what_is_gone_and_nothing_twice(tmp_path: Path) -> None:
+    collect()
+    before = len(_spared)
+    client = Client(tmp_path / "destroyed")
+    made = [Native(client, "it") for _ in range(3)]
+    made += [Native(Client(tmp_path / "destroyed"), "it") for _ in range(3)]
+    assert len(_spared) == before + 8
+    del client
+    made.clear()
+    assert len(_spared) == before
+
+
 @pytest.mark.long
 @pytest.mark.rule("C5")
 @pytest.mark.rule("C8")
@@ -98,7 +148,7 @@ def test_not_even_at_the_end_of_the_childs_interpreter(tmp_path: Path, fork: str
     program = """
         import ctypes, os, sys
         from pathlib import Path
-        from exclusivelog.cluster.native import Native
+        from exclusivelog.cluster.native import Native, _spared
         from tests.cluster.test_native import Thing
 
         native = Native(Thing(Path(sys.argv[1])), "it")
