@@ -41,6 +41,7 @@ from typing import IO, Any
 
 import pytest
 
+from exclusivelog.cluster.native import spare
 from testing.children import ROOT, dying_with_this
 from testing.patience import PATIENCE
 
@@ -283,11 +284,7 @@ class Namespace:
     @contextlib.contextmanager
     def client(self) -> Iterator[Any]:
         """A client of its own."""
-        import pulsar
-
-        logger = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-        authentication = pulsar.AuthenticationToken(self.token) if self.token else None
-        client = pulsar.Client(self.broker, authentication=authentication, logger=logger)
+        client = plain_client(self)
         try:
             yield client
         finally:
@@ -305,6 +302,34 @@ class Namespace:
                 found.append(reader.read_next(30_000))
             reader.close()
         return found
+
+
+# ---- clients without the library ---------------------------------------------------------
+
+
+def plain_client(namespace: Namespace, **options: Any) -> Any:
+    """A client of Pulsar as it is. No child that a test forks later destroys what it has made: to
+    do that, it would wait for threads that it does not have."""
+    import pulsar
+
+    class Client(pulsar.Client):  # type: ignore[misc]
+        def create_producer(self, *args: Any, **options: Any) -> Any:
+            return spared(super().create_producer(*args, **options))
+
+        def create_reader(self, *args: Any, **options: Any) -> Any:
+            return spared(super().create_reader(*args, **options))
+
+    token = namespace.token
+    authentication = None if token is None else pulsar.AuthenticationToken(token)
+    logger = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+    made = Client(namespace.broker, authentication=authentication, logger=logger, **options)
+    return spared(made)
+
+
+def spared(thing: Any) -> Any:
+    """The same object of a client, which no forked child destroys."""
+    spare(thing)
+    return thing
 
 
 # ---- tokens ------------------------------------------------------------------------------

@@ -365,11 +365,10 @@ def forked(
     """What `function()` gives in a child made by `fork`; Failed if it raises there.
 
     A child that Python does not know of hangs where another thread held a lock of the interpreter
-    or of the allocator at that moment; so may any child where Pulsar's client has threads of its
-    own. That is no fault of the library: another child is made. A child that the library keeps
-    waiting hangs each time.
+    or of the allocator at that moment. That is no fault of the library: another child is made. A
+    child that the library keeps waiting hangs each time.
     """
-    early = COPIES - 1 if fork is not os.fork or "_pulsar" in sys.modules else 0
+    early = COPIES - 1 if fork is not os.fork else 0
     for limit in (*[timeout / 12] * early, timeout):  # most end within milliseconds
         answer = _answer_of_child(function, limit, fork)
         if answer is not None:

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from testing.broker import Namespace
+from testing.broker import Namespace, plain_client
 from testing.children import child, line
 from testing.processes import (
     EXCLUSIVE,
@@ -57,8 +57,7 @@ class Plain:
 
     def __init__(self, namespace: Namespace, **options: Any) -> None:
         self._namespace = namespace
-        logger = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
-        self._client = pulsar.Client(namespace.broker, logger=logger, **options)
+        self._client = plain_client(namespace, **options)
         self._connections: set[int] = set()
 
     def producer(self, topic: str, mode: str = "Shared", **options: Any) -> Any:
