@@ -14,7 +14,7 @@ pytestmark = pytest.mark.once
 
 ROOT = Path(exclusivelog.__file__).parent
 MOST_FLOORS = 12
-TYPES_MAY_POINT_UP = {"cluster"}  # runtime-imports.toml has the contracts of these packages
+TYPES_MAY_POINT_UP = {"cluster", "local"}  # runtime-imports.toml has their contracts
 
 
 @functools.cache

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import TYPE_CHECKING
 
 from exclusivelog import _core
 from exclusivelog.backend import check_name, is_internal
 from exclusivelog.errors import LedgerCorruptedError, TopicNotFoundError
 from exclusivelog.events import EVENTS
-from exclusivelog.local.storage.tables import Store, Tables
+from exclusivelog.local.storage.tables import Tables
 from exclusivelog.types import TopicStats
+
+if TYPE_CHECKING:
+    from exclusivelog.local.storage.ledger import Ledger
 
 MOST_COMPARED = 10_000  # names; each takes some tens of microseconds
 
@@ -26,7 +30,7 @@ def checked(row: _core.TopicRow) -> _core.TopicRow:
     return row
 
 
-def create_topic(ledger: Store, name: str, create: bool, until: int = 0) -> tuple[int, str]:
+def create_topic(ledger: Ledger, name: str, create: bool, until: int = 0) -> tuple[int, str]:
     """(id, name) of the topic, created if `create`; else TopicNotFoundError if it is missing.
     WaitTimeoutError if it cannot be created before `until`."""
     check_name(name, "topic")
@@ -43,7 +47,7 @@ def create_topic(ledger: Store, name: str, create: bool, until: int = 0) -> tupl
         return row.id, row.name
 
 
-def _similar(ledger: Store, name: str) -> str:
+def _similar(ledger: Ledger, name: str) -> str:
     """Suggestions for the error about an unknown name."""
     from difflib import get_close_matches  # imported only for this error
 
@@ -56,7 +60,7 @@ def _similar(ledger: Store, name: str) -> str:
     return f"; did you mean {found}?" if found else ""
 
 
-def relist_topics(ledger: Store) -> None:
+def relist_topics(ledger: Ledger) -> None:
     """Make the list of topics, if a version that does not know it has used the ledger."""
     with ledger.read() as tables:
         listed = tables.topics.list.is_complete
@@ -65,7 +69,7 @@ def relist_topics(ledger: Store) -> None:
             tables.topics.relist()
 
 
-def list_topics(ledger: Store) -> list[str]:
+def list_topics(ledger: Ledger) -> list[str]:
     """The names of the topics, sorted; without internal ones."""
     with ledger.read() as tables:
         return [
@@ -75,7 +79,7 @@ def list_topics(ledger: Store) -> list[str]:
         ]
 
 
-def list_read_topics(ledger: Store, read: Container[str]) -> list[tuple[str, int]]:
+def list_read_topics(ledger: Ledger, read: Container[str]) -> list[tuple[str, int]]:
     """(name, id) of the topics on which a reader group has committed, and of those named in `read`,
     sorted; without internal ones."""
 
@@ -92,7 +96,7 @@ def list_read_topics(ledger: Store, read: Container[str]) -> list[tuple[str, int
     return ledger.inspect(find, unflushed=True)
 
 
-def topic_rows(ledger: Store) -> tuple[list[_core.TopicRow], int]:
+def topic_rows(ledger: Ledger) -> tuple[list[_core.TopicRow], int]:
     """The rows of all topics by name, as of the last checkpoint and without internal ones; and the
     number of damaged rows."""
     rows: list[_core.TopicRow] = []

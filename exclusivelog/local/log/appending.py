@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from exclusivelog import _core, logs, threads
 from exclusivelog._core import Outcome
@@ -35,10 +35,13 @@ from exclusivelog.errors import (
     not_growing,
 )
 from exclusivelog.local.records import Session
-from exclusivelog.local.storage.tables import Store, Tables, check_may_write
+from exclusivelog.local.storage.tables import Tables, check_may_write
 from exclusivelog.local.time_marks import wall_ms
 from exclusivelog.messages import Columns, Encoded, Raw
 from exclusivelog.waits import in_slices
+
+if TYPE_CHECKING:
+    from exclusivelog.local.storage.ledger import Ledger
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +72,9 @@ Placed = list[tuple[_core.Batch, int]]
 Sent = TypeVar("Sent", bound="int | tuple[int, int, int]")
 
 
-def append_together(ledger: Store, appenders: Sequence[_core.Appender]) -> Sequence[_core.Appender]:
+def append_together(
+    ledger: Ledger, appenders: Sequence[_core.Appender]
+) -> Sequence[_core.Appender]:
     """Append what these appenders have, durably, in one call of the compiled core, and settle each
     one's outcome. Returns the work that is left, because it is too large for the journal, or was
     refused; pass it to `append`.
@@ -80,7 +85,7 @@ def append_together(ledger: Store, appenders: Sequence[_core.Appender]) -> Seque
     return left
 
 
-def _append_together(ledger: Store, appenders: list[_core.Appender]) -> list[_core.Appender]:
+def _append_together(ledger: Ledger, appenders: list[_core.Appender]) -> list[_core.Appender]:
     renewed = False
     while appenders:
         try:
@@ -97,7 +102,7 @@ def _append_together(ledger: Store, appenders: list[_core.Appender]) -> list[_co
     return appenders
 
 
-def append(ledger: Store, works: Sequence[Work]) -> None:
+def append(ledger: Ledger, works: Sequence[Work]) -> None:
     """Append all batches, durably, and settle the outcome of each (rule B9).
 
     Small ones go into the journal, large ones straight into the tables. The refusal of one
@@ -116,7 +121,7 @@ def append(ledger: Store, works: Sequence[Work]) -> None:
             append_to_tables(ledger, large)
 
 
-def _append_to_journal(ledger: Store, works: Sequence[Work]) -> None:
+def _append_to_journal(ledger: Ledger, works: Sequence[Work]) -> None:
     """Append small batches to the journal, with one flush for all of them."""
     errors: list[ExclusiveLogError | None] = [None for _ in works]
     try:
@@ -131,7 +136,7 @@ def _append_to_journal(ledger: Store, works: Sequence[Work]) -> None:
             _flush_and_settle(ledger, work, refused)
 
 
-def _place(ledger: Store, work: Work) -> None:
+def _place(ledger: Ledger, work: Work) -> None:
     for batch in work.batches:
         if batch.placed:
             continue  # written by a commit that was interrupted before its flush
@@ -143,7 +148,7 @@ def _place(ledger: Store, work: Work) -> None:
             raise refusal(ledger, work.appender, outcome, batch.base_sequence, batch.count)
 
 
-def _flush_and_settle(ledger: Store, work: Work, error: ExclusiveLogError | None) -> None:
+def _flush_and_settle(ledger: Ledger, work: Work, error: ExclusiveLogError | None) -> None:
     appender = work.appender
     placed = [batch for batch in work.batches if batch.placed]
     if len(placed) < len(work.batches) and error is None:
@@ -166,7 +171,7 @@ def _flush_and_settle(ledger: Store, work: Work, error: ExclusiveLogError | None
 REPAIRABLE = (Outcome.STALE, Outcome.FULL)
 
 
-def repair(ledger: Store, appender: _core.Appender, outcome: int) -> None:
+def repair(ledger: Ledger, appender: _core.Appender, outcome: int) -> None:
     """Remove the cause for which an append was not written, so that it can be retried; raises if
     that is impossible."""
     if outcome == Outcome.STALE:
@@ -175,7 +180,7 @@ def repair(ledger: Store, appender: _core.Appender, outcome: int) -> None:
         ledger.checkpoint()
 
 
-def look_up(ledger: Store, appender: _core.Appender) -> None:
+def look_up(ledger: Ledger, appender: _core.Appender) -> None:
     """Read the session's right to write, its last sequence id and the topic's end into the
     appender."""
     session, journal = appender.session, ledger.journal
@@ -204,7 +209,7 @@ def look_up(ledger: Store, appender: _core.Appender) -> None:
     )
 
 
-def look_up_all(ledger: Store, appenders: Sequence[_core.Appender]) -> None:
+def look_up_all(ledger: Ledger, appenders: Sequence[_core.Appender]) -> None:
     """Do the same as `look_up` for many sessions at a time. Skips a session that may not write any
     more, or whose topic changes meanwhile; its next append looks it up."""
     stale = [appender for appender in appenders if appender.stale]
@@ -212,7 +217,7 @@ def look_up_all(ledger: Store, appenders: Sequence[_core.Appender]) -> None:
         _look_up_some(ledger, stale[start : start + LOOKED_UP_AT_ONCE])
 
 
-def _look_up_some(ledger: Store, appenders: Sequence[_core.Appender]) -> None:
+def _look_up_some(ledger: Ledger, appenders: Sequence[_core.Appender]) -> None:
     journal = ledger.journal
     assert journal is not None
     found: list[tuple[int, int, int, int]] = []
@@ -235,7 +240,7 @@ def _look_up_some(ledger: Store, appenders: Sequence[_core.Appender]) -> None:
 
 
 def refusal(
-    ledger: Store, appender: _core.Appender, outcome: int, sequence: int | None = None,
+    ledger: Ledger, appender: _core.Appender, outcome: int, sequence: int | None = None,
     count: int = 1,
 ) -> ExclusiveLogError:  # fmt: skip
     """The error for an append of `count` messages that did not succeed."""
@@ -244,7 +249,7 @@ def refusal(
     return failure(ledger, outcome)
 
 
-def versions_of(ledger: Store, claims: Sequence[int], topics: Sequence[int]) -> list[int]:
+def versions_of(ledger: Ledger, claims: Sequence[int], topics: Sequence[int]) -> list[int]:
     """The versions of claims and topics, to be read before their rows: a transaction that is
     committed afterwards changes them."""
     journal = ledger.journal
@@ -257,7 +262,7 @@ def versions_of(ledger: Store, claims: Sequence[int], topics: Sequence[int]) -> 
         ledger.settle()
 
 
-def failure(ledger: Store, outcome: int, tried: bool = False) -> ExclusiveLogError:
+def failure(ledger: Ledger, outcome: int, tried: bool = False) -> ExclusiveLogError:
     """The error for an append that has failed, whoever sent it. `tried`: it may be in the log."""
     error = _failure(ledger, outcome)
     if (tried or outcome == Outcome.LOST) and not error.maybe_written:
@@ -266,7 +271,7 @@ def failure(ledger: Store, outcome: int, tried: bool = False) -> ExclusiveLogErr
     return error
 
 
-def _failure(ledger: Store, outcome: int) -> ExclusiveLogError:
+def _failure(ledger: Ledger, outcome: int) -> ExclusiveLogError:
     if outcome == Outcome.NO_ROOM:
         return LedgerFullError(
             f"{ledger.path}/journal: no space left on the disk, or for this process (ulimit -f); "
@@ -290,7 +295,7 @@ def _failure(ledger: Store, outcome: int) -> ExclusiveLogError:
 
 
 def duplicate(
-    ledger: Store, appender: _core.Appender, sequence: int | None, count: int = 1,
+    ledger: Ledger, appender: _core.Appender, sequence: int | None, count: int = 1,
     logged: int | None = None,
 ) -> DuplicateSequenceError:  # fmt: skip
     """This producer has sent that sequence id already. `logged`: the last one in the log, if
@@ -316,7 +321,7 @@ def duplicate(
 # ---- large batches -----------------------------------------------------------------------
 
 
-def append_to_tables(ledger: Store, works: Sequence[Work]) -> None:
+def append_to_tables(ledger: Ledger, works: Sequence[Work]) -> None:
     """Append all batches in one transaction of the tables."""
     placed: list[Placed] = [[] for _ in works]
     refused: list[ExclusiveLogError | None] = [None for _ in works]
@@ -350,13 +355,13 @@ def append_to_tables(ledger: Store, works: Sequence[Work]) -> None:
         work.appender.settle(batches, error_of_one, final, durable)
 
 
-def _append_each(ledger: Store, works: Sequence[Work]) -> None:
+def _append_each(ledger: Ledger, works: Sequence[Work]) -> None:
     for work in works:
         with contextlib.suppress(ExclusiveLogError):  # its receipts have raised the error
             append_to_tables(ledger, [work])
 
 
-def _settle_by_the_tables(ledger: Store, work: Work, placed: Placed, cause: BaseException) -> None:
+def _settle_by_the_tables(ledger: Ledger, work: Work, placed: Placed, cause: BaseException) -> None:
     """Settle outcomes after an interrupted transaction: acknowledge what is in the ledger, fail the
     rest."""
     written: Placed = []
@@ -432,7 +437,7 @@ def append_one(tables: Tables, work: Work) -> Placed:
 class Committer:
     """Commits for all producers of one engine."""
 
-    def __init__(self, ledger: Store, run_callbacks: Callable[[], None]) -> None:
+    def __init__(self, ledger: Ledger, run_callbacks: Callable[[], None]) -> None:
         self._run_callbacks = weakref.WeakMethod(run_callbacks)  # no reference cycle
         self.commit_queue = _core.CommitQueue()
         self._ledger = ledger
@@ -610,7 +615,7 @@ class Appending(Protocol):
     """The engine of a session."""
 
     @property
-    def ledger(self) -> Store:
+    def ledger(self) -> Ledger:
         """Where it appends."""
 
     @property

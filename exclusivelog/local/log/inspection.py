@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.backend import Epoch
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.local.log.reading import offset_at_time
 from exclusivelog.local.storage.segments import REFERENCE, is_reference
-from exclusivelog.local.storage.tables import Store, Tables
+from exclusivelog.local.storage.tables import Tables
+
+if TYPE_CHECKING:
+    from exclusivelog.local.storage.ledger import Ledger
 
 Found = TypeVar("Found")
 
@@ -20,7 +23,7 @@ class Host(Protocol):
     """The engine whose topics these are."""
 
     @property
-    def ledger(self) -> Store:
+    def ledger(self) -> Ledger:
         """Where the log is kept."""
 
     def inspect(self, find: Callable[[Tables], Found]) -> Found:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.errors import (
@@ -26,11 +26,14 @@ from exclusivelog.local.faults import retry_damaged
 from exclusivelog.local.records import View
 from exclusivelog.local.storage.compression import naming
 from exclusivelog.local.storage.segments import OpenEntries, is_reference
-from exclusivelog.local.storage.tables import Store, Tables
+from exclusivelog.local.storage.tables import Tables
 from exclusivelog.local.time_marks import SLACK_MS, first_marked_since, is_ahead, wall_ms
 from exclusivelog.messages import to_ms
 from exclusivelog.types import Report
 from exclusivelog.waits import READER_LOOK_UP_SECONDS
+
+if TYPE_CHECKING:
+    from exclusivelog.local.storage.ledger import Ledger
 
 Found = TypeVar("Found")
 
@@ -340,7 +343,7 @@ def _verify_view(tables: Tables, view: View) -> Iterator[str]:
         yield f"it has {found} messages of {count}"
 
 
-def verify(ledger: Store, unflushed: bool = False) -> Report:
+def verify(ledger: Ledger, unflushed: bool = False) -> Report:
     """Read and check every topic, each in one snapshot. Internal topics are checked, but not
     counted."""
     topics, entries, messages, problems = 0, 0, 0, list[str]()
@@ -410,7 +413,7 @@ def _repeated(tables: Tables) -> list[str]:
     return problems
 
 
-def _verify_one(ledger: Store, topic: int, unflushed: bool) -> tuple[int, int, list[str]] | None:
+def _verify_one(ledger: Ledger, topic: int, unflushed: bool) -> tuple[int, int, list[str]] | None:
     def check(tables: Tables) -> tuple[int, int, list[str]] | None:
         row = tables.latest(topic)
         return None if row.flags & _core.DELETED else verify_topic(tables, row)
@@ -437,7 +440,7 @@ class Host(Protocol):
         """Was it inherited by a forked child?"""
 
     @property
-    def ledger(self) -> Store:
+    def ledger(self) -> Ledger:
         """Where the log is kept."""
 
     def check_open(self) -> None:
@@ -561,7 +564,7 @@ class LogCursor(_core.Cursor):
             host.ledger.journal.watch(self, topic)
 
     @property
-    def ledger(self) -> Store:
+    def ledger(self) -> Ledger:
         """The ledger that it reads."""
         return self._host.ledger
 

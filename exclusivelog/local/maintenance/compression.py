@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from exclusivelog import _core, logs
 from exclusivelog.errors import (
@@ -27,9 +27,12 @@ from exclusivelog.local.storage.compression import (
     compressed,
     needed,
 )
-from exclusivelog.local.storage.tables import Store, Tables
+from exclusivelog.local.storage.tables import Tables
 from exclusivelog.local.time_marks import wall_ms
 from exclusivelog.types import TopicStats
+
+if TYPE_CHECKING:
+    from exclusivelog.local.storage.ledger import Ledger
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +42,7 @@ TIMES_IN_A_ROUND = 16  # transactions per topic; trimming waits meanwhile
 ROWS_AT_ONCE = 1000
 
 
-def check_engines(ledger: Store, setting: str) -> None:
+def check_engines(ledger: Ledger, setting: str) -> None:
     """MissingLibraryError if a live engine of another process lacks a library: it could make no
     checkpoints. `set_compression` checks this process."""
     for name in sorted(needed(setting)):
@@ -51,7 +54,7 @@ def check_engines(ledger: Store, setting: str) -> None:
             )
 
 
-def set_compression(ledger: Store, topic: int, setting: str | None) -> None:
+def set_compression(ledger: Ledger, topic: int, setting: str | None) -> None:
     """Store a topic's compression setting, which all processes use from now on."""
     with ledger.write_concurrent() as tables:
         row = tables.topics.get(topic)
@@ -70,7 +73,7 @@ def set_compression(ledger: Store, topic: int, setting: str | None) -> None:
 # ---- what it has saved -----------------------------------------------------------------
 
 
-def stats(ledger: Store, topic: int) -> TopicStats:
+def stats(ledger: Ledger, topic: int) -> TopicStats:
     """Statistics of the topic's entries in the tables."""
     with ledger.read() as tables:
         row = tables.topics.get(topic)
@@ -123,7 +126,7 @@ class _Part(NamedTuple):
     entries: list[tuple[int, bytes, bytes | memoryview]]
 
 
-def compress_old(ledger: Store, ended: Callable[[], bool]) -> None:
+def compress_old(ledger: Ledger, ended: Callable[[], bool]) -> None:
     """Recompress old entries of every topic with such a setting, a bounded number."""
     with ledger.read() as tables:
         topics = [topic for topic, setting in tables.compression.all().items() if setting in OLD]
@@ -136,7 +139,7 @@ def compress_old(ledger: Store, ended: Callable[[], bool]) -> None:
             logs.emit(log, logs.NOT_COMPRESSED_AGAIN, ledger=ledger.path, reason=str(error))
 
 
-def compress_again(ledger: Store, topic: int) -> bool:
+def compress_again(ledger: Ledger, topic: int) -> bool:
     """Recompress some of a topic's old entries by its setting. False if there is nothing left to do
     now, or another process does it."""
     with ledger.read() as tables:
@@ -187,7 +190,7 @@ def _anew(stored: bytes | memoryview, part: _Part) -> bytes | None:
 
 
 def _replace(
-    ledger: Store, topic: int, part: _Part, changed: list[tuple[int, bytes, bytes]]
+    ledger: Ledger, topic: int, part: _Part, changed: list[tuple[int, bytes, bytes]]
 ) -> bool:
     with ledger.write_concurrent() as tables:
         row = tables.topics.get(topic)

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from exclusivelog.local.records import View
-from exclusivelog.local.storage.tables import Store
+
+if TYPE_CHECKING:
+    from exclusivelog.local.storage.ledger import Ledger
+
 
 DROPPED_AT_ONCE = 1000
 AT_OPEN = 20  # transactions, of some milliseconds each
 
 
 def delete_pending(
-    ledger: Store, most: float = math.inf, ended: Callable[[], bool] = lambda: False
+    ledger: Ledger, most: float = math.inf, ended: Callable[[], bool] = lambda: False
 ) -> None:
     """Delete the rows of deleted and trimmed topics, in at most `most` transactions with a bounded
     number of rows each, or until `ended()`."""
@@ -37,7 +41,7 @@ def delete_pending(
                     break
 
 
-def give_up_view(ledger: Store, topic: int, view: View | None) -> None:
+def give_up_view(ledger: Ledger, topic: int, view: View | None) -> None:
     """Delete an unfinished view or snapshot, unless it has become the topic's: an interrupt may
     come after the commit."""
     if view is not None:
@@ -46,7 +50,7 @@ def give_up_view(ledger: Store, topic: int, view: View | None) -> None:
                 tables.deletions.add(view.id)
 
 
-def _give_up_views(ledger: Store, unfinished: Iterable[tuple[int, int, str]]) -> bool:
+def _give_up_views(ledger: Ledger, unfinished: Iterable[tuple[int, int, str]]) -> bool:
     """Delete those of processes that died while they compacted. Returns whether there were any."""
     exists = ledger.lockfile.slots.exists
     dead = [view for view, slot, engine in unfinished if not exists(slot, engine)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgpack
 
@@ -16,8 +16,11 @@ from exclusivelog import _core
 from exclusivelog.local.records import U64, u64
 from exclusivelog.local.storage.checkpointer import PACKED_ENTRY
 from exclusivelog.local.storage.environment import HEADER
-from exclusivelog.local.storage.tables import Store, Tables
+from exclusivelog.local.storage.tables import Tables
 from exclusivelog.messages import encode_properties
+
+if TYPE_CHECKING:
+    from exclusivelog.local.storage.ledger import Ledger
 
 WRITTEN_AT_ONCE = 8 << 20  # bytes of one transaction
 ENTRY_MESSAGES, ENTRY_BYTES = 100_000, 1 << 20
@@ -88,14 +91,14 @@ class Part(Protocol):
         ...
 
 
-def restore_id(ledger: Store, uuid: str) -> None:
+def restore_id(ledger: Ledger, uuid: str) -> None:
     """Give the ledger the id of the ledger that it replaces. It takes effect at the next open."""
     with ledger.write_checkpointed() as tables:
         header = msgpack.unpackb(tables.rows.get("meta", HEADER))
         tables.rows.put("meta", HEADER, msgpack.packb({**header, "uuid": uuid}))
 
 
-def restore_topic(ledger: Store, name: str, parts: Iterable[Part]) -> int:
+def restore_topic(ledger: Ledger, name: str, parts: Iterable[Part]) -> int:
     """Create a topic with these messages, in the order of their offsets. Returns how many."""
     with ledger.write_checkpointed() as tables:
         topic = tables.topics.create(name).id

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, logs, threads
 from exclusivelog.errors import (
@@ -45,8 +45,11 @@ from exclusivelog.local.maintenance.rewriting import free_room, is_due, rewrite
 from exclusivelog.local.shm.lockfile import boot_id
 from exclusivelog.local.storage.compression import OLD, naming
 from exclusivelog.local.storage.forgetting import forget_ended
-from exclusivelog.local.storage.tables import Store, Tables
+from exclusivelog.local.storage.tables import Tables
 from exclusivelog.types import Retention
+
+if TYPE_CHECKING:
+    from exclusivelog.local.storage.ledger import Ledger
 
 # ---- what is too old -------------------------------------------------------------------
 
@@ -81,7 +84,7 @@ class ArrivalHistory:
 class Ages:
     """Decides which messages of one topic are too old, in each round of a retention worker."""
 
-    def __init__(self, ledger: Store, topic: int) -> None:
+    def __init__(self, ledger: Ledger, topic: int) -> None:
         self._ledger = ledger
         self._topic = topic
         self._arrivals = ArrivalHistory()
@@ -138,7 +141,7 @@ Renew = Callable[[int], object]
 Limits = tuple[float | None, int | None]  # max_age in seconds, max_bytes
 
 
-def trim(ledger: Store, topic: int, first: int, renew: Renew, limits: Limits | None = None) -> int:
+def trim(ledger: Ledger, topic: int, first: int, renew: Renew, limits: Limits | None = None) -> int:
     """Remove the messages before the offset `first`; returns the topic's new first offset. With
     `limits`, does nothing unless these are still the topic's retention.
 
@@ -165,7 +168,7 @@ def trim(ledger: Store, topic: int, first: int, renew: Renew, limits: Limits | N
 
 
 def _move_first(
-    ledger: Store, topic: int, first: int, renew: Renew, limits: Limits | None
+    ledger: Ledger, topic: int, first: int, renew: Renew, limits: Limits | None
 ) -> int:  # fmt: skip
     with contextlib.suppress(LedgerFullError):
         return _trim(ledger, ledger.write_checkpointed, topic, first, renew, limits)
@@ -176,7 +179,7 @@ def _move_first(
 
 
 def _trim(
-    ledger: Store, begin: Callable[[], AbstractContextManager[Tables]], topic: int, first: int,
+    ledger: Ledger, begin: Callable[[], AbstractContextManager[Tables]], topic: int, first: int,
     renew: Renew, limits: Limits | None,
 ) -> int:  # fmt: skip
     """Move the topic's first offset, in a transaction that `begin` begins; returns it."""
@@ -239,7 +242,7 @@ def _reaches(tables: Tables, topic: int, first: int) -> bool:
     return view.horizon >= first
 
 
-def first_to_retain(ledger: Store, topic: int, oldest: int | None, max_bytes: int | None) -> int:
+def first_to_retain(ledger: Ledger, topic: int, oldest: int | None, max_bytes: int | None) -> int:
     """The first offset to keep: published at `oldest` (ms since 1970) or later, and within the
     newest entries of `max_bytes` together. Messages in the journal always stay."""
 
@@ -285,7 +288,7 @@ class RetentionWorker:
     """Every few seconds, applies the retention of every topic, continues pending deletions,
     recompresses old entries, and rewrites segments. Its thread starts when there is work."""
 
-    def __init__(self, ledger: Store, renew: Renew) -> None:
+    def __init__(self, ledger: Ledger, renew: Renew) -> None:
         self._ledger = ledger
         self._renew = renew
         self._ages: dict[int, Ages] = {}
@@ -356,7 +359,7 @@ class RetentionWorker:
         rewrite(self._ledger, self._ended.is_set)
 
 
-def trim_what_is_old(ledger: Store, topic: int, limits: Limits, renew: Renew, ages: Ages) -> int:
+def trim_what_is_old(ledger: Ledger, topic: int, limits: Limits, renew: Renew, ages: Ages) -> int:
     """Trim one topic by age and size, while these are its limits. Returns its first offset."""
     max_age, max_bytes = limits
     note_time(ledger, topic)
@@ -372,7 +375,7 @@ def trim_what_is_old(ledger: Store, topic: int, limits: Limits, renew: Renew, ag
     return trim(ledger, topic, first, renew, limits) if first > row.first_offset else first
 
 
-def note_time(ledger: Store, topic: int) -> None:
+def note_time(ledger: Ledger, topic: int) -> None:
     """Add a time mark for messages whose publish times are ahead of the clock, because no append
     does that on an idle topic."""
     with ledger.read() as tables:
@@ -382,7 +385,7 @@ def note_time(ledger: Store, topic: int) -> None:
         tables.topics.mark_time(tables.topics.get(topic))
 
 
-def set_retention(ledger: Store, topic: int, changes: Mapping[str, Any]) -> Retention:
+def set_retention(ledger: Ledger, topic: int, changes: Mapping[str, Any]) -> Retention:
     """Change fields of a topic's retention, which all processes apply."""
     with ledger.write_concurrent() as tables:
         row = tables.topics.get(topic)

@@ -24,13 +24,17 @@ import errno
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from exclusivelog.errors import ExclusiveLogError
 from exclusivelog.foreign import pass_on_foreign
 from exclusivelog.local.maintenance.deletion import delete_pending
 from exclusivelog.local.storage.reserve import LEFT
 from exclusivelog.local.storage.segments import REFERENCE
-from exclusivelog.local.storage.tables import Segment, Store, Tables
+from exclusivelog.local.storage.tables import Segment, Tables
+
+if TYPE_CHECKING:
+    from exclusivelog.local.storage.ledger import Ledger
 
 BYTES_AT_ONCE = 4 << 20  # bytes of entries in one transaction
 # Bytes that a trim or deletion rewrites where there is little room, and else; the background does
@@ -48,7 +52,7 @@ Reference = tuple[int, int, bytes]  # topic, last offset, row
 # ---- when ------------------------------------------------------------------------------
 
 
-def free_room(ledger: Store) -> None:
+def free_room(ledger: Ledger) -> None:
     """Delete what a trim or deletion has marked, and make its space free for other files if there
     is little room."""
     ledger.reserve.help(lambda: delete_pending(ledger))
@@ -61,7 +65,7 @@ def free_room(ledger: Store) -> None:
         ledger.reserve.help(lambda: rewrite(ledger, most=most, helped=True))
 
 
-def is_due(ledger: Store, tables: Tables) -> bool:
+def is_due(ledger: Ledger, tables: Tables) -> bool:
     """Is there a segment to be rewritten, or to be looked at for that?"""
     slack, scarce = tables.large.segment_bytes, _is_scarce(ledger, tables)
     if tables.large.total_bytes() <= slack and not scarce:
@@ -96,12 +100,12 @@ def chosen(found: Iterable[Segment], slack: int, scarce: bool) -> list[Segment]:
     return picked
 
 
-def _is_scarce(ledger: Store, tables: Tables) -> bool:
+def _is_scarce(ledger: Ledger, tables: Tables) -> bool:
     disk = ledger.usage.room.disk()
     return tables.large.nearly_full or (disk is not None and disk.low)
 
 
-def _room(ledger: Store, scarce: bool, helped: bool) -> float:
+def _room(ledger: Ledger, scarce: bool, helped: bool) -> float:
     """The bytes that may be written before anything is freed. Messages need room meanwhile, and a
     read may keep the old segment: so `LEFT` bytes stay free or, where there is little room, a
     quarter of what is free. `helped`: the caller gets the reserve, if it is left."""
@@ -116,7 +120,7 @@ def _room(ledger: Store, scarce: bool, helped: bool) -> float:
 
 
 def _within_reach(
-    ledger: Store, tables: Tables, scarce: bool, helped: bool = False
+    ledger: Ledger, tables: Tables, scarce: bool, helped: bool = False
 ) -> list[Segment]:
     """The segments without those that have a damaged entry, or whose entries do not fit on the
     disk a second time."""
@@ -131,7 +135,7 @@ def _within_reach(
 
 
 def rewrite(
-    ledger: Store, ended: Callable[[], bool] = lambda: False, most: float = math.inf,
+    ledger: Ledger, ended: Callable[[], bool] = lambda: False, most: float = math.inf,
     helped: bool = False,
 ) -> None:  # fmt: skip
     """Rewrite segments, if that is due, until about `most` bytes were written, or until
@@ -154,7 +158,7 @@ def rewrite(
         ledger.remove_unneeded(READ_PATIENCE_SECONDS if scarce else 0.0)
 
 
-def _count_dead(ledger: Store) -> None:
+def _count_dead(ledger: Ledger) -> None:
     """Count the dead bytes of segments that an earlier version has begun."""
     with ledger.read() as tables:
         unknown = [each for each in tables.large.survey() if each.dead is None]
@@ -167,7 +171,7 @@ def _count_dead(ledger: Store) -> None:
             tables.large.count_dead(each, live)
 
 
-def _references(ledger: Store, segments: set[int]) -> dict[int, list[Reference]]:
+def _references(ledger: Ledger, segments: set[int]) -> dict[int, list[Reference]]:
     """The entries in each of these segments. Several snapshots: none is kept for long."""
     found: dict[int, list[Reference]] = {segment: [] for segment in segments}
     start: bytes | None = b""
@@ -179,7 +183,7 @@ def _references(ledger: Store, segments: set[int]) -> dict[int, list[Reference]]
     return found
 
 
-def _rewrite_one(ledger: Store, segment: int, places: list[Reference]) -> Iterator[int]:
+def _rewrite_one(ledger: Ledger, segment: int, places: list[Reference]) -> Iterator[int]:
     """Rewrite a segment part by part; yields the bytes of each. What was moved stays moved."""
     for part in _parts(places):
         try:
@@ -211,7 +215,7 @@ def _parts(places: list[Reference]) -> Iterator[list[Reference]]:
         yield part
 
 
-def _copied(ledger: Store, part: list[Reference]) -> Iterator[tuple[int, int, bytes, bytes]]:
+def _copied(ledger: Ledger, part: list[Reference]) -> Iterator[tuple[int, int, bytes, bytes]]:
     """These entries, with their bytes, without those that cannot be read: reading them reports the
     damage."""
     for topic, last, row in part:
@@ -225,7 +229,7 @@ def _copied(ledger: Store, part: list[Reference]) -> Iterator[tuple[int, int, by
                 raise
 
 
-def _copy(ledger: Store, row: bytes) -> bytes:
+def _copy(ledger: Ledger, row: bytes) -> bytes:
     """The bytes of one entry, from the file: what the disk cannot read is an OSError, no SIGBUS."""
     _, segment, position, length = REFERENCE.unpack(row)
     fd = ledger.segments.open(segment)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from exclusivelog import _core, logs
 from exclusivelog.errors import LedgerCorruptedError, TopicNotFoundError
@@ -27,8 +27,11 @@ from exclusivelog.local.log.reading import check_place
 from exclusivelog.local.maintenance.deletion import delete_pending, give_up_view
 from exclusivelog.local.records import View
 from exclusivelog.local.storage.checkpointer import LARGE_PACKED_ENTRY, PACKED_ENTRY
-from exclusivelog.local.storage.tables import Store, Tables
+from exclusivelog.local.storage.tables import Tables
 from exclusivelog.messages import Item, is_clear
+
+if TYPE_CHECKING:
+    from exclusivelog.local.storage.ledger import Ledger
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +50,7 @@ class Compacted(NamedTuple):
     horizon: int
 
 
-def compact(ledger: Store, topic: int, slot: int, engine: str) -> Compacted:
+def compact(ledger: Ledger, topic: int, slot: int, engine: str) -> Compacted:
     """Rebuild the topic's compacted view, up to its current end."""
     began = _core.monotonic()
     ledger.checkpoint()
@@ -64,7 +67,7 @@ def compact(ledger: Store, topic: int, slot: int, engine: str) -> Compacted:
                 return done
 
 
-def _log_compacted(ledger: Store, topic: int, done: Compacted, seconds: float) -> None:
+def _log_compacted(ledger: Ledger, topic: int, done: Compacted, seconds: float) -> None:
     if log.isEnabledFor(logs.COMPACTED.level):
         with ledger.read() as tables:
             name = tables.topics.get(topic).name
@@ -74,7 +77,7 @@ def _log_compacted(ledger: Store, topic: int, done: Compacted, seconds: float) -
         )  # fmt: skip
 
 
-def _basis(ledger: Store, topic: int) -> tuple[int, View | None]:
+def _basis(ledger: Ledger, topic: int) -> tuple[int, View | None]:
     """(first offset, former view) of the topic, from which a view is made; TopicNotFoundError once
     it was deleted."""
     with ledger.read() as tables:
@@ -84,7 +87,7 @@ def _basis(ledger: Store, topic: int) -> tuple[int, View | None]:
         return row.first_offset, tables.views.view(topic)
 
 
-def _compact_once(ledger: Store, topic: int, slot: int, engine: str) -> Compacted | None:
+def _compact_once(ledger: Ledger, topic: int, slot: int, engine: str) -> Compacted | None:
     """Compact; None if messages were trimmed meanwhile that the new view does not cover."""
     view = None
     try:
@@ -106,7 +109,7 @@ def _compact_once(ledger: Store, topic: int, slot: int, engine: str) -> Compacte
 
 
 class _Work(NamedTuple):
-    ledger: Store
+    ledger: Ledger
     topic: int
     first_offset: int
     former: View | None
@@ -206,7 +209,7 @@ def _entries(work: _Work) -> Iterator[tuple[_core.Entry, range]]:
         yield entry, range(max(0, position - base), min(entry.count, end - base))
 
 
-def _walk(ledger: Store, topic: int, position: int, end: int) -> Iterator[_core.Entry]:
+def _walk(ledger: Ledger, topic: int, position: int, end: int) -> Iterator[_core.Entry]:
     # Read each batch in a short transaction of its own: a long one would pin pages.
     while position < end:
         with ledger.read() as tables:
@@ -246,7 +249,7 @@ ENTRY_BYTES = 1 << 20
 
 
 def write_snapshot(
-    ledger: Store, topic: int, slot: int, engine: str, offset: int, items: Iterable[Item]
+    ledger: Ledger, topic: int, slot: int, engine: str, offset: int, items: Iterable[Item]
 ) -> None:
     """Store these items as the state after the topic's messages before `offset`."""
     snapshot = None
@@ -276,7 +279,7 @@ def write_snapshot(
     )  # fmt: skip
 
 
-def _write_items(ledger: Store, topic: int, snapshot: View, items: Iterable[Item]) -> int:
+def _write_items(ledger: Ledger, topic: int, snapshot: View, items: Iterable[Item]) -> int:
     count = 0
     for some in _in_groups(items):
         appender = _core.Appender(WRITER, count - 1, ITEMS_AT_ONCE, ENTRY_BYTES)

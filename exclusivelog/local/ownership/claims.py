@@ -40,12 +40,13 @@ from exclusivelog.local.ownership import role_rows
 from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.ownership.steps import CLAIM_LOST, RESOURCES, record_claim
 from exclusivelog.local.records import Claimant
-from exclusivelog.local.storage.tables import CURSORS, Store, Tables, cursor_row
+from exclusivelog.local.storage.tables import CURSORS, Tables, cursor_row
 from exclusivelog.refusals import claim_refused, claim_revoked
 from exclusivelog.types import ClaimInfo, EngineInfo, GroupInfo
 
 if TYPE_CHECKING:
     from exclusivelog.local.ownership.steps import Successors
+    from exclusivelog.local.storage.ledger import Ledger
 
 
 # ---- the record ------------------------------------------------------------------------
@@ -67,7 +68,7 @@ class Bound(Protocol):
 class Claims:
     """All changes of the claims of one ledger."""
 
-    def __init__(self, ledger: Store, sessions: Bound) -> None:
+    def __init__(self, ledger: Ledger, sessions: Bound) -> None:
         self._ledger = ledger
         self._sessions = sessions
 
@@ -288,7 +289,7 @@ class Host(Protocol):
     unflushed: bool
 
     @property
-    def ledger(self) -> Store:
+    def ledger(self) -> Ledger:
         """Where claims are kept."""
 
     @property
@@ -327,7 +328,7 @@ class HeldClaim:
         self._claimant = claimant
 
     @property
-    def ledger(self) -> Store:
+    def ledger(self) -> Ledger:
         """The ledger that keeps it."""
         return self._host.ledger
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
 import msgpack
 
@@ -32,8 +33,11 @@ from exclusivelog.local.records import (
     u64,
     waiter_info,
 )
-from exclusivelog.local.storage.tables import Store, Tables, owner_of
+from exclusivelog.local.storage.tables import Tables, owner_of
 from exclusivelog.types import PREFIX, RoleInfo
+
+if TYPE_CHECKING:
+    from exclusivelog.local.storage.ledger import Ledger
 
 ANCHORS = "__role__"  # the group of the claim sessions that bind the parts
 REQUEST, PART, PART_OF, LAST = ROLE, ROLE + b" in", ROLE + b" of", ROLE + b" last"
@@ -205,7 +209,7 @@ def _unpack_last(data: bytes) -> RoleDefinition:
 # ---- listing ---------------------------------------------------------------------------
 
 
-def list_roles(ledger: Store) -> list[RoleInfo]:
+def list_roles(ledger: Ledger) -> list[RoleInfo]:
     """All roles, by name."""
     with ledger.read() as tables:
         alive = ledger.lockfile.slots.alive

@@ -24,16 +24,19 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerFullError, TopicNotFoundError
 from exclusivelog.local.ownership import role_rows, steps
 from exclusivelog.local.ownership.steps import MOVES, RELEASE, record
 from exclusivelog.local.records import Session, Transfer, describe, is_role, owner_info
-from exclusivelog.local.storage.tables import Store, Tables, fenced, owner_of
+from exclusivelog.local.storage.tables import Tables, fenced, owner_of
 from exclusivelog.refusals import NO_OWNER
 from exclusivelog.types import EngineInfo, Move, TransferInfo
+
+if TYPE_CHECKING:
+    from exclusivelog.local.storage.ledger import Ledger
 
 POLL_SECONDS = 0.25  # a death sends no wake-up
 STAYS = "its hand-over is left as it is"
@@ -102,7 +105,7 @@ class Succession(steps.Sessions, Protocol):
 class HandOver:
     """The steps of hand-overs, each one transaction."""
 
-    def __init__(self, ledger: Store, succession: Succession) -> None:
+    def __init__(self, ledger: Ledger, succession: Succession) -> None:
         self._ledger = ledger
         self._succession = succession
         self._transfers = succession.transfers

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core
 from exclusivelog.types import Histogram
+
+if TYPE_CHECKING:
+    from exclusivelog.local.storage.ledger import Ledger
 
 NS = 1e-9
 POWERS = [2**i for i in range(_core.BUCKETS - 1)]  # the upper bounds of all buckets but the last
@@ -15,23 +18,7 @@ TIMES = (*((power << _core.TIME_UNIT) * NS for power in POWERS), math.inf)
 COUNTS = (*map(float, POWERS), math.inf)
 
 
-class LockFile(Protocol):
-    """The lock file, which has the counters."""
-
-    figures: _core.Figures
-
-
-class Counting(Protocol):
-    """A ledger."""
-
-    journal: _core.Journal | None
-
-    @property
-    def lockfile(self) -> LockFile:
-        """Its shared memory."""
-
-
-def counted(ledger: Counting) -> dict[str, Any]:
+def counted(ledger: Ledger) -> dict[str, Any]:
     """The fields of `EngineStats` that come from the counters."""
     found = ledger.lockfile.figures.read()
     messages, size = (0, 0) if ledger.journal is None else ledger.journal.appended

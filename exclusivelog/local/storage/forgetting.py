@@ -14,10 +14,14 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from exclusivelog.errors import LedgerCorruptedError
 from exclusivelog.local.records import ENDED, LAST_ENDED, U64, u64
-from exclusivelog.local.storage.tables import Store, Tables, is_handed_over
+from exclusivelog.local.storage.tables import Tables, is_handed_over
+
+if TYPE_CHECKING:
+    from exclusivelog.local.storage.ledger import Ledger
 
 KEPT = 32  # rows of what has ended
 AT_ONCE = 1000  # rows in one transaction, some microseconds each
@@ -36,7 +40,7 @@ def forget(tables: Tables) -> None:
 
 
 def forget_ended(
-    ledger: Store, most: float = math.inf, ended: Callable[[], bool] = lambda: False
+    ledger: Ledger, most: float = math.inf, ended: Callable[[], bool] = lambda: False
 ) -> None:
     """Delete rows of what has ended, in at most `most` transactions, or until `ended()`. Each
     checkpoint deletes some, but there may be none for a long time."""

@@ -71,8 +71,7 @@ import logging
 import os
 import struct
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import lmdb
 import msgpack
@@ -142,9 +141,11 @@ from exclusivelog.local.time_marks import (
 )
 from exclusivelog.types import Announcement
 
+if TYPE_CHECKING:
+    from exclusivelog.events import Event
+
 log = logging.getLogger(__name__)
 
-Found = TypeVar("Found")
 
 # ---- what is appended ------------------------------------------------------------------
 
@@ -613,7 +614,7 @@ class EntryTable:
         self, segments: Container[int], start: bytes, most: int
     ) -> tuple[list[tuple[int, int, bytes]], bytes | None]:
         """(topic, last offset, row) of entries in these segments, among `most` rows from the key
-        `start` on; and the key to continue at, None at the end. Use it in a `Store.scan`."""
+        `start` on; and the key to continue at, None at the end. Use it in a `Ledger.scan`."""
         found: list[tuple[int, int, bytes]] = []
         cursor = self.rows.cursor("entries")
         there = cursor.set_range(start)
@@ -1740,7 +1741,7 @@ class ChangeTable:
         """All until now; earlier versions did not count."""
         return ChangeCounts(*(self.rows.find("meta", CHANGES, CHANGE_COUNTS.unpack) or ()))
 
-    def count(self, events: Iterable[Recorded]) -> None:
+    def count(self, events: Iterable[Event]) -> None:
         """Count these."""
         found = [COUNTED.get((event.kind, event.reason)) for event in events if event.topic]
         if any(field is not None for field in found):
@@ -1818,25 +1819,6 @@ def _unpack_keep(data: bytes) -> Literal["keys"] | None:
 # ---- all of them -----------------------------------------------------------------------
 
 
-class Recorded(Protocol):
-    """An event, to be appended to `__events__` when the transaction commits."""
-
-    @property
-    def topic(self) -> str:
-        """The name of the topic that it is about; "" if it is about none."""
-
-    @property
-    def kind(self) -> str:
-        """What has happened."""
-
-    @property
-    def reason(self) -> str:
-        """Why."""
-
-    def dumps(self) -> bytes:
-        """The value of its message."""
-
-
 class Tables:
     """Typed access within one transaction.
 
@@ -1856,8 +1838,8 @@ class Tables:
         self.journal = AppliedJournal(self.rows, journal)
         self.to_notify: set[int] = set()
         self.announce: set[int] = set()
-        self.events: list[Recorded] = []  # to be written to `__events__` (rule E5)
-        self.committed: list[Recorded] = []  # the same, once they are written
+        self.events: list[Event] = []  # to be written to `__events__` (rule E5)
+        self.committed: list[Event] = []  # the same, once they are written
         # How many messages of producers, and their bytes.
         self.appended: tuple[int, int] | None = None
         # For `settle`, right before the commit: the anchors of roles to be ended, and the topics
@@ -1970,66 +1952,6 @@ class Tables:
             row.next_offset = max(row.next_offset, end[0])
             row.last_publish_time = max(row.last_publish_time, end[1])
         return row
-
-
-# ---- transactions --------------------------------------------------------------------------
-
-
-class Store(Protocol):
-    """The operations of `Ledger` for code that reads and changes its tables."""
-
-    path: str
-    journal: _core.Journal | None
-    segments: Segments
-
-    @property
-    def lockfile(self) -> Any:
-        """The `LockFile`. It has no type here: importing it would break the order of layers."""
-
-    @property
-    def reserve(self) -> Any:
-        """The `Reserve`, without a type as `lockfile`."""
-
-    @property
-    def usage(self) -> Any:
-        """The `Usage`, without a type as `lockfile`."""
-
-    @property
-    def busy_here(self) -> bool:
-        """Is this thread in a transaction?"""
-
-    def read(self) -> AbstractContextManager[Tables]:
-        """A snapshot."""
-
-    def scan(self) -> AbstractContextManager[Tables]:
-        """A snapshot whose rows are memoryviews, for work that looks at many."""
-
-    def remove_unneeded(self, patience: float = 0.0) -> None:
-        """Remove segments to which no open read can refer any more."""
-
-    def inspect(self, find: Callable[[Tables], Found], unflushed: bool = False) -> Found:
-        """The result of `find` for a snapshot of tables and journal."""
-
-    def write_exclusive(self, until: int = 0) -> AbstractContextManager[Tables]:
-        """An exclusive write."""
-
-    def write_checkpointed(self, until: int = 0) -> AbstractContextManager[Tables]:
-        """An exclusive write whose tables have all that the journal has."""
-
-    def write_freeing(self) -> AbstractContextManager[Tables]:
-        """A checkpointed write that makes room; it may use the reserve."""
-
-    def write_concurrent(self, until: int = 0) -> AbstractContextManager[Tables]:
-        """A concurrent write: appends go on."""
-
-    def check(self) -> None:
-        """LedgerError if it has failed."""
-
-    def checkpoint(self) -> None:
-        """Move the journal's messages into the tables."""
-
-    def settle(self) -> None:
-        """Determine whether a transaction committed whose process died during the commit."""
 
 
 # ---- who may write ---------------------------------------------------------------------

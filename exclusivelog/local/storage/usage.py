@@ -17,7 +17,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import lmdb
 
@@ -29,7 +29,9 @@ from exclusivelog.local.faults import translated
 from exclusivelog.local.files import DATA, JOURNAL, Directory, read_whole
 from exclusivelog.local.shm.slots import Slots, StallWatch, describe
 from exclusivelog.local.storage.environment import MAP_RESERVED, Reading, parse_readers
-from exclusivelog.local.storage.segments import Segments
+
+if TYPE_CHECKING:
+    from exclusivelog.local.storage.opening import OpenFiles
 
 log = logging.getLogger(__name__)
 
@@ -298,30 +300,6 @@ class BlocksOfFiles:
 # ---- of one ledger -----------------------------------------------------------------------
 
 
-class LockFile(Protocol):
-    """The lock file, which has the engines."""
-
-    slots: Slots
-
-
-class Files(Protocol):
-    """The open files of a ledger."""
-
-    path: str
-    directory: Directory
-    segments: Segments
-    journal: _core.Journal | None
-    watch: StallWatch | None
-
-    @property
-    def lockfile(self) -> LockFile:
-        """Its lock file."""
-
-    @property
-    def written_in_place(self) -> Mapping[str, tuple[int, int | None]]:
-        """{name: (descriptor, size)} of what needs blocks of its own."""
-
-
 class Usage:
     """The room that one ledger has, the sizes of its files, and the reads that pin its pages.
 
@@ -332,7 +310,7 @@ class Usage:
     """
 
     def __init__(
-        self, files: Files, fail: Callable[[LedgerIOError], None],
+        self, files: OpenFiles, fail: Callable[[LedgerIOError], None],
         environment: Callable[[], contextlib.AbstractContextManager[lmdb.Environment]],
         large_bytes: Callable[[lmdb.Transaction[bytes]], int], grow: Callable[[], None],
     ) -> None:  # fmt: skip
