@@ -90,7 +90,9 @@ class OpenEngine(abc.ABC):
 
     id: str
     callbacks: Callbacks
+    committer: Committer
     pending: Pending
+    worker: BackgroundWorker
     closed: bool
     readonly: bool
 

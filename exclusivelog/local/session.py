@@ -11,12 +11,11 @@ import functools
 import logging
 import math
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from exclusivelog import _core, logs
 from exclusivelog.backend import (
-    ProducerRequest,
     SessionListener,
     SessionOptions,
     SessionPaused,
@@ -30,89 +29,19 @@ from exclusivelog.errors import (
     ProducerMovedError,
     TopicTerminatedError,
 )
-from exclusivelog.local.followers import Followers, Following
-from exclusivelog.local.log.appending import Committer, LocalSending, Pauses
-from exclusivelog.local.ownership.registry import Registry
-from exclusivelog.local.ownership.sessions import Sessions
+from exclusivelog.local.followers import Following
+from exclusivelog.local.log.appending import LocalSending, Pauses
 from exclusivelog.local.ownership.steps import topic_moved_error
 from exclusivelog.local.records import Session, Transfer
-from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables, check_may_write, owner_of
 from exclusivelog.refusals import name_fencing_engine
-from exclusivelog.waits import AnyFuture, Requests
+
+if TYPE_CHECKING:
+    from exclusivelog.local.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
 # ---- a session -------------------------------------------------------------------------
-
-
-class Releasing(Protocol):
-    """The background worker of an engine."""
-
-    def finalizer(self, session: Session) -> _core.Finalizer:
-        """A finalizer that releases the session when its producers were dropped."""
-
-    def release(self, session: Session) -> None:
-        """Release one session now."""
-
-
-class Calling(Protocol):
-    """Runs code in threads of its own."""
-
-    def call_later(self, function: Callable[[], object]) -> None:
-        """Run a function in a thread of its own."""
-
-
-class Host(Protocol):
-    """The engine of a session."""
-
-    ledger: Ledger
-    committer: Committer
-    sessions: Sessions
-    registry: Registry
-    followers: Followers
-    path: str
-    unflushed: bool
-    closed: bool
-
-    @property
-    def forked(self) -> bool:
-        """Was it inherited by a forked child?"""
-
-    @property
-    def worker(self) -> Releasing:
-        """Its background worker."""
-
-    @property
-    def callbacks(self) -> Calling:
-        """Runs code of the application."""
-
-    @property
-    def pending(self) -> Requests:
-        """The requests that wait."""
-
-    @property
-    def busy_here(self) -> bool:
-        """Does this thread hold an engine lock?"""
-
-    def check_open(self) -> None:
-        """EngineClosedError unless the engine can be used here."""
-
-    def check_not_forked(self) -> None:
-        """EngineClosedError in a forked child."""
-
-    def check_free(self) -> None:
-        """LedgerError if this thread holds a lock of the engine, for which it would wait."""
-
-    def open_followers(
-        self, names: Sequence[str], futures: Sequence[AnyFuture],
-        requests: Sequence[ProducerRequest],
-    ) -> None:  # fmt: skip
-        """Register a producer for each future, which follows the topic of that name to this
-        engine."""
-
-    def engine_here(self, engine: str) -> Host | None:
-        """The engine of that id, if this process has it open."""
 
 
 Reference = Callable[[], SessionListener | None]  # a weak one
@@ -180,10 +109,8 @@ class LocalSession(LocalSending):
         "announced", "listeners", "moved", "session",
     )  # fmt: skip
 
-    engine: Host
-
     def __init__(
-        self, engine: Host, topic: str, session: Session, last_sequence: int,
+        self, engine: Runtime, topic: str, session: Session, last_sequence: int,
         options: SessionOptions, keeper: object = None,
     ) -> None:  # fmt: skip
         self.engine, self.session = engine, session
@@ -468,7 +395,7 @@ def _closed(session: LocalSession) -> EngineClosedError:
 
 
 def _connect(
-    engine: Host, session: Session, last_sequence: int, options: SessionOptions,
+    engine: Runtime, session: Session, last_sequence: int, options: SessionOptions,
     finalizer: _core.Finalizer,
 ) -> _core.Appender:  # fmt: skip
     """The appender of the session."""

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from exclusivelog import _core, logs, threads
 from exclusivelog._core import Outcome
@@ -41,6 +41,7 @@ from exclusivelog.messages import Columns, Encoded, Raw
 from exclusivelog.waits import in_slices
 
 if TYPE_CHECKING:
+    from exclusivelog.local.runtime import Runtime
     from exclusivelog.local.storage.ledger import Ledger
 
 log = logging.getLogger(__name__)
@@ -611,18 +612,6 @@ class Committer:
 # ---- of one session --------------------------------------------------------------------
 
 
-class Appending(Protocol):
-    """The engine of a session."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """Where it appends."""
-
-    @property
-    def committer(self) -> Committer:
-        """Commits for all of its sessions."""
-
-
 class LocalSending:
     """Appends the messages of one session to the ledger of its engine.
 
@@ -632,7 +621,7 @@ class LocalSending:
     __slots__ = ("appender", "engine", "options", "topic")
 
     appender: _core.Appender
-    engine: Appending
+    engine: Runtime
     options: SessionOptions
     topic: str
     _pauses: Pauses | None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from exclusivelog import _core
 from exclusivelog.backend import Epoch
@@ -14,26 +14,13 @@ from exclusivelog.local.storage.segments import REFERENCE, is_reference
 from exclusivelog.local.storage.tables import Tables
 
 if TYPE_CHECKING:
-    from exclusivelog.local.storage.ledger import Ledger
-
-Found = TypeVar("Found")
-
-
-class Host(Protocol):
-    """The engine whose topics these are."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """Where the log is kept."""
-
-    def inspect(self, find: Callable[[Tables], Found]) -> Found:
-        """The result of `find` on a snapshot of all that the engine's readers may see."""
+    from exclusivelog.local.runtime import Runtime
 
 
 class Inspection:
     """Reads about the topics of one ledger; see `exclusivelog.backend.Inspection`."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Runtime) -> None:
         self._host = host
 
     def row(self, topic: int) -> _core.TopicRow:

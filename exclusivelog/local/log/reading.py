@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.errors import (
@@ -33,6 +33,8 @@ from exclusivelog.types import Report
 from exclusivelog.waits import READER_LOOK_UP_SECONDS
 
 if TYPE_CHECKING:
+    from exclusivelog.backend import GroupCursor
+    from exclusivelog.local.runtime import Runtime
     from exclusivelog.local.storage.ledger import Ledger
 
 Found = TypeVar("Found")
@@ -429,38 +431,10 @@ def _verify_one(ledger: Ledger, topic: int, unflushed: bool) -> tuple[int, int, 
 # ---- cursors -----------------------------------------------------------------------------
 
 
-class Host(Protocol):
-    """The operations of the engine that a cursor uses."""
-
-    unflushed: bool  # its readers see messages before they are flushed (rule H1)
-    closed: bool
-
-    @property
-    def forked(self) -> bool:
-        """Was it inherited by a forked child?"""
-
-    @property
-    def ledger(self) -> Ledger:
-        """Where the log is kept."""
-
-    def check_open(self) -> None:
-        """EngineClosedError unless the engine can be used here."""
-
-    def inspect(self, find: Callable[[Tables], Found]) -> Found:
-        """The result of `find` on a snapshot of all that the engine's readers may see (rule G6)."""
-
-
-class Membership(Protocol):
-    """A reader's place in its group."""
-
-    def check(self) -> None:
-        """ReaderFencedError if a later reader of the group has come."""
-
-
 class JournalTail:
     """Reads one topic's frames at the end of the journal, behind what its cursor has read."""
 
-    def __init__(self, host: Host, topic: int, loads: _core.Deserializer | None) -> None:
+    def __init__(self, host: Runtime, topic: int, loads: _core.Deserializer | None) -> None:
         self._host = host
         self._topic = topic
         self._loads = loads
@@ -537,13 +511,13 @@ class LogCursor(_core.Cursor):
     """A position in one topic; see `exclusivelog.backend.Cursor`."""
 
     def __init__(
-        self, host: Host, topic: int, name: str, loads: _core.Deserializer | None, compacted: bool,
-        skip_trimmed: bool,
+        self, host: Runtime, topic: int, name: str, loads: _core.Deserializer | None,
+        compacted: bool, skip_trimmed: bool,
     ) -> None:  # fmt: skip
         self.topic_id = topic
         self.topic = name
         self.closed = False
-        self.membership: Membership | None = None
+        self.membership: GroupCursor | None = None
         self._host = host
         self._check_open = host.check_open  # bound once: `check` runs for every message
         self._loads = loads
