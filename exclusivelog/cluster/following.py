@@ -64,8 +64,8 @@ if TYPE_CHECKING:
     from exclusivelog.cluster.engine import ClusterEngine
 
 __all__ = [
-    "ANSWER_SECONDS", "CLOSE_SECONDS", "ClusterEngine", "Owning", "Recent", "Registration", "Seen",
-    "TopicLog", "Topics", "inspect", "now_ms", "waiter_info",
+    "ANSWER_SECONDS", "CLOSE_SECONDS", "Owning", "Recent", "Registration", "Seen", "TopicLog",
+    "Topics", "inspect", "now_ms", "waiter_info",
 ]  # fmt: skip
 
 ANSWER_SECONDS = 60.0  # time limit for reading back an append
