@@ -10,77 +10,30 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, threads
-from exclusivelog.backend import FOLLOWED_WITHIN, ProducerRequest, SessionOptions
+from exclusivelog.backend import FOLLOWED_WITHIN, ProducerRequest
 from exclusivelog.errors import (
     EngineClosedError,
-    ExclusiveLogError,
     ProducerBusyError,
     ProducerFencedError,
     ProducerMovedError,
     TopicNotFoundError,
 )
-from exclusivelog.local.ownership.registry import Listener, Registry
-from exclusivelog.local.ownership.sessions import Sessions
+from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.records import EXCLUSIVE, SHARED, Session, Transfer
 from exclusivelog.waits import GrantFuture, in_slices, until_settled
+
+if TYPE_CHECKING:
+    from exclusivelog.local.runtime import Runtime
+    from exclusivelog.local.session import LocalSession
 
 BEGUN_AGAIN_NS = 500_000_000
 LOOK_AGAIN_SECONDS = 0.001  # the engine may not have made the session of a grant yet
 # Another has the topic, or the engine or topic has gone.
 REFUSED = (ProducerFencedError, ProducerBusyError, EngineClosedError, TopicNotFoundError)
-
-
-class Followed(Listener, Protocol):
-    """The session of a producer: the former one, or the next one."""
-
-    options: SessionOptions
-    announced: dict[str, str] | None
-    listeners: Any  # its producers
-
-    @property
-    def over(self) -> bool:
-        """Is it lost or closed?"""
-
-    def subscribe(self, listener: Any, owner: bool) -> None:
-        """Notify this producer of what happens to the session; the `owner` closes it."""
-
-    def close(self) -> ExclusiveLogError | None:
-        """Release it."""
-
-
-class Destination(Protocol):
-    """An engine to which a topic was handed over."""
-
-    registry: Registry
-
-    def open_followers(
-        self, names: Sequence[str], futures: Sequence[SessionFuture],
-        requests: Sequence[ProducerRequest],
-    ) -> None:  # fmt: skip
-        """Register a producer for each future, which follows the topic of that name to this
-        engine."""
-
-
-class Host(Destination, Protocol):
-    """The engine that had the topic."""
-
-    path: str
-    sessions: Sessions
-    followers: Followers
-
-    def check_open(self) -> None:
-        """EngineClosedError unless the engine can be used here."""
-
-    def check_not_forked(self) -> None:
-        """EngineClosedError in a forked child."""
-
-    def engine_here(self, engine: str) -> Destination | None:
-        """The engine of that id, if this process has it open."""
 
 
 class Following:
@@ -91,7 +44,7 @@ class Following:
     cycle. `finalizer`: that of the former session."""
 
     def __init__(
-        self, engine: Host, topic: int, to: Transfer, moved: ProducerMovedError,
+        self, engine: Runtime, topic: int, to: Transfer, moved: ProducerMovedError,
         finalizer: _core.Finalizer,
     ) -> None:  # fmt: skip
         self._engine, self._topic, self._lineage, self.moved = engine, topic, to.lineage, moved
@@ -101,14 +54,14 @@ class Following:
         self._lock = _core.Lock()
         self._running: Future[None] | None = None
         # The next session, and whether it was opened for these producers.
-        self._next: tuple[Followed, bool] | None = None
+        self._next: tuple[LocalSession, bool] | None = None
 
     @property
     def is_within_reach(self) -> bool:
         """Has an engine of this process had the topic ever since it was handed over?"""
         return self._where() is not None
 
-    def _where(self) -> tuple[Destination, int] | None:
+    def _where(self) -> tuple[Runtime, int] | None:
         """(engine, session id) in this process that have the topic since it was handed over; id 0
         if it is only reserved; None if the topic is elsewhere."""
         found = self._engine.sessions.locate(self._topic, self._lineage)
@@ -117,7 +70,7 @@ class Following:
 
     # ---- begun -----------------------------------------------------------------------------
 
-    def run(self, left: Followed, timeout: float | None) -> bool:
+    def run(self, left: LocalSession, timeout: float | None) -> bool:
         """Give the producers the session that has the topic now, or end the former one; False after
         `timeout` seconds."""
         running = self._begin(left)
@@ -127,7 +80,7 @@ class Following:
         running.result(0)
         return True
 
-    def begin(self, left: Followed) -> None:
+    def begin(self, left: LocalSession) -> None:
         """Let the producers follow soon, although they do not send."""
         self._due = _core.now() + BEGUN_AGAIN_NS  # if that fails: on a full disk, say
         if self._next is None:
@@ -138,7 +91,7 @@ class Following:
         is reserved. Until then, it is for the destination's next producer (rules E3, E6)."""
         return (self._due - _core.now()) / 1e9
 
-    def _begin(self, left: Followed) -> Future[None]:
+    def _begin(self, left: LocalSession) -> Future[None]:
         with self._lock:
             running = self._running
             if running is None or running.done():
@@ -151,7 +104,7 @@ class Following:
 
     # ---- in the thread of the followers ----------------------------------------------------
 
-    def look(self, left: Followed) -> tuple[Destination, bool] | None:
+    def look(self, left: LocalSession) -> tuple[Runtime, bool] | None:
         """Go on by the session that has the topic, and return None. If there is none yet, return
         the engine there, and whether it has to be opened: else it is about to be made."""
         if self._next is None and not left.over:
@@ -161,7 +114,7 @@ class Following:
                 left.lose(self.moved)
                 return None
             there, number = where
-            found: Any = there.registry.find_session(number) if number else None
+            found = there.registry.find_session(number) if number else None
             if found is None:
                 return there, not number
             self._next = found, False
@@ -169,7 +122,7 @@ class Following:
             self._hand_on(left, *self._next)
         return None
 
-    def request(self, left: Followed) -> ProducerRequest:
+    def request(self, left: LocalSession) -> ProducerRequest:
         """The request for the next session."""
         session = left.session
         return ProducerRequest(
@@ -178,12 +131,12 @@ class Following:
             notify_on_contention=session.notify_on_contention, lineage=self._lineage,
         )  # fmt: skip
 
-    def opened(self, left: Followed, session: Followed) -> None:
+    def opened(self, left: LocalSession, session: LocalSession) -> None:
         """Go on by this session, which was opened for the producers."""
         self._next = session, True
         self._hand_on(left, session, True)
 
-    def _hand_on(self, left: Followed, found: Followed, opened: bool) -> None:
+    def _hand_on(self, left: LocalSession, found: LocalSession, opened: bool) -> None:
         """Give the producers their next session; a second call continues where one failed."""
         self._engine.registry.unregister(left)
         self._finalizer.detach()
@@ -199,7 +152,7 @@ class Following:
 class Waiting:
     """A session whose producers are to follow; `outcome` is settled once they have."""
 
-    def __init__(self, following: Following, left: Followed, outcome: Future[None]) -> None:
+    def __init__(self, following: Following, left: LocalSession, outcome: Future[None]) -> None:
         self.following, self.left, self.outcome = following, left, outcome
         self._end = 0.0  # of the attempts, from the first one on
 
@@ -294,7 +247,7 @@ def _follow(some: list[Waiting]) -> list[Waiting]:
     return later
 
 
-def _open(engine: Destination, some: list[Waiting]) -> list[Waiting]:
+def _open(engine: Runtime, some: list[Waiting]) -> list[Waiting]:
     """Open the next sessions on this engine; returns those that were refused."""
     try:
         futures = [SessionFuture(engine, one.left) for one in some]
@@ -329,18 +282,15 @@ def _goes_on(one: Waiting, future: SessionFuture) -> bool:
     return True
 
 
-class SessionFuture(GrantFuture[Followed]):
+class SessionFuture(GrantFuture["LocalSession"]):
     """The future of the session that continues after a hand-over."""
 
-    _engine: Any
+    _engine: Runtime
 
-    def __init__(self, engine: Any, left: Followed) -> None:
+    def __init__(self, engine: Runtime, left: LocalSession) -> None:
         super().__init__(engine, left.session.topic)
         self._name, self._options = left.topic, left.options
 
-    def make(self, session: Session, last_sequence: int) -> Followed:
+    def make(self, session: Session, last_sequence: int) -> LocalSession:
         """Make the session that was granted."""
-        made: Followed = self._engine.open_session(
-            self._name, session, last_sequence, self._options
-        )
-        return made
+        return self._engine.open_session(self._name, session, last_sequence, self._options)

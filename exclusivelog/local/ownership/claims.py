@@ -21,7 +21,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, refusals
 from exclusivelog._core import Outcome
@@ -37,7 +37,6 @@ from exclusivelog.errors import (
 )
 from exclusivelog.local.log.appending import REPAIRABLE, failure, versions_of
 from exclusivelog.local.ownership import role_rows
-from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.ownership.steps import CLAIM_LOST, RESOURCES, record_claim
 from exclusivelog.local.records import Claimant
 from exclusivelog.local.storage.tables import CURSORS, Tables, cursor_row
@@ -45,7 +44,9 @@ from exclusivelog.refusals import claim_refused, claim_revoked
 from exclusivelog.types import ClaimInfo, EngineInfo, GroupInfo
 
 if TYPE_CHECKING:
+    from exclusivelog.local.ownership.sessions import Succession
     from exclusivelog.local.ownership.steps import Successors
+    from exclusivelog.local.runtime import Runtime
     from exclusivelog.local.storage.ledger import Ledger
 
 
@@ -55,20 +56,10 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.25  # a death sends no wake-up
 
 
-class Bound(Protocol):
-    """Ends the sessions that are bound to claims."""
-
-    def end_of(self, party: Claimant) -> str:
-        """How its engine ended, as the reason of an event: dead or unresponsive."""
-
-    def end_claims(self, tables: Tables, claimants: Sequence[Claimant], kind: str) -> None:
-        """End the producers that are bound to these claims, which have ended."""
-
-
 class Claims:
     """All changes of the claims of one ledger."""
 
-    def __init__(self, ledger: Ledger, sessions: Bound) -> None:
+    def __init__(self, ledger: Ledger, sessions: Succession) -> None:
         self._ledger = ledger
         self._sessions = sessions
 
@@ -265,61 +256,10 @@ def claim_info(claimant: Claimant) -> ClaimInfo:
 Positions = Mapping[int, int]  # topic id: offset
 
 
-class Releases(Protocol):
-    """Releases claims in the background."""
-
-    def give_up_claims(
-        self, claimants: Iterable[Claimant], release: Callable[[Claimant], object]
-    ) -> None:
-        """Release what an interrupted call has claimed."""
-
-
-class Requests(Protocol):
-    """The sessions of the ledger."""
-
-    @property
-    def succession(self) -> Bound:
-        """Ends sessions that are bound to claims."""
-
-
-class Host(Protocol):
-    """What a claim needs of the engine that holds it."""
-
-    info: EngineInfo
-    unflushed: bool
-
-    @property
-    def ledger(self) -> Ledger:
-        """Where claims are kept."""
-
-    @property
-    def sessions(self) -> Requests:
-        """Its sessions."""
-
-    @property
-    def slot(self) -> int:
-        """Its place in the lock file; LedgerError if it is read-only."""
-
-    @property
-    def notifications(self) -> Any:
-        """Its notifications: their lock, and the `Successors` of its claims."""
-
-    @property
-    def registry(self) -> Registry:
-        """Its claims."""
-
-    @property
-    def worker(self) -> Releases:
-        """Its background worker."""
-
-    def check_open(self) -> None:
-        """EngineClosedError unless the engine can be used here."""
-
-
 class HeldClaim:
     """One claim that an engine has made; see `exclusivelog.backend.ClaimSession`."""
 
-    def __init__(self, host: Host, claimant: Claimant) -> None:
+    def __init__(self, host: Runtime, claimant: Claimant) -> None:
         self.id = claimant.id
         self.group = claimant.group
         self.generations = dict(claimant.generations)
@@ -359,7 +299,7 @@ class LocalGroupCursor(HeldClaim):
     reader."""
 
     def __init__(
-        self, host: Host, claimant: Claimant, topics: Mapping[str, int], bound: bool = False
+        self, host: Runtime, claimant: Claimant, topics: Mapping[str, int], bound: bool = False
     ) -> None:
         super().__init__(host, claimant)
         self._topics = dict(topics)
@@ -510,8 +450,9 @@ def _check_exists(tables: Tables, topic: int, name: str) -> None:
 
 
 def _hold(
-    host: Host, group: str, resources: Mapping[str, int | None], make: Callable[[Claimant], Held],
-    check: Callable[[Tables], object] | None = None, reads: bool = False, until: int = 0,
+    host: Runtime, group: str, resources: Mapping[str, int | None],
+    make: Callable[[Claimant], Held], check: Callable[[Tables], object] | None = None,
+    reads: bool = False, until: int = 0,
 ) -> Held:  # fmt: skip
     """Claim resources in one transaction, in which `check` may raise, and which begins before
     `until`; `make` turns the claim into an object, which the engine registers."""
@@ -535,7 +476,7 @@ def _hold(
 class LocalClaims:
     """The claims that one engine holds; see `exclusivelog.backend.ClaimStore`."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Runtime) -> None:
         self._host = host
         self._claims = Claims(host.ledger, host.sessions.succession)
 
@@ -565,7 +506,7 @@ class LocalClaims:
 
 
 def join_group(
-    host: Host, group: str, topics: Mapping[str, int], generation: int | None
+    host: Runtime, group: str, topics: Mapping[str, int], generation: int | None
 ) -> LocalGroupCursor:
     """Become the reader of these topics, {name: id}, in the group; the one before is fenced."""
     check_group(group)

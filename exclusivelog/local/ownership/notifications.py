@@ -13,9 +13,8 @@ import heapq
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core
 from exclusivelog.errors import (
@@ -25,7 +24,6 @@ from exclusivelog.errors import (
     ProducerRevokedError,
     TopicTerminatedError,
 )
-from exclusivelog.local.ownership import pending
 from exclusivelog.local.ownership.pending import BETWEEN_CHUNKS_SECONDS, Deliveries, Pending
 from exclusivelog.local.ownership.sessions import CHUNK_SECONDS
 from exclusivelog.local.ownership.steps import (
@@ -41,10 +39,12 @@ from exclusivelog.local.ownership.steps import (
     Successors,
     moved_error,
 )
-from exclusivelog.local.records import Session, Transfer
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.records import Session
 from exclusivelog.types import OwnerInfo
 from exclusivelog.waits import AnyFuture
+
+if TYPE_CHECKING:
+    from exclusivelog.local.runtime import OpenEngine
 
 LONGEST_SLEEP_SECONDS = 5.0
 RETRY_SECONDS = 0.25  # after a round that failed
@@ -54,83 +54,11 @@ PROMOTED_AT_ONCE = 1000
 RELEASED_AT_FIRST, RELEASED_AT_LEAST, RELEASED_AT_MOST = 64, 48, 250
 
 
-class Sessions(pending.Sessions, Protocol):
-    """The operations on sessions that notifications use."""
-
-    def owner(self, topic: int) -> OwnerInfo | None:
-        """The topic's owner, if it has one that lives."""
-
-    def promote_again(self, topics: Iterable[int]) -> None:
-        """Retry promotions that are due."""
-
-    def destinations_gone(self, topics: Iterable[int]) -> set[int]:
-        """The topics among these whose hand-over goes to a dead engine."""
-
-
-class Released(Protocol):
-    """The outcome for one session that was to be handed over: `to` has its topic, if it moved."""
-
-    @property
-    def session(self) -> int:
-        """Its id."""
-
-    @property
-    def to(self) -> Transfer | None:
-        """Where the topic is now."""
-
-
-class HandOver(Protocol):
-    """The steps of hand-overs."""
-
-    def release(self, sessions: Iterable[tuple[int, int]]) -> Sequence[Released]:
-        """Release (session, topic) pairs that were drained, if they are still to be moved."""
-
-
-class Ledger(pending.Ledger, Protocol):
-    """The ledger that has the notifications."""
-
-    pause_lock: Any  # serialises operations that pause producers
-
-    @property
-    def lockfile(self) -> Any:
-        """The `LockFile`, which has the figures."""
-
-    def read(self) -> AbstractContextManager[Tables]:
-        """A snapshot."""
-
-
-class Committer(pending.Background, Protocol):
-    """Commits in the background."""
-
-    def drain_session(self, session: int) -> None:
-        """Commit what this session's producer has accepted."""
-
-
-class Host(pending.Host, Protocol):
-    """The engine that is notified."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """Its ledger."""
-
-    @property
-    def sessions(self) -> Sessions:
-        """The sessions of its ledger."""
-
-    @property
-    def committer(self) -> Committer:
-        """Its background commits."""
-
-    @property
-    def hand_over(self) -> HandOver:
-        """The steps of hand-overs."""
-
-
 class Retries:
     """Promotions to be retried at a given time: during a settle delay or a reservation (rules D7,
     E3)."""
 
-    def __init__(self, engine: Callable[[], Host], lock: Any) -> None:
+    def __init__(self, engine: Callable[[], OpenEngine], lock: Any) -> None:
         self._engine = engine
         self._lock = lock
         self._due: list[tuple[int, int]] = []  # (ns of the monotonic clock, topic)
@@ -171,7 +99,7 @@ class Retries:
 class Releases:
     """Sessions of this engine whose topics are to be handed over (rule E2)."""
 
-    def __init__(self, engine: Callable[[], Host], lock: Any, requests: Pending) -> None:
+    def __init__(self, engine: Callable[[], OpenEngine], lock: Any, requests: Pending) -> None:
         self._engine = engine
         self._lock = lock
         self._pending = requests
@@ -249,7 +177,7 @@ class Notifications:
     """One engine's notifications. `pending` has its waiting requests, `retries` its promotions to
     be retried, `releases` its sessions to be handed over."""
 
-    def __init__(self, engine: Host) -> None:
+    def __init__(self, engine: OpenEngine) -> None:
         self.lock: Any = threading.RLock()
         self.read_up_to = 0
         self.successors = Successors()
@@ -262,7 +190,7 @@ class Notifications:
         self._failed = False
 
     @property
-    def _engine(self) -> Host:
+    def _engine(self) -> OpenEngine:
         return _engine_of(self._owner)
 
     def sleep_timeout(self) -> float:
@@ -368,7 +296,7 @@ class Notifications:
         return None
 
 
-def _engine_of(engine: weakref.ref[Host]) -> Host:
+def _engine_of(engine: weakref.ref[OpenEngine]) -> OpenEngine:
     found = engine()
     assert found is not None, "notifications are used through their engine"
     return found

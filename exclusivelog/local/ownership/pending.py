@@ -21,24 +21,24 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from exclusivelog import _core, logs
 from exclusivelog.errors import (
     ExclusiveLogError,
     WaitTimeoutError,
 )
-from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.records import (
     FENCING,
     Registration,
     Session,
     StillReleasing,
-    Transfer,
 )
 from exclusivelog.refusals import timed_out
-from exclusivelog.types import OwnerInfo
 from exclusivelog.waits import AnyFuture, give_granted, time_limit
+
+if TYPE_CHECKING:
+    from exclusivelog.local.runtime import OpenEngine
 
 # ---- arrivals --------------------------------------------------------------------------
 
@@ -304,113 +304,6 @@ FEW_ENTRIES = 1000  # so many deadlines of ended requests may stay in memory
 Made = TypeVar("Made")
 
 
-class Worker(Protocol):
-    """The background worker of an engine."""
-
-    def wake(self) -> None:
-        """Start the next round of the background thread now."""
-
-    def release_orphans(self) -> None:
-        """Release sessions that were granted to interrupted calls."""
-
-    @property
-    def is_behind(self) -> bool:
-        """Has it not had the writer lock since `release_later` was called?"""
-
-    def release_later(self, session: Session) -> None:
-        """Release one session as soon as the writer lock is free."""
-
-
-class Callbacks(Protocol):
-    """Runs code of the application."""
-
-    def call_later(self, function: Callable[[], object]) -> None:
-        """Run it in a thread of its own."""
-
-
-class Sessions(Protocol):
-    """The operations on sessions that waiting requests use."""
-
-    def topic_name(self, topic: int) -> str:
-        """The name of the topic with this id."""
-
-    def cancel(self, session: Session, until: int = 0) -> bool:
-        """Remove the session from its queue. False if it is not in it (any more)."""
-
-    def still_coming(self, topic: int, engine: str) -> Transfer | None:
-        """The hand-over of this topic to this engine whose source is still to release it."""
-
-    def holders(self, topic: int) -> list[OwnerInfo]:
-        """Who holds the topic."""
-
-
-class Background(Protocol):
-    """A background thread that is started with the first request that waits."""
-
-    def start(self) -> None:
-        """Start it, unless it runs."""
-
-
-class Ledger(Protocol):
-    """The ledger of the requests."""
-
-    path: str
-    journal: _core.Journal | None
-    watch: Any  # the `StallWatch`
-
-    @property
-    def checkpointer(self) -> Background:
-        """Its background checkpoints."""
-
-
-class Reader(Protocol):
-    """The engine's notifications."""
-
-    def read(self) -> None:
-        """Read new notifications, and call the application."""
-
-
-class Host(Protocol):
-    """The engine of the requests."""
-
-    id: str
-
-    @property
-    def forked(self) -> bool:
-        """Was it inherited by a forked child?"""
-
-    @property
-    def sessions(self) -> Sessions:
-        """The sessions of its ledger."""
-
-    @property
-    def notifications(self) -> Reader:
-        """Its notifications."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """Its ledger."""
-
-    @property
-    def committer(self) -> Background:
-        """Its background commits."""
-
-    @property
-    def registry(self) -> Registry:
-        """What the engine has open."""
-
-    @property
-    def worker(self) -> Worker:
-        """Its background worker."""
-
-    @property
-    def callbacks(self) -> Callbacks:
-        """Runs code of the application."""
-
-    def check_open(self) -> None:
-        """EngineClosedError unless the engine can be used here."""
-
-
 class Deliveries:
     """Calls of the application to be made, in order. A call that fails, for lack of memory or
     threads, is repeated in one of the background thread's next rounds."""
@@ -447,7 +340,7 @@ class Outcomes:
     """Gives requests their outcomes: makes what was granted, and settles futures. `queued` has the
     sessions that wait."""
 
-    def __init__(self, engine: Callable[[], Host], queued: Queued) -> None:
+    def __init__(self, engine: Callable[[], OpenEngine], queued: Queued) -> None:
         self._engine = engine
         self._queued = queued
         # Sessions that another producer waited for before they had a producer.
@@ -514,7 +407,7 @@ class Pending:
     """The pending requests. `lock` is held while one is registered, so that no notification about a
     session is read before the session is known here."""
 
-    def __init__(self, engine: Callable[[], Host], lock: Any, deliveries: Deliveries) -> None:
+    def __init__(self, engine: Callable[[], OpenEngine], lock: Any, deliveries: Deliveries) -> None:
         self.lock = lock
         self._engine = engine
         self._deliveries = deliveries
@@ -835,9 +728,10 @@ class Pending:
                 self.outcomes.fail(arrival.future, 0, error)
 
 
-def _describe_block(engine: Host) -> str:
+def _describe_block(engine: OpenEngine) -> str:
     """The process that holds the writer lock, for the text of an error."""
-    holder = engine.ledger.watch.holder()
+    watch = engine.ledger.watch
+    holder = None if watch is None else watch.holder()
     return "" if holder is None else (
         f"; the writer lock is held by {holder}, and the request leaves the queue once it is free. "
         "Resume or end that process; open(kill_stalled=True) kills one that is silent for longer "

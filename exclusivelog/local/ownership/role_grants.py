@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from exclusivelog import _core
 from exclusivelog.backend import GroupCursor, Owned, RoleDefinition, RoleParts
@@ -28,7 +28,6 @@ from exclusivelog.errors import (
 )
 from exclusivelog.local.ownership import role_rows
 from exclusivelog.local.ownership.claims import Claims, HeldClaim, LocalGroupCursor
-from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.ownership.role_rows import ANCHORS, RoleRow
 from exclusivelog.local.ownership.sessions import Sessions, Succession
 from exclusivelog.local.ownership.steps import (
@@ -55,7 +54,10 @@ from exclusivelog.local.records import (
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables, owner_of
 from exclusivelog.refusals import terminated
-from exclusivelog.types import PREFIX, EngineInfo, OwnerInfo
+from exclusivelog.types import PREFIX, OwnerInfo
+
+if TYPE_CHECKING:
+    from exclusivelog.local.runtime import Runtime
 
 ROLE = "role"  # the reason of events about a role's parts
 Place = tuple[tuple[int, int, int], int]  # a place in the queue's order (rule D1)
@@ -568,29 +570,10 @@ def with_roles(ledger: Ledger, now: Callable[[], int] = _core.now) -> Sessions:
 # ---- of one engine -----------------------------------------------------------------------
 
 
-class Host(Protocol):
-    """The engine that holds the roles."""
-
-    ledger: Ledger
-    sessions: Sessions
-    registry: Registry
-    notifications: Any
-    worker: Any
-    info: EngineInfo
-    unflushed: bool
-
-    @property
-    def slot(self) -> int:
-        """Its place in the lock file; LedgerError if it is read-only."""
-
-    def check_open(self) -> None:
-        """EngineClosedError unless the engine can be used here."""
-
-
 class LocalRoles:
     """See `exclusivelog.backend.RoleStore`."""
 
-    def __init__(self, engine: Host) -> None:
+    def __init__(self, engine: Runtime) -> None:
         self._engine = engine
 
     def own_topic(self, name: str, until: int = 0) -> tuple[int, str]:

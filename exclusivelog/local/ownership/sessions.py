@@ -18,7 +18,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from exclusivelog import _core, refusals
 from exclusivelog import admission as policy
@@ -46,9 +46,6 @@ from exclusivelog.local.ownership.steps import (
     REVOKED,
     TERMINATED,
     WANTED,
-    Living,
-    Roles,
-    Transactions,
     Transfers,
     record,
 )
@@ -71,6 +68,11 @@ from exclusivelog.local.storage.tables import Tables, owner_of
 from exclusivelog.refusals import moving_to
 from exclusivelog.types import EngineInfo, OwnerInfo, WaiterInfo
 
+if TYPE_CHECKING:
+    from exclusivelog.local.ownership.role_grants import RoleGrants
+    from exclusivelog.local.shm.slots import Slots
+    from exclusivelog.local.storage.ledger import Ledger
+
 # ---- succession ------------------------------------------------------------------------
 
 
@@ -83,13 +85,13 @@ class Succession:
     """Grants, promotions, evictions and releases of one ledger's topics, each a step of a
     transaction. `now` is the machine's monotonic clock, in ns."""
 
-    def __init__(self, living: Living, now: Callable[[], int] = _core.now) -> None:
+    def __init__(self, living: Slots, now: Callable[[], int] = _core.now) -> None:
         self.now = now
         self.transfers = Transfers(living, now)
         self._living = living
 
     @property
-    def roles(self) -> Roles:
+    def roles(self) -> RoleGrants:
         """What binds the parts of roles together."""
         return self.transfers.roles
 
@@ -712,7 +714,7 @@ class Sessions:
     """All changes of the holders and waiters of one ledger's topics, each call in a transaction of
     its own. Callers that have a transaction use the steps in `succession` and `requests`."""
 
-    def __init__(self, ledger: Transactions, now: Callable[[], int] = _core.now) -> None:
+    def __init__(self, ledger: Ledger, now: Callable[[], int] = _core.now) -> None:
         self.succession = Succession(ledger.lockfile.slots, now)
         self.requests = Requests(self.succession)
         self._ledger = ledger

@@ -28,17 +28,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core
-from exclusivelog.backend import RoleDefinition
 from exclusivelog.errors import OwnershipLostError, ProducerMovedError, describe_engine
 from exclusivelog.events import EVENTS, Event
 from exclusivelog.local.records import SHARED, Claimant, Session, Transfer, is_role
 from exclusivelog.local.storage.tables import Tables, owner_of
 from exclusivelog.refusals import handed_over
 from exclusivelog.types import EngineInfo
+
+if TYPE_CHECKING:
+    from exclusivelog.local.ownership.role_grants import RoleGrants
+    from exclusivelog.local.ownership.sessions import Succession
+    from exclusivelog.local.shm.slots import Slots
 
 # ---- events and notifications ----------------------------------------------------------
 
@@ -54,52 +57,6 @@ CLAIM_MOVED = "claim moved"  # it names the successor
 RESOURCES = 0  # incremented when a resource may be free
 MOVES = 2**63  # incremented by every step of a hand-over
 HANDED_OVER = "hand-over"  # the reason of a grant
-
-
-class Living(Protocol):
-    """The liveness of engines: by the ledger's lock file, or by the model checker."""
-
-    @property
-    def opened(self) -> int:
-        """When the ledger was opened by the first of its engines, in ns of the monotonic clock."""
-
-    def alive(self, slot: int, engine: str) -> bool:
-        """Does this engine exist, and send its heartbeats?"""
-
-    def exists(self, slot: int, engine: str) -> bool:
-        """Does this engine exist, responsive or not?"""
-
-    def present(self) -> list[EngineInfo]:
-        """The engines that exist."""
-
-
-class LockFile(Protocol):
-    """Where engines register."""
-
-    @property
-    def slots(self) -> Living:
-        """One for each engine."""
-
-
-class Transactions(Protocol):
-    """The ledger whose rows change, each time in one transaction: all of it or, if it raises,
-    nothing."""
-
-    @property
-    def lockfile(self) -> LockFile:
-        """The liveness of engines."""
-
-    def read(self) -> AbstractContextManager[Tables]:
-        """A snapshot."""
-
-    def write_exclusive(self, until: int = 0) -> AbstractContextManager[Tables]:
-        """An exclusive write."""
-
-    def write_checkpointed(self, until: int = 0) -> AbstractContextManager[Tables]:
-        """An exclusive write whose tables have all that the journal has."""
-
-    def write_concurrent(self, until: int = 0) -> AbstractContextManager[Tables]:
-        """A concurrent write: appends go on."""
 
 
 def record(
@@ -169,7 +126,7 @@ def claims_that_move(tables: Tables, row: _core.TopicRow, to: Transfer) -> list[
 
 
 def notify_moved(
-    living: Living, tables: Tables, row: _core.TopicRow, moved: list[Claimant], to: Transfer
+    living: Slots, tables: Tables, row: _core.TopicRow, moved: list[Claimant], to: Transfer
 ) -> None:
     """Notify the engines that had these claims of the successor."""
     for holder in moved:
@@ -218,50 +175,12 @@ def _engine_of(engine: str, name: str, pid: int, properties: dict[str, str]) -> 
 # ---- seats of shared producers ---------------------------------------------------------
 
 
-class Roles(Protocol):
-    """The operations of role_grants.py, for sessions.py; each within the caller's transaction."""
-
-    def evict_dead(self, tables: Tables, definition: RoleDefinition, mode: str) -> None:
-        """Evict sessions of dead engines from the role's topics."""
-
-    def register(
-        self, tables: Tables, row: _core.TopicRow, seat: Session, definition: RoleDefinition
-    ) -> None:
-        """Write the request, and the anchor that its parts are bound to."""
-
-    def check_free(self, tables: Tables, seat: Session, waits: bool) -> bool:
-        """Is every part of the role free, for a request that is not queued?"""
-
-    def queue(self, tables: Tables, seat: Session) -> None:
-        """Queue a part on each of the role's topics, at the same place as the seat."""
-
-    def admitted(self, tables: Tables, seat: Session) -> None:
-        """Grant all parts of the role, because its seat was granted. Raises if one is not free."""
-
-    def dropped(self, tables: Tables, session: Session, kind: str, reason: str) -> None:
-        """A bound session has ended."""
-
-    def claim_ended(self, tables: Tables, claimant: Claimant, kind: str) -> None:
-        """The same for a claim."""
-
-    def postpones(self, tables: Tables, row: _core.TopicRow) -> bool:
-        """Is this topic's next owner chosen at the end of the transaction?"""
-
-    def cancelled(
-        self, tables: Tables, row: _core.TopicRow, transfer: Transfer, reason: str
-    ) -> None:
-        """The hand-over of a role has failed."""
-
-    def prolong(self, tables: Tables, row: _core.TopicRow, transfer: Transfer) -> None:
-        """The hand-over of a role has a new deadline."""
-
-
 class Transfers:
     """The hand-overs in progress, and whether they can still succeed. `with_roles` sets `roles`."""
 
-    roles: Roles
+    roles: RoleGrants
 
-    def __init__(self, living: Living, now: Callable[[], int]) -> None:
+    def __init__(self, living: Slots, now: Callable[[], int]) -> None:
         self._living = living
         self._now = now
 
@@ -326,28 +245,6 @@ class Transfers:
         return transfer if transfer.session and transfer.session == row.owner else None
 
 
-class Sessions(Protocol):
-    """The operations on sessions that a move of a seat uses."""
-
-    @property
-    def transfers(self) -> Transfers:
-        """The hand-overs in progress."""
-
-    def now(self) -> int:
-        """The machine's monotonic clock, in ns."""
-
-    def notify_assigned(
-        self, tables: Tables, row: _core.TopicRow, transfer: Transfer, source: Session | None,
-        reason: str,
-    ) -> None:  # fmt: skip
-        """Record that it is reserved, and notify the destination."""
-
-    def drop_holder(
-        self, tables: Tables, row: _core.TopicRow, session: Session, kind: str, reason: str
-    ) -> None:
-        """Remove a holder of the topic."""
-
-
 def held_seat(tables: Tables, topic: int, lineage: int) -> Session | None:
     """The shared session at the end of this lineage of hand-overs."""
     return next(
@@ -403,7 +300,9 @@ def take_seat(tables: Tables, row: _core.TopicRow, seat: Session, session: Sessi
     return transfer
 
 
-def pass_seat_on(sessions: Sessions, tables: Tables, row: _core.TopicRow, session: Session) -> None:
+def pass_seat_on(
+    sessions: Succession, tables: Tables, row: _core.TopicRow, session: Session
+) -> None:
     """Reserve the seat of a shared session that has ended, if the seat is being handed over."""
     seat = tables.transfers.seat(row.id, session.id)
     if seat is None:
@@ -437,7 +336,7 @@ def next_seat_deadline(tables: Tables, topic: int) -> int | None:
     )
 
 
-def end_overdue_seats(sessions: Sessions, tables: Tables, row: _core.TopicRow) -> None:
+def end_overdue_seats(sessions: Succession, tables: Tables, row: _core.TopicRow) -> None:
     """End the moves of seats that cannot succeed any more."""
     for session, seat in _all_seats(tables, row):
         if not sessions.transfers.has_destination(seat):
@@ -447,7 +346,7 @@ def end_overdue_seats(sessions: Sessions, tables: Tables, row: _core.TopicRow) -
 
 
 def cancel_seats(
-    sessions: Sessions, tables: Tables, row: _core.TopicRow, reason: str, until: int | None = None
+    sessions: Succession, tables: Tables, row: _core.TopicRow, reason: str, until: int | None = None
 ) -> bool:
     """End the moves of this topic's seats (only those with this deadline, unless None): a producer
     that has not released its seat keeps it. Returns whether there were any."""
@@ -462,7 +361,7 @@ def _all_seats(tables: Tables, row: _core.TopicRow) -> list[tuple[int, Transfer]
 
 
 def _end_seat(
-    sessions: Sessions, tables: Tables, row: _core.TopicRow, session: int, seat: Transfer,
+    sessions: Succession, tables: Tables, row: _core.TopicRow, session: int, seat: Transfer,
     reason: str,
 ) -> None:  # fmt: skip
     tables.transfers.drop_seat(row.id, session)

@@ -24,7 +24,7 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerFullError, TopicNotFoundError
@@ -36,6 +36,7 @@ from exclusivelog.refusals import NO_OWNER
 from exclusivelog.types import EngineInfo, Move, TransferInfo
 
 if TYPE_CHECKING:
+    from exclusivelog.local.ownership.sessions import Succession
     from exclusivelog.local.storage.ledger import Ledger
 
 POLL_SECONDS = 0.25  # a death sends no wake-up
@@ -69,37 +70,6 @@ class Begun(NamedTuple):
 
     move: Move
     lineage: int = 0
-
-
-class Succession(steps.Sessions, Protocol):
-    """The succession of a topic's holders; see sessions.py."""
-
-    @property
-    def roles(self) -> steps.Roles:
-        """The roles among the sessions."""
-
-    def alive(self, party: Session) -> bool:
-        """Does its engine exist, and respond?"""
-
-    def evict_dead(self, tables: Tables, row: _core.TopicRow, mode: str) -> None:
-        """Evict what dead engines have on the topic."""
-
-    def move_claims(self, tables: Tables, row: _core.TopicRow, transfer: Transfer) -> None:
-        """Move the claims of a hand-over's groups."""
-
-    def assign(
-        self, tables: Tables, row: _core.TopicRow, transfer: Transfer, source: Session | None = None
-    ) -> Transfer:
-        """Reserve the topic for the destination."""
-
-    def promote(self, tables: Tables, row: _core.TopicRow) -> None:
-        """Promote the best waiter of a free topic."""
-
-    def drop_holder(
-        self, tables: Tables, row: _core.TopicRow, session: Session, kind: str, reason: str,
-        rival: Session | Transfer | None = None,
-    ) -> None:  # fmt: skip
-        """Remove a holder of the topic."""
 
 
 class HandOver:
