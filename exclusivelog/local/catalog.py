@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, logs
 from exclusivelog.backend import LastingLock, check_name, is_internal
@@ -20,7 +20,6 @@ from exclusivelog.local.names import (
 )
 from exclusivelog.local.ownership import steps
 from exclusivelog.local.ownership.claims import Claims
-from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.ownership.role_rows import list_roles
 from exclusivelog.local.ownership.sessions import Sessions, clear
 from exclusivelog.local.records import describe, owner_info
@@ -38,31 +37,16 @@ from exclusivelog.types import (
     TopicStats,
 )
 
+if TYPE_CHECKING:
+    from exclusivelog.local.runtime import Runtime
+
 log = logging.getLogger(__name__)
-
-
-class Host(Protocol):
-    """The engine of the catalog."""
-
-    ledger: Ledger
-    sessions: Sessions
-    registry: Registry
-    unflushed: bool
-
-    def check_open(self) -> None:
-        """EngineClosedError unless the engine can be used here."""
-
-    def latest(self, topic: int) -> _core.TopicRow:
-        """The topic's current row."""
-
-    def release_dropped(self) -> None:
-        """Release the sessions of dropped producers of this process."""
 
 
 class LocalCatalog:
     """Facts about a ledger as a whole, and the deletion of topics."""
 
-    def __init__(self, engine: Host) -> None:
+    def __init__(self, engine: Runtime) -> None:
         self._engine = engine
 
     @property

@@ -5,44 +5,28 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from exclusivelog import _core
 from exclusivelog.backend import Appended, OnceRun
 from exclusivelog.errors import LedgerError
 from exclusivelog.local import records
 from exclusivelog.local.names import create_topic, existing
-from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.records import Session
-from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.messages import Columns
-from exclusivelog.types import AccessMode, EngineInfo
+from exclusivelog.types import AccessMode
+
+if TYPE_CHECKING:
+    from exclusivelog.local.runtime import Runtime
 
 ENTRY_BYTES, ENTRY_MESSAGES = 1 << 20, 1_000_000
-
-
-class Host(Protocol):
-    """The engine that appends."""
-
-    id: str
-    name: str
-    info: EngineInfo
-    ledger: Ledger
-    sessions: Sessions
-
-    @property
-    def slot(self) -> int:
-        """Its slot in the lock file; LedgerError if it is read-only, and has none."""
-
-    def release_dropped(self) -> None:
-        """Release the sessions of dropped producers of this process."""
 
 
 class LocalOnce:
     """Batches of one ledger's topics; see `exclusivelog.backend.Once`."""
 
-    def __init__(self, engine: Host) -> None:
+    def __init__(self, engine: Runtime) -> None:
         self._engine = engine
 
     def append(
@@ -103,7 +87,7 @@ def _topic(tables: Tables, name: str) -> int:
 
 
 def _append(
-    engine: Host,
+    engine: Runtime,
     tables: Tables,
     topic: int,
     run: OnceRun,
@@ -135,7 +119,7 @@ def _went_back(row: _core.TopicRow, run: OnceRun, number: int, last: int) -> Led
     )
 
 
-def _session(engine: Host, tables: Tables, topic: int, run: OnceRun) -> Session:
+def _session(engine: Runtime, tables: Tables, topic: int, run: OnceRun) -> Session:
     mode = AccessMode.parse(run.access_mode).value
     shared = mode == records.SHARED
     return Session(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, logs
 from exclusivelog.backend import Kind, Snapshot
@@ -14,7 +14,6 @@ from exclusivelog.errors import LedgerFullError, StateError
 from exclusivelog.local.faults import retry_damaged
 from exclusivelog.local.maintenance.compression import check_engines, set_compression, stats
 from exclusivelog.local.maintenance.retention import (
-    RetentionWorker,
     first_to_retain,
     note_time,
     set_retention,
@@ -23,9 +22,7 @@ from exclusivelog.local.maintenance.retention import (
 from exclusivelog.local.maintenance.views import read_snapshot, read_view
 from exclusivelog.local.names import checked, existing, stats_of
 from exclusivelog.local.ownership.claims import Claims
-from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.storage.compression import naming
-from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.types import (
     Announcement,
@@ -36,46 +33,16 @@ from exclusivelog.types import (
     WaiterInfo,
 )
 
+if TYPE_CHECKING:
+    from exclusivelog.local.runtime import Runtime
+
 log = logging.getLogger(__name__)
-
-
-class HandOver(Protocol):
-    """Moves of topics."""
-
-    def transfers(self, topic: int) -> list[TransferInfo]:
-        """The hand-overs in progress."""
-
-
-class Host(Protocol):
-    """The engine of a topic."""
-
-    ledger: Ledger
-    sessions: Sessions
-    retention_worker: RetentionWorker
-    unflushed: bool  # does it show and acknowledge what a power loss could take away?
-
-    @property
-    def hand_over(self) -> HandOver:
-        """The steps of hand-overs."""
-
-    def check_open(self) -> None:
-        """EngineClosedError unless the engine can be used here."""
-
-    def latest(self, topic: int) -> _core.TopicRow:
-        """The topic's current row."""
-
-    def compact(self, topic: int) -> int:
-        """Rebuild a topic's compacted view."""
-
-    @property
-    def renew(self) -> Callable[[int], int]:
-        """Takes a map's snapshot, and rebuilds a compacted view, before old messages go."""
 
 
 class LocalTopic:
     """One topic of a ledger."""
 
-    def __init__(self, engine: Host, topic: int) -> None:
+    def __init__(self, engine: Runtime, topic: int) -> None:
         self._engine, self._id = engine, topic
 
     def facts(self) -> _core.TopicRow:

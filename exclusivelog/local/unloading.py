@@ -12,17 +12,19 @@ import functools
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from exclusivelog import _core
 from exclusivelog.backend import MoveCancelled, check_engine_id, check_groups, check_selection
 from exclusivelog.errors import LedgerError, TopicNotFoundError, WaitTimeoutError
 from exclusivelog.local.ownership.steps import MOVES
-from exclusivelog.local.ownership.transfers import Begun, HandOver, Wish
+from exclusivelog.local.ownership.transfers import Begun, Wish
 from exclusivelog.local.records import Session, is_role
-from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.types import Move
 from exclusivelog.waits import check_seconds, time_limit
+
+if TYPE_CHECKING:
+    from exclusivelog.local.runtime import Runtime
 
 MOVED_AT_ONCE = 250  # topics in one transaction: others wait for the ledger meanwhile
 INSPECTED_AFTER = 0.25  # seconds: all topics of a move, where the last one is not released yet
@@ -30,39 +32,10 @@ LONGEST_SECONDS = 10**8  # of a move: about three years
 CANCELLED_WITHIN = 2.0  # seconds that a cancel waits for the writer lock
 
 
-class Evicting(Protocol):
-    """A background worker."""
-
-    def evict_dead_engines(self, among: Iterable[str], until: int = 0) -> None:
-        """Evict the sessions of the dead engines among these. WaitTimeoutError if that cannot begin
-        before `until`."""
-
-    def do_later(self, call: Callable[[], object]) -> None:
-        """Make a call in the background, as soon as the writer lock is free."""
-
-
-class Host(Protocol):
-    """The engine that coordinates."""
-
-    path: str
-    ledger: Ledger
-    hand_over: HandOver
-
-    @property
-    def worker(self) -> Evicting:
-        """Its background worker."""
-
-    def check_open(self) -> None:
-        """EngineClosedError unless the engine can be used here."""
-
-    def check_writable(self) -> None:
-        """Raise an error unless the engine can be used here, and is open to write."""
-
-
 class Chunk:
     """Topics whose hand-overs begin in one transaction, and the present states of these."""
 
-    def __init__(self, engine: Host, names: list[str], wish: Wish) -> None:
+    def __init__(self, engine: Runtime, names: list[str], wish: Wish) -> None:
         self._engine = engine
         self._wish = wish
         try:
@@ -172,7 +145,7 @@ class Unloading:
     """One call of `Engine.unload`: its topics are moved chunk by chunk."""
 
     def __init__(
-        self, engine: Host, names: Callable[[], list[str]], to: str, timeout: float,
+        self, engine: Runtime, names: Callable[[], list[str]], to: str, timeout: float,
         groups: Iterable[str], producer: str | None, session: Session | None = None,
     ) -> None:  # fmt: skip
         engine.check_writable()
@@ -233,7 +206,7 @@ class Unloading:
 
 
 def unloading(
-    engine: Host, there: Callable[[], list[str]], topics: str | Iterable[str], to: str,
+    engine: Runtime, there: Callable[[], list[str]], topics: str | Iterable[str], to: str,
     timeout: float, groups: Iterable[str], producer: str | None,
 ) -> Unloading:  # fmt: skip
     """The hand-overs of `Engine.unload` and `unload_async`; `there` returns the names of all
@@ -244,7 +217,7 @@ def unloading(
 
 
 def begin_move(
-    engine: Host, topic: str, session: Session, to: str, timeout: float, groups: Iterable[str]
+    engine: Runtime, topic: str, session: Session, to: str, timeout: float, groups: Iterable[str]
 ) -> Unloading:
     """Begin to hand over one producer; see `Producer.move`. ProducerFencedError if its session has
     ended: then another producer may have its name."""
@@ -274,7 +247,7 @@ def choose(path: str, there: Callable[[], list[str]], topics: str | Iterable[str
     return found
 
 
-def _describe_engines(engine: Host) -> str:
+def _describe_engines(engine: Runtime) -> str:
     there = ", ".join(
         f"{other.name!r} (id {other.id})" for other in engine.ledger.lockfile.slots.engines()
     )

@@ -8,21 +8,19 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, logs, threads
 from exclusivelog.errors import ExclusiveLogError, LedgerError
-from exclusivelog.local.maintenance.retention import RetentionWorker
 from exclusivelog.local.ownership import role_rows, steps
-from exclusivelog.local.ownership.notifications import Notifications
-from exclusivelog.local.ownership.pending import Limits
-from exclusivelog.local.ownership.registry import Registry
-from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.records import Claimant, Session
 from exclusivelog.local.shm.slots import FIRST_BEAT_SECONDS, Slot, own_beat_seconds
 from exclusivelog.local.storage.changes import is_logged, log_gone
 from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.waits import AnyFuture
+
+if TYPE_CHECKING:
+    from exclusivelog.local.ownership.pending import Pending
+    from exclusivelog.local.runtime import OpenEngine
 
 log = logging.getLogger(__name__)
 
@@ -33,18 +31,6 @@ RELEASED_AT_ONCE = 1000
 FIRST_ROUND_SECONDS = 0.05
 
 
-class Host(Protocol):
-    """The engine of a worker."""
-
-    name: str
-    ledger: Ledger
-    sessions: Sessions
-    notifications: Notifications
-    registry: Registry
-    retention_worker: RetentionWorker
-    closed: bool
-
-
 class BackgroundWorker:
     """Reads notifications, hands topics over, retries promotions, evicts dead engines, and releases
     dropped sessions.
@@ -52,7 +38,7 @@ class BackgroundWorker:
     It refers to parts of its engine; only its thread refers to the engine, until that is closed.
     """
 
-    def __init__(self, engine: Host) -> None:
+    def __init__(self, engine: OpenEngine) -> None:
         self.thread: threading.Thread | None = None
         self._name, self._engine_id = engine.name, ""
         self._ledger, self._sessions = engine.ledger, engine.sessions
@@ -65,7 +51,7 @@ class BackgroundWorker:
         self._given_up: deque[Callable[[], object]] = deque()  # releases of claims, say
         self._orphans_wanted = False
 
-    def start(self, engine: Host, slot: Slot) -> None:
+    def start(self, engine: OpenEngine, slot: Slot) -> None:
         """Start the thread of this engine, which has this slot."""
         self._slot, self._engine_id = slot, slot.engine
         words = self._ledger.lockfile.atomics
@@ -95,7 +81,7 @@ class BackgroundWorker:
 
     # ---- rounds ----------------------------------------------------------------------------
 
-    def _run(self, engine: Host, slot: Slot, seen: int) -> None:
+    def _run(self, engine: OpenEngine, slot: Slot, seen: int) -> None:
         known = slot.arrivals()
         slot.await_wake_up(seen, FIRST_ROUND_SECONDS)
         while not engine.closed:
@@ -313,31 +299,6 @@ class BackgroundWorker:
         )  # fmt: skip
 
 
-class Waking(Protocol):
-    """The background worker of an engine."""
-
-    def wake(self) -> None:
-        """Start its next round now."""
-
-
-class Waits(Protocol):
-    """The pending requests of an engine."""
-
-    @property
-    def limits(self) -> Limits:
-        """When they end at the latest."""
-
-    def end_late(self, futures: Iterable[AnyFuture]) -> None:
-        """End those that the background worker has not ended."""
-
-
-class Calling(Protocol):
-    """Runs code in threads of its own."""
-
-    def call_later(self, function: Callable[[], object]) -> None:
-        """Run a function in a thread of its own; LedgerError if there can be none."""
-
-
 class Heartbeat:
     """Sends heartbeats in a thread of its own, which touches memory alone: no beat waits for a
     disk, the ledger's path, a log handler or the application (rule C9). It needs the interpreter's
@@ -348,8 +309,8 @@ class Heartbeat:
     """
 
     def __init__(
-        self, name: str, ledger: Ledger, slot: Slot, keepalive: float | None, worker: Waking,
-        waits: Waits, callbacks: Calling,
+        self, name: str, ledger: Ledger, slot: Slot, keepalive: float | None,
+        worker: BackgroundWorker, waits: Pending, callbacks: Callbacks,
     ) -> None:  # fmt: skip
         self._ended, self._limits, self._path = threading.Event(), waits.limits, ledger.path
         self._place = PlaceWatch(name, ledger, keepalive, self._limits.wake)
@@ -363,8 +324,8 @@ class Heartbeat:
         threads.start(self._path, self._thread)
 
     def _run(
-        self, ledger: Ledger, slot: Slot, keepalive: float | None, worker: Waking, waits: Waits,
-        callbacks: Calling,
+        self, ledger: Ledger, slot: Slot, keepalive: float | None, worker: BackgroundWorker,
+        waits: Pending, callbacks: Callbacks,
     ) -> None:  # fmt: skip
         seconds = FIRST_BEAT_SECONDS  # the opening thread needs the interpreter now
         while not self._ended.is_set():
