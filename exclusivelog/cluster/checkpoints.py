@@ -34,7 +34,7 @@ import logging
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
@@ -51,6 +51,9 @@ from exclusivelog.errors import (
     OffsetTrimmedError,
 )
 from exclusivelog.messages import Item
+
+if TYPE_CHECKING:
+    from exclusivelog.cluster.following import TopicLog
 
 __all__ = [
     "Anchor", "Checkpoint", "Mark", "Saving", "holds", "load", "newest_snapshot",
@@ -273,16 +276,7 @@ class Saving:
 # ---- snapshots ----------------------------------------------------------------------------
 
 
-class Topic(Protocol):
-    """The log of a topic that an engine follows."""
-
-    name: str
-    log: OrderedLog
-    changed: threading.Condition
-    saving: Saving
-
-
-def store_snapshot(place: Place, topic: Topic, offset: int, items: Iterable[Item]) -> None:
+def store_snapshot(place: Place, topic: TopicLog, offset: int, items: Iterable[Item]) -> None:
     """Store the state after the messages before `offset`; returns once the cluster has it."""
     with topic.changed:
         anchor = topic.saving.anchor  # its record is the last of those messages, or after them
@@ -294,7 +288,7 @@ def store_snapshot(place: Place, topic: Topic, offset: int, items: Iterable[Item
         beside.close()
 
 
-def newest_snapshot(place: Place, topic: Topic, position: int) -> Snapshot | None:
+def newest_snapshot(place: Place, topic: TopicLog, position: int) -> Snapshot | None:
     """The newest snapshot of this topic, if it is ahead of this offset.
 
     Raises `LedgerCorruptedError` for one that is damaged."""

@@ -50,11 +50,11 @@ import itertools
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgpack
 
-from exclusivelog._core import Entry, crc32c
+from exclusivelog._core import Entry, Message, crc32c
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError, UnsupportedError
 from exclusivelog.types import AccessMode, OwnerInfo
 
@@ -79,25 +79,6 @@ U64 = 2**64 - 1
 # ---- records -----------------------------------------------------------------------------
 
 
-class Source(Protocol):
-    """A message that was read: `exclusivelog.Message`."""
-
-    @property
-    def raw_value(self) -> bytes | None: ...
-    @property
-    def key(self) -> bytes | None: ...
-    @property
-    def properties(self) -> dict[str, str]: ...
-    @property
-    def event_time(self) -> int | None: ...
-    @property
-    def publish_time(self) -> int: ...
-    @property
-    def producer_name(self) -> str: ...
-    @property
-    def sequence_id(self) -> int: ...
-
-
 class Content(NamedTuple):
     """A message without its offset; the fields are those of `Message`.
 
@@ -112,7 +93,7 @@ class Content(NamedTuple):
     sequence_id: int
 
     @classmethod
-    def of(cls, message: Source) -> Content:
+    def of(cls, message: Message) -> Content:
         """The content of a message that was read from a log."""
         return cls(
             message.raw_value, message.key, message.properties, message.event_time,

@@ -37,11 +37,11 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import msgpack
 
-from exclusivelog._core import Entry
+from exclusivelog._core import Batch, Entry
 from exclusivelog.cluster.frames import (
     MAX_BYTES,
     MAX_MESSAGES,
@@ -187,22 +187,6 @@ class Ticket:
         self.offset, self.error, self.done = offset, error, True
         if self.on_done is not None:
             self.on_done(self)
-
-
-class Batch(Protocol):
-    """Encoded messages of one producer: `_core.Batch`."""
-
-    @property
-    def count(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def base_sequence(self) -> int: ...
-    @property
-    def last_sequence(self) -> int: ...
-    def stamp(
-        self, topic: int, base_offset: int, epoch: int, session: int, publish_time: int
-    ) -> Iterator[tuple[int, bytes]]: ...
 
 
 class Sent(NamedTuple):
