@@ -11,18 +11,19 @@ import datetime as dt
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core
-from exclusivelog.backend import EngineBackend
 from exclusivelog.errors import TopicNotFoundError
-from exclusivelog.events import Event
 from exclusivelog.foreign import pass_on_foreign
 from exclusivelog.messages import to_ms
 from exclusivelog.spark.errors import DATA_LOSS, SourceError
 from exclusivelog.spark.options import EARLIEST, LATEST, Bounds, ReadOptions, Where, refuse
+
+if TYPE_CHECKING:
+    import exclusivelog as xl
 
 # The bytes of a partition: below, a separate one is not worth its task; above, a second attempt
 # would repeat too much.
@@ -35,23 +36,6 @@ Offsets = dict[str, int]
 # a recreated topic has the same name but other offsets.
 Position = dict[str, Any]
 IDS = ""  # the key of the ids, which is not a valid name of a topic
-
-
-class Engine(Protocol):
-    """The operations of an engine that planning uses."""
-
-    def topics(self) -> list[str]:
-        """The names of its topics."""
-
-    def topic(self, name: str, create: bool = True) -> Any:
-        """The topic of that name."""
-
-    def history(self, topic: str | None = None) -> Iterator[Event]:
-        """Changes of ownership."""
-
-    @property
-    def backend(self) -> EngineBackend:
-        """The place that keeps its log."""
 
 
 @dataclass(frozen=True)
@@ -73,25 +57,25 @@ class Span:
 # ---- topics ------------------------------------------------------------------------------
 
 
-def topics(engine: Engine, options: ReadOptions) -> list[str]:
+def topics(engine: xl.Engine, options: ReadOptions) -> list[str]:
     """The topics that the options name, or match."""
     if options.names is not None:
         return list(options.names)
     return [name for name in engine.topics() if re.fullmatch(options.pattern, name)]
 
 
-def row(engine: Engine, topic: str) -> _core.TopicRow:
+def row(engine: xl.Engine, topic: str) -> _core.TopicRow:
     """The topic's current row; TopicNotFoundError if it is missing."""
     return row_of(engine, engine.topic(topic, create=False).id)
 
 
-def row_of(engine: Engine, number: int) -> _core.TopicRow:
+def row_of(engine: xl.Engine, number: int) -> _core.TopicRow:
     """The row of the topic with this id; TopicNotFoundError if it was deleted, even if another
     topic has its name."""
     return engine.backend.inspection.row(number)
 
 
-def rows(engine: Engine, options: ReadOptions) -> dict[str, _core.TopicRow]:
+def rows(engine: xl.Engine, options: ReadOptions) -> dict[str, _core.TopicRow]:
     """The rows of the topics that the options name, or match."""
     found = {}
     for topic in topics(engine, options):
@@ -106,7 +90,7 @@ def rows(engine: Engine, options: ReadOptions) -> dict[str, _core.TopicRow]:
 # ---- a batch: from here to there ---------------------------------------------------------
 
 
-def spans(engine: Engine, options: ReadOptions) -> list[Span]:
+def spans(engine: xl.Engine, options: ReadOptions) -> list[Span]:
     """The spans that a batch reads. Raises SourceError if the end is before the start, or for
     missing offsets, unless failOnDataLoss is false: then reads those that exist."""
     found = []
@@ -146,7 +130,7 @@ def _names(end: str, place: Where) -> str:
     return f"{end}Timestamp" if isinstance(place, dt.datetime) else f"{end}Offsets"
 
 
-def _resolve(engine: Engine, here: _core.TopicRow, bounds: Bounds, strict: bool) -> int:
+def _resolve(engine: xl.Engine, here: _core.TopicRow, bounds: Bounds, strict: bool) -> int:
     place = bounds.of(here.name)
     offset = place_of(engine, here, place)
     if not isinstance(place, int):
@@ -154,7 +138,7 @@ def _resolve(engine: Engine, here: _core.TopicRow, bounds: Bounds, strict: bool)
     return check_there(here, offset, strict)
 
 
-def place_of(engine: Engine, here: _core.TopicRow, place: Where) -> int:
+def place_of(engine: xl.Engine, here: _core.TopicRow, place: Where) -> int:
     """The offset of "earliest", "latest", a time or an offset, as of now."""
     if place == EARLIEST:
         return here.first_offset
@@ -184,7 +168,7 @@ def check_there(here: _core.TopicRow, offset: int, strict: bool) -> int:
 # ---- a stream: as far as the limit allows ------------------------------------------------
 
 
-def starts(engine: Engine, options: ReadOptions) -> Position:
+def starts(engine: xl.Engine, options: ReadOptions) -> Position:
     """The start of a new stream."""
     found = rows(engine, options)
     strict = options.fail_on_data_loss
@@ -194,7 +178,7 @@ def starts(engine: Engine, options: ReadOptions) -> Position:
     return {**offsets, IDS: {topic: here.id for topic, here in found.items()}}
 
 
-def ends(engine: Engine, options: ReadOptions) -> Position:
+def ends(engine: xl.Engine, options: ReadOptions) -> Position:
     """The current ends of the topics."""
     found = rows(engine, options)
     offsets = {topic: here.next_offset for topic, here in found.items()}
@@ -211,7 +195,7 @@ def split(position: Mapping[str, Any]) -> tuple[Offsets, dict[str, int]]:
     return offsets, dict(position.get(IDS, {}))
 
 
-def kept(engine: Engine, start: Mapping[str, Any], available: Position) -> Position:
+def kept(engine: xl.Engine, start: Mapping[str, Any], available: Position) -> Position:
     """The positions of topics that the query has read before, and does not select any more. They
     stay in its checkpoint, so that a topic that is selected again is continued."""
     (offsets, ids), (wanted, _) = split(start), split(available)
@@ -225,7 +209,7 @@ def kept(engine: Engine, start: Mapping[str, Any], available: Position) -> Posit
 
 
 def goes_on(
-    engine: Engine, options: ReadOptions, start: Mapping[str, Any], available: Position,
+    engine: xl.Engine, options: ReadOptions, start: Mapping[str, Any], available: Position,
     others: Position,
 ) -> Offsets:  # fmt: skip
     """The start of the next micro-batch in each topic: the end of the last one, if that offset
@@ -248,7 +232,7 @@ def goes_on(
     return found
 
 
-def _first(engine: Engine, topic: str) -> int:
+def _first(engine: xl.Engine, topic: str) -> int:
     try:
         return int(row(engine, topic).first_offset)
     except TopicNotFoundError:  # meanwhile
@@ -285,7 +269,7 @@ def _shares(waiting: Offsets, most: int) -> Offsets:
 
 
 def limited_bytes(
-    engine: Engine, start: Mapping[str, int], available: Offsets, most: int
+    engine: xl.Engine, start: Mapping[str, int], available: Offsets, most: int
 ) -> Offsets:
     """As `limited`, for about so many bytes of entries: whole entries, at least one of each
     topic."""
@@ -302,7 +286,7 @@ def limited_bytes(
 
 
 def steps(
-    engine: Engine, options: ReadOptions, start: Mapping[str, Any], end: Mapping[str, Any]
+    engine: xl.Engine, options: ReadOptions, start: Mapping[str, Any], end: Mapping[str, Any]
 ) -> list[Span]:
     """The spans that a micro-batch reads. A new topic is read from its first message on."""
     (begins, before), (stops, planned) = split(start), split(end)
@@ -322,7 +306,7 @@ def steps(
     return [span for span in found if span.count]
 
 
-def _planned_for(engine: Engine, topic: str, number: int | None) -> _core.TopicRow:
+def _planned_for(engine: xl.Engine, topic: str, number: int | None) -> _core.TopicRow:
     here = row(engine, topic)
     if number not in (None, here.id):
         raise made_anew(topic)
@@ -352,7 +336,7 @@ def _step(here: _core.TopicRow, begin: int, stop: int, anew: bool, strict: bool)
 # ---- partitions --------------------------------------------------------------------------
 
 
-def share_out(engine: Engine, options: ReadOptions, wanted: Iterable[Span]) -> list[list[Span]]:
+def share_out(engine: xl.Engine, options: ReadOptions, wanted: Iterable[Span]) -> list[list[Span]]:
     """Divide spans into partitions, in the order of topics and offsets: large spans are cut, small
     ones are read by one task."""
     spans = [span for span in wanted if span.count]
@@ -387,7 +371,7 @@ def partitions(count: int, size: int) -> int:
     return -(-needed // lanes) * lanes  # a multiple of the cores, so that none is idle at the end
 
 
-def _message_bytes(engine: Engine, span: Span) -> float:
+def _message_bytes(engine: xl.Engine, span: Span) -> float:
     """The average stored size of a message, from a few sampled entries."""
     places = sorted({span.start + index * span.count // SAMPLES for index in range(SAMPLES)})
     return engine.backend.inspection.message_bytes(row(engine, span.topic).id, places)

@@ -9,7 +9,7 @@ The view `runs` is drawn up in `exclusivelog.audit.runs`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.types import (
     ArrayType,
@@ -26,6 +26,9 @@ from pyspark.sql.types import (
 from exclusivelog.spark import plan
 from exclusivelog.spark.errors import SCHEMA, SourceError
 from exclusivelog.types import AccessMode, OwnerInfo, WaiterInfo
+
+if TYPE_CHECKING:
+    import exclusivelog as xl
 
 # ---- tables ----------------------------------------------------------------------------
 
@@ -102,12 +105,12 @@ def check_columns(view: str, schema: StructType) -> None:
 # ---- the views ---------------------------------------------------------------------------
 
 
-def records(engine: plan.Engine, view: str, topics: Iterable[str]) -> Iterator[Record]:
+def records(engine: xl.Engine, view: str, topics: Iterable[str]) -> Iterator[Record]:
     """The rows of a view."""
     return (record for topic in topics for record in VIEWS[view](engine, topic))
 
 
-def _topics(engine: plan.Engine, name: str) -> Iterator[Record]:
+def _topics(engine: xl.Engine, name: str) -> Iterator[Record]:
     here, topic = plan.row(engine, name), engine.topic(name, create=False)
     owner, transfer = topic.owner, topic.transfer
     yield {
@@ -123,7 +126,7 @@ def _topics(engine: plan.Engine, name: str) -> Iterator[Record]:
     }  # fmt: skip
 
 
-def _owners(engine: plan.Engine, name: str) -> Iterator[Record]:
+def _owners(engine: xl.Engine, name: str) -> Iterator[Record]:
     topic = engine.topic(name, create=False)
     for holder in topic.holders:
         yield {
@@ -152,7 +155,7 @@ def _session(topic: str, state: str, facts: OwnerInfo | WaiterInfo) -> Record:
     }  # fmt: skip
 
 
-def _events(engine: plan.Engine, name: str) -> Iterator[Record]:
+def _events(engine: xl.Engine, name: str) -> Iterator[Record]:
     for event in engine.history(name):
         yield {
             "time": event.time * 1000, "topic": event.topic, "epoch": event.epoch,
@@ -169,7 +172,7 @@ def _party(side: str, party: Mapping[str, Any] | None) -> Record:
     }  # fmt: skip
 
 
-def _epochs(engine: plan.Engine, name: str) -> list[Record]:
+def _epochs(engine: xl.Engine, name: str) -> list[Record]:
     here = plan.row(engine, name)
     return [
         {
@@ -182,7 +185,7 @@ def _epochs(engine: plan.Engine, name: str) -> list[Record]:
     ]  # fmt: skip
 
 
-def _producers(engine: plan.Engine, name: str) -> list[Record]:
+def _producers(engine: xl.Engine, name: str) -> list[Record]:
     found = engine.backend.inspection.producers(plan.row(engine, name).id)
     return [
         {"topic": name, "producer": producer, "last_sequence_id": last, "live": live}
@@ -190,14 +193,14 @@ def _producers(engine: plan.Engine, name: str) -> list[Record]:
     ]
 
 
-def _txns(engine: plan.Engine, name: str) -> list[Record]:
+def _txns(engine: xl.Engine, name: str) -> list[Record]:
     found = engine.backend.inspection.batches(plan.row(engine, name).id)
     return [
         {"topic": name, "txn_app_id": writer, "txn_version": number} for writer, number in found
     ]
 
 
-VIEWS: dict[str, Callable[[plan.Engine, str], Iterable[Record]]] = {
+VIEWS: dict[str, Callable[[xl.Engine, str], Iterable[Record]]] = {
     "topics": _topics, "owners": _owners, "events": _events, "epochs": _epochs,
     "producers": _producers, "txns": _txns,
 }  # fmt: skip
