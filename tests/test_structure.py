@@ -119,6 +119,86 @@ def test_a_name_that_two_classes_have_is_found() -> None:
     assert repeated({"local.a": one, "cluster.a": one, "local.b": protocol}) == []
 
 
+# ---- a Protocol has several implementations, or one elsewhere ----------------------------
+
+
+def bases(node: ast.ClassDef) -> list[str]:
+    return [str(getattr(base, "id", getattr(base, "attr", ""))) for base in map(plain, node.bases)]
+
+
+def plain(base: ast.expr) -> ast.expr:
+    """`A` of `A[T]`."""
+    return base.value if isinstance(base, ast.Subscript) else base
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """What a class defines: its methods and fields, and what its methods set on `self`."""
+    found = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
+    for each in ast.walk(node):
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store):
+            found |= {each.attr} if names(each.value) == {"self"} else set()
+    fields = (each for each in node.body if isinstance(each, ast.Assign | ast.AnnAssign))
+    for field in fields:
+        targets = field.targets if isinstance(field, ast.Assign) else [field.target]
+        found |= set().union(*map(names, targets))
+    return {name for name in found if not name.startswith("__")}
+
+
+def members(node: ast.ClassDef, there: dict[str, ast.ClassDef]) -> set[str]:
+    """The same, with what it has of its base classes in its package."""
+    inherited = (
+        members(there[base], there) for base in bases(node) if base in there and base != node.name
+    )
+    return attributes(node).union(*inherited)
+
+
+def by_package(found: dict[str, ast.Module]) -> dict[str, list[ast.ClassDef]]:
+    """{package: its classes}; the compiled core is one."""
+    packages: dict[str, list[ast.ClassDef]] = {}
+    for module, tree in found.items():
+        there = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        packages.setdefault("_core" if module == "_core" else package(module), []).extend(there)
+    return packages
+
+
+def needless_protocols(found: dict[str, ast.Module]) -> list[str]:
+    """Protocols of packages that have one implementation in the library, in their package or in the
+    compiled core: an annotation can name that class."""
+    protocols, real = [], []
+    for ours, there in by_package(found).items():
+        known = {node.name: node for node in there}
+        for node in there:
+            is_protocol = "Protocol" in bases(node)
+            (protocols if is_protocol else real).append((ours, node.name, members(node, known)))
+    result = []
+    for ours, name, wanted in protocols:
+        match [each for each in real if wanted <= each[2]]:
+            case [(where, one, _)] if ours and wanted and where in (ours, "_core"):
+                result.append(f"{ours}.{name} is {where}.{one}")
+    return sorted(result)
+
+
+@pytest.mark.long
+def test_no_protocol_stands_for_one_class_of_its_package() -> None:
+    assert needless_protocols(trees()) == []
+
+
+def test_a_protocol_that_one_class_implements_is_found() -> None:
+    host = ast.parse("class Host(Named, Protocol):\n  def close(self): ...")
+    named = ast.parse("class Named(Protocol):\n  name: str")
+    base = ast.parse("class Base:\n  def __init__(self):\n    self.name = ''")
+    engine = ast.parse("class Engine(Base[int]):\n  def close(self): ...")
+    core = ast.parse("class Batch: ...")
+    there = {"_core": core, "aio.a": host, "aio.b": named, "aio.c": base, "aio.d": engine}
+    assert needless_protocols(there) == ["aio.Host is aio.Engine"]  # two have a name
+    other = ast.parse("class Other:\n  name = ''\n  def close(self): ...")
+    assert needless_protocols({**there, "aio.e": other}) == []
+    assert needless_protocols({**there, "cluster.e": other}) == []
+    batch = ast.parse("class Batch:\n  name: str\n  def close(self): ...")
+    there = {"_core": batch, "aio.a": host, "aio.b": named}
+    assert needless_protocols(there) == ["aio.Host is _core.Batch", "aio.Named is _core.Batch"]
+
+
 # ---- errors of the system --------------------------------------------------------------
 
 
