@@ -9,28 +9,23 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import (
     Any,
     Generic,
     Literal,
     NamedTuple,
-    NoReturn,
     Protocol,
-    Self,
-    SupportsIndex,
-    TypeGuard,
     TypeVar,
 )
 
 from exclusivelog import _core
+from exclusivelog.arguments import as_int, check_seconds, is_whole
 from exclusivelog.errors import (
     ExclusiveLogError,
     OwnershipLostError,
     ProducerFencedError,
     ProducerMovedError,
     TopicTerminatedError,
-    WaitTimeoutError,
 )
 from exclusivelog.events import Event
 from exclusivelog.messages import Columns, Encoded, Item, Raw
@@ -51,14 +46,7 @@ from exclusivelog.types import (
     TransferInfo,
     WaiterInfo,
 )
-from exclusivelog.waits import (
-    AnyFuture,
-    Requests,
-    as_int,
-    check_seconds,
-    check_timeout,
-    time_limit,
-)
+from exclusivelog.waits import AnyFuture, Requests, time_limit
 
 FOLLOWED_WITHIN = 5.0  # seconds for which a producer tries to follow a topic that was handed over
 State = Literal["open", "fenced", "moved", "closed"]
@@ -79,45 +67,6 @@ def state_after(error: ExclusiveLogError) -> State:
 Kind = Mapping[str, str | None]  # what a topic holds, and its serialisers
 Snapshot = tuple[int, list[Item]]  # (the offset after its last message, its items)
 Who = TypeVar("Who", bound="TransactionProducer")
-
-# ---- names ------------------------------------------------------------------------------
-
-NAME_BYTES = 255
-MOST_QUOTED = 300  # characters of an argument in an error
-
-
-def quoted(value: object) -> str:
-    """An argument, for an error's text; a long one is cut off."""
-    text = repr(value)
-    return text if len(text) <= MOST_QUOTED else f"{text[:MOST_QUOTED]}..."
-
-
-def check_name(name: object, argument: str) -> str:
-    """Return the name; ValueError or TypeError if it is invalid."""
-    if not isinstance(name, str):
-        raise TypeError(f"{argument} takes a str, not {type(name).__name__}")
-    try:
-        size = len(name.encode("utf-8"))
-    except UnicodeEncodeError:
-        raise ValueError(f"{argument}={quoted(name)} cannot be written as UTF-8") from None
-    if not 1 <= size <= NAME_BYTES or not name.isprintable():
-        raise ValueError(
-            f"{argument}={quoted(name)}: it takes 1 to {NAME_BYTES} bytes of UTF-8 without control "
-            "characters"
-        )
-    return name
-
-
-def is_internal(name: str) -> bool:
-    """Whether a topic is internal to the library: it can be read, and is not listed."""
-    return name.startswith("__")
-
-
-def check_not_internal(name: str) -> None:
-    """Raise ValueError if this topic is the library's own."""
-    if is_internal(name):
-        raise ValueError(f"topic {name!r} is internal to the library; it can only be read")
-
 
 # ---- requests ----------------------------------------------------------------------------
 
@@ -164,22 +113,6 @@ class ProducerRequest:
     def until(self) -> int:
         """When its timeout has passed, in ns of the monotonic clock; 0: never."""
         return time_limit(self.timeout, self.created)
-
-
-LONGEST_SETTLE = 86400
-LOWEST, HIGHEST = -(2**63), 2**63 - 1
-
-
-def check_queue_options(priority: Any, timeout: float | None, settle: float) -> int:
-    """Return the priority; ValueError or TypeError if one of these options is wrong."""
-    priority = as_int(priority)
-    if not is_whole(priority) or not LOWEST <= priority <= HIGHEST:
-        raise ValueError(f"priority={priority!r}: it takes a signed 64-bit whole number")
-    check_timeout(timeout)
-    check_seconds(settle, "settle", f"seconds from 0 to {LONGEST_SETTLE}")
-    if settle > LONGEST_SETTLE:
-        raise ValueError(f"settle={settle}: it takes seconds from 0 to {LONGEST_SETTLE}")
-    return priority
 
 
 # ---- a producer's session ----------------------------------------------------------------
@@ -358,17 +291,6 @@ class ProducerSession(Protocol):
 
     def abandon(self) -> None:
         """No caller has this session, for example after an interrupt: let its engine release it."""
-
-
-def without_outcome(topic: str, timeout: float | None) -> WaitTimeoutError:
-    """The error for a send that was not acknowledged within its timeout. The message may still be
-    committed, so sending it again could append it twice."""
-    error = WaitTimeoutError(
-        f"topic {topic!r}: no outcome within timeout={timeout} s; what was sent is still on its "
-        "way. Send it again only with the same sequence_id"
-    )
-    error.retriable, error.maybe_written = False, True
-    return error
 
 
 # ---- topics ------------------------------------------------------------------------------
@@ -1148,112 +1070,3 @@ class Opened(Protocol):
     @property
     def backend(self) -> EngineBackend:
         """What stores its log."""
-
-
-# ---- arguments -------------------------------------------------------------------------
-
-
-MAX_NAME_BYTES = 240
-MAX_GENERATION = 2**63 - 1
-
-
-def check_flag(argument: str, value: object) -> None:
-    """Raise TypeError unless this is True or False: "no" would count as True."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{argument}={quoted(value)}: it takes True or False")
-
-
-def is_whole(value: object) -> TypeGuard[int]:
-    """Is this a whole number? True and False are none."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def check_engine_id(to: object) -> None:
-    """Raise TypeError unless this may be an engine's id."""
-    if not isinstance(to, str):
-        raise TypeError(f"to={quoted(to)}: it takes an engine's id, a str")
-
-
-def check_selection(topics: str) -> None:
-    """Raise ValueError for an empty prefix of topics' names: it selects all of them, which is
-    rarely meant."""
-    if not topics:
-        raise ValueError(
-            "topics='': it takes a topic's name, a list of them, or a prefix; '*' is all topics"
-        )
-
-
-def check_group(group: object) -> None:
-    """Raise ValueError or TypeError unless this is a group's name."""
-    check_resource("group", group)
-
-
-def check_resource(argument: str, name: object) -> None:
-    """Raise ValueError or TypeError unless this is the name of a group or resource."""
-    if not isinstance(name, str):
-        raise TypeError(f"{argument}={quoted(name)}: it takes a str")
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:
-        raise ValueError(f"{argument}={quoted(name)} cannot be written as UTF-8") from None
-    if not 1 <= size <= MAX_NAME_BYTES:
-        raise ValueError(
-            f"{argument}={quoted(name)}: it takes 1 to {MAX_NAME_BYTES} bytes of UTF-8"
-        )
-
-
-def check_generation(resource: str, generation: Any) -> int | None:
-    """Return a resource's generation; ValueError or TypeError if it is invalid."""
-    if generation is None:
-        return None
-    generation = as_int(generation)
-    if not isinstance(generation, int) or isinstance(generation, bool):
-        raise TypeError(f"generation of {resource!r}: it takes an int or None, not {generation!r}")
-    if not 0 <= generation <= MAX_GENERATION:
-        raise ValueError(f"generation={generation} of {resource!r}: it takes 0 to 2**63 - 1")
-    return generation
-
-
-def check_groups(groups: Iterable[str]) -> tuple[str, ...]:
-    """The names of the groups, each once; a str is one name."""
-    names = (groups,) if isinstance(groups, str) else tuple(dict.fromkeys(groups))
-    for name in names:
-        check_group(name)
-    return names
-
-
-# ---- context managers ------------------------------------------------------------------
-
-
-class _Closable(Protocol):
-    def close(self) -> None:
-        """Close it; closing twice does nothing."""
-
-
-class OfThisProcess:
-    """Base of objects that only the process that made them can use."""
-
-    __slots__ = ()
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        raise TypeError(
-            f"{self!r} cannot be copied, or passed to another process. Pass the path of the "
-            "ledger, and open it there"
-        )
-
-
-class Closing(OfThisProcess):
-    """Base of classes with a `close()`: `with` calls it at the end of the block."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self: _Closable,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

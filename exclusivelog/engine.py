@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, Unpack, overload
 
-from exclusivelog.backend import CAPABILITIES, Closing, EngineBackend, check_flag, check_name
+from exclusivelog.arguments import as_int, check_flag, check_name
+from exclusivelog.backend import CAPABILITIES, EngineBackend
+from exclusivelog.closing import Closing
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.events import EVENTS, Event, select
 from exclusivelog.producer import Producer, ProducerFuture
@@ -28,7 +30,6 @@ from exclusivelog.types import (
     RoleInfo,
 )
 from exclusivelog.unload import UnloadFuture
-from exclusivelog.waits import as_int
 
 __all__ = ["Engine"]
 

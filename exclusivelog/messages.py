@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from exclusivelog import _core
-from exclusivelog.waits import as_int
+from exclusivelog.arguments import as_int
 
 # ---- encoding --------------------------------------------------------------------------
 

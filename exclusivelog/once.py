@@ -23,10 +23,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from exclusivelog.backend import Appended, Opened, check_name, is_internal
+from exclusivelog.arguments import as_int, check_name, is_internal
+from exclusivelog.backend import Appended, Opened
 from exclusivelog.messages import Columns
 from exclusivelog.types import AccessMode, ModeName
-from exclusivelog.waits import as_int
 
 MOST_NUMBER = 2**63 - 1
 MODES = ("shared", "exclusive", "exclusive_with_fencing")

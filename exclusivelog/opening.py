@@ -17,7 +17,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from exclusivelog import _core, logs, threads
-from exclusivelog.backend import check_flag, check_name, is_whole
+from exclusivelog.arguments import (
+    as_int,
+    check_count,
+    check_flag,
+    check_name,
+    check_seconds,
+    is_whole,
+)
 from exclusivelog.engine import Engine
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError, UnsupportedError
 from exclusivelog.foreign import pass_on_foreign
@@ -42,7 +49,7 @@ from exclusivelog.local.storage.opening import Options
 from exclusivelog.local.versions import FORMAT, describe_users
 from exclusivelog.messages import Item, encode_properties
 from exclusivelog.topic import Topic
-from exclusivelog.waits import Waited, as_int, check_seconds
+from exclusivelog.waits import Waited
 
 __all__ = ["Upgrade", "open", "upgrade"]
 
@@ -225,8 +232,7 @@ def _check_options(
         )
     if not is_whole(map_size) or map_size < 1 << 20:
         raise ValueError(f"map_size={map_size!r}: it takes bytes, from {1 << 20} on")
-    if not is_whole(max_readers) or max_readers < 1:
-        raise ValueError(f"max_readers={max_readers!r}: it takes a whole number from 1 on")
+    check_count(max_readers, "max_readers")
 
 
 def _map_at(backend: Runtime, topic: int, name: str, offset: int) -> tuple[int, Iterable[Item]]:

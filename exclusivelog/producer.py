@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from exclusivelog import _core
 from exclusivelog._core import Receipt
+from exclusivelog.arguments import check_groups, check_timeout
 from exclusivelog.backend import (
     SENT_AT_ONCE,
     Backend,
-    Closing,
     Moves,
     ProducerSession,
     SessionOptions,
     SessionPaused,
     State,
-    check_groups,
     state_after,
 )
+from exclusivelog.closing import Closing
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
@@ -49,7 +49,7 @@ from exclusivelog.transaction import (
 )
 from exclusivelog.types import AccessMode, Move, ProducerStats
 from exclusivelog.unload import UnloadFuture
-from exclusivelog.waits import GrantFuture, check_timeout
+from exclusivelog.waits import GrantFuture
 
 __all__ = ["Producer", "Receipt"]
 

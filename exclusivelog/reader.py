@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from exclusivelog import _core
 from exclusivelog._core import Message
-from exclusivelog.backend import (
-    Closing,
-    Cursor,
-    CursorStore,
-    GroupCursor,
-    Place,
-    check_flag,
-    is_whole,
-)
+from exclusivelog.arguments import as_int, check_count, check_flag, check_timeout
+from exclusivelog.backend import Cursor, CursorStore, GroupCursor, Place
+from exclusivelog.closing import Closing
 from exclusivelog.errors import (
     DeserializationError,
     EngineClosedError,
@@ -30,7 +24,6 @@ from exclusivelog.errors import (
 from exclusivelog.members import GroupMember
 from exclusivelog.messages import COLUMNS, import_pyarrow, record_batch
 from exclusivelog.serde import pick_loads
-from exclusivelog.waits import as_int, check_timeout
 
 __all__ = ["GroupReader", "Message", "Reader"]
 
@@ -237,9 +230,7 @@ class Reader(GroupMember, Closing):
         >>> reader.read_batch(100)
         []
         """
-        max_messages = as_int(max_messages)
-        if not is_whole(max_messages) or max_messages < 1:
-            raise ValueError(f"max_messages={max_messages!r}: it takes a whole number from 1 on")
+        max_messages = check_count(max_messages, "max_messages")
         self._check()
         with self._returned():
             return self.cursor.take_many(min(max_messages, sys.maxsize))
@@ -272,9 +263,7 @@ class Reader(GroupMember, Closing):
         for name in chosen:
             if name not in COLUMNS:
                 raise ValueError(f"columns: {name!r} is none of {', '.join(COLUMNS)}")
-        max_bytes = as_int(max_bytes)
-        if not is_whole(max_bytes) or max_bytes < 1:
-            raise ValueError(f"max_bytes={max_bytes!r}: it takes a whole number from 1 on")
+        max_bytes = check_count(max_bytes, "max_bytes")
         import_pyarrow()  # before anything is taken
         max_bytes = min(max_bytes, MAX_ARROW_BYTES)
         with self._returned():
@@ -578,9 +567,7 @@ class GroupReader(GroupMember, Closing):
     def read_batch(self, max_messages: int) -> list[Found]:
         """Return up to `max_messages` next messages, without waiting; an empty list at the end. As
         `Reader.read_batch`, it deserialises nothing."""
-        max_messages = as_int(max_messages)
-        if not is_whole(max_messages) or max_messages < 1:
-            raise ValueError(f"max_messages={max_messages!r}: it takes a whole number from 1 on")
+        max_messages = check_count(max_messages, "max_messages")
         self._check()  # it may go back
         before, first = [reader.position for reader in self.readers], self._next
         found: list[Found] = []

@@ -1,4 +1,6 @@
-"""The errors of refused requests, and of lost sessions: the same for every backend (rules A5, J5).
+"""The errors of refused requests, of lost sessions, and of sends without an outcome.
+
+They are the same for every backend (rules A5, J5).
 
 `what` is a topic, or the role that it stands for: "topic 'orders'".
 
@@ -219,3 +221,14 @@ def reader_fenced(topics: str, group: str, later: EngineInfo | None) -> ReaderFe
         f"topic {topics}: this reader of group {group!r} was fenced by a later one{by}. Close this "
         "reader and open a new one"
     )
+
+
+def without_outcome(topic: str, timeout: float | None) -> WaitTimeoutError:
+    """The error for a send that was not acknowledged within its timeout. The message may still be
+    committed, so sending it again could append it twice."""
+    error = WaitTimeoutError(
+        f"topic {topic!r}: no outcome within timeout={timeout} s; what was sent is still on its "
+        "way. Send it again only with the same sequence_id"
+    )
+    error.retriable, error.maybe_written = False, True
+    return error

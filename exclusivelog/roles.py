@@ -14,14 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from exclusivelog import _core
-from exclusivelog.backend import (
-    ClaimSession,
-    Closing,
-    EngineBackend,
-    Opened,
-    ProducerRequest,
-    RoleDefinition,
-    RoleParts,
+from exclusivelog.arguments import (
     check_generation,
     check_group,
     check_name,
@@ -29,6 +22,15 @@ from exclusivelog.backend import (
     check_resource,
     is_internal,
 )
+from exclusivelog.backend import (
+    ClaimSession,
+    EngineBackend,
+    Opened,
+    ProducerRequest,
+    RoleDefinition,
+    RoleParts,
+)
+from exclusivelog.closing import Closing
 from exclusivelog.errors import OwnershipLostError, describe_engine
 from exclusivelog.producer import Options, Producer
 from exclusivelog.reader import GroupReader, Start

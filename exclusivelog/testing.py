@@ -31,8 +31,8 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import _core
+from exclusivelog.arguments import check_seconds
 from exclusivelog.foreign import Ignoring
-from exclusivelog.waits import check_seconds
 
 __all__ = ["Process", "Start", "fence", "ledger", "second_process", "wait_until"]
 

@@ -6,19 +6,18 @@ import datetime as dt
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypedDict, Unpack, cast
 
-from exclusivelog.backend import (
-    EngineBackend,
-    OfThisProcess,
-    Opened,
-    ProducerRequest,
-    TopicStore,
+from exclusivelog.arguments import (
+    as_int,
     check_flag,
     check_name,
     check_not_internal,
     check_queue_options,
+    check_seconds,
     is_internal,
     is_whole,
 )
+from exclusivelog.backend import EngineBackend, Opened, ProducerRequest, TopicStore
+from exclusivelog.closing import OfThisProcess
 from exclusivelog.events import EVENTS
 from exclusivelog.messages import check_info, encode_properties, to_ms
 from exclusivelog.producer import Options, Producer, ProducerFuture
@@ -37,7 +36,7 @@ from exclusivelog.types import (
     Unchanged,
     WaiterInfo,
 )
-from exclusivelog.waits import as_int, await_all, check_seconds, give_up_all
+from exclusivelog.waits import await_all, give_up_all
 
 __all__ = ["Topic"]
 

@@ -28,19 +28,17 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, TypeVar
 
 from exclusivelog import _core, threads
+from exclusivelog.arguments import check_generation, check_group, check_resource, check_timeout
 from exclusivelog.backend import (
     Backend,
     ClaimSession,
     EngineBackend,
-    OfThisProcess,
     Opened,
     ProducerSession,
     Put,
     TransactionParts,
-    check_generation,
-    check_group,
-    check_resource,
 )
+from exclusivelog.closing import OfThisProcess
 from exclusivelog.errors import (
     ExclusiveLogError,
     OwnershipError,
@@ -56,7 +54,7 @@ from exclusivelog.members import (
     newest_here,
     this_caller,
 )
-from exclusivelog.waits import check_timeout, in_slices, time_limit, until_settled
+from exclusivelog.waits import in_slices, time_limit, until_settled
 
 __all__ = ["Claim", "Transaction"]
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import operator
 from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from threading import Condition
 from typing import Any, Generic, Protocol, TypeVar
 
 from exclusivelog import _core
+from exclusivelog.arguments import check_timeout
 
 # ---- waits -----------------------------------------------------------------------------
 
@@ -98,35 +98,6 @@ def until_settled(future: Future[Any]) -> Callable[[float], bool]:
     # Not the method of a subclass, which may count callbacks of the application.
     Future.add_done_callback(future, lambda _: done.set())
     return done.wait
-
-
-def as_int(value: Any) -> Any:
-    """A whole number of another type, such as numpy's, as an int; anything else as it is.
-
-    >>> as_int(7), as_int(True), as_int("7")
-    (7, True, '7')
-    """
-    if type(value) is int or isinstance(value, bool) or not hasattr(type(value), "__index__"):
-        return value
-    try:
-        return operator.index(value)
-    except TypeError:  # numpy's True, or an array of several numbers
-        return value
-
-
-def check_timeout(timeout: object) -> None:
-    """Raise TypeError or ValueError unless this is a number of seconds from 0 on, or None."""
-    if timeout is not None:
-        check_seconds(timeout, "timeout", "seconds from 0 on, or None")
-
-
-def check_seconds(value: object, argument: str, takes: str) -> None:
-    """Raise TypeError or ValueError unless this is a number of seconds from 0 on."""
-    number = as_int(value)
-    if not isinstance(number, (int, float)) or isinstance(number, bool):
-        raise TypeError(f"{argument}={value!r}: it takes {takes}")
-    if not number >= 0:
-        raise ValueError(f"{argument}={value!r}: it takes {takes}")
 
 
 def time_limit(timeout: float | None, now: int) -> int:

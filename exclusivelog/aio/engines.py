@@ -28,7 +28,7 @@ from exclusivelog.aio.roles import OnLost as OnRoleLost
 from exclusivelog.aio.roles import Role
 from exclusivelog.aio.topics import NamedTopic, OnFenced, OnWanted, Topic, with_callbacks
 from exclusivelog.aio.transactions import Claim, Transaction
-from exclusivelog.backend import check_flag
+from exclusivelog.arguments import check_flag
 from exclusivelog.engine import Engine as SyncEngine
 from exclusivelog.errors import (
     ExclusiveLogError,

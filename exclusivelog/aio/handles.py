@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, cast
 
 from exclusivelog.aio.calls import in_thread, opened, shielded
-from exclusivelog.backend import OfThisProcess
+from exclusivelog.closing import OfThisProcess
 
 T = TypeVar("T")
 

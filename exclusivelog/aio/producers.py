@@ -24,13 +24,14 @@ from exclusivelog.aio.calls import (
 )
 from exclusivelog.aio.readers import Reader
 from exclusivelog.aio.transactions import Sender, Transaction, joined, unwrapped
-from exclusivelog.backend import State, without_outcome
+from exclusivelog.arguments import check_timeout
+from exclusivelog.backend import State
 from exclusivelog.messages import Encoded
 from exclusivelog.producer import NO_MESSAGE
 from exclusivelog.producer import Producer as SyncProducer
+from exclusivelog.refusals import without_outcome
 from exclusivelog.types import AccessMode, Move, ProducerStats
 from exclusivelog.unload import UnloadFuture as SyncUnloadFuture
-from exclusivelog.waits import check_timeout
 
 __all__ = ["Producer", "Receipt", "UnloadFuture"]
 

@@ -15,12 +15,13 @@ from exclusivelog import _core, threads
 from exclusivelog._core import Message
 from exclusivelog.aio.calls import Steps, in_steps, in_thread, like
 from exclusivelog.aio.handles import Openable
+from exclusivelog.arguments import check_timeout
 from exclusivelog.errors import ExclusiveLogError, TopicTerminatedError, WaitTimeoutError
 from exclusivelog.messages import import_pyarrow
 from exclusivelog.reader import Found, Start, check_following
 from exclusivelog.reader import GroupReader as SyncGroupReader
 from exclusivelog.reader import Reader as SyncReader
-from exclusivelog.waits import READER_LOOK_UP_SECONDS, check_timeout
+from exclusivelog.waits import READER_LOOK_UP_SECONDS
 
 __all__ = ["GroupReader", "Message", "Reader"]
 

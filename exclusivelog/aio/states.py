@@ -19,6 +19,7 @@ from exclusivelog.aio.calls import deliverable, in_task, in_thread, like, shield
 from exclusivelog.aio.handles import Handle, Openable
 from exclusivelog.aio.readers import Following, Reader
 from exclusivelog.aio.topics import Topic
+from exclusivelog.arguments import check_timeout
 from exclusivelog.errors import WaitTimeoutError
 from exclusivelog.state import map as _map
 from exclusivelog.state import past as _past
@@ -26,7 +27,6 @@ from exclusivelog.state import state as _state
 from exclusivelog.state.map import NOTHING, Change, put_at_once
 from exclusivelog.state.past import MapChange
 from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, acknowledge
-from exclusivelog.waits import check_timeout
 
 __all__ = ["Change", "MapChange", "MapWatch", "SharedMap", "SharedState"]
 

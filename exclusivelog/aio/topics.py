@@ -12,7 +12,7 @@ from exclusivelog.aio.handles import Opening, Wrapper, check_loop
 from exclusivelog.aio.producers import Producer
 from exclusivelog.aio.readers import Reader
 from exclusivelog.aio.transactions import Claim, unwrapped
-from exclusivelog.backend import is_internal
+from exclusivelog.arguments import is_internal
 from exclusivelog.engine import Engine as SyncEngine
 from exclusivelog.errors import ProducerFencedError, TopicNotFoundError
 from exclusivelog.producer import Producer as SyncProducer

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from exclusivelog import _core, logs
-from exclusivelog.backend import Kind, LastingLock, Snapshot, check_name, is_internal
+from exclusivelog.arguments import check_name, is_internal
+from exclusivelog.backend import Kind, LastingLock, Snapshot
 from exclusivelog.cluster.checkpoints import newest_snapshot
 from exclusivelog.cluster.following import TopicLog, inspect
 from exclusivelog.cluster.refused import refusal, refuses

@@ -31,7 +31,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from exclusivelog import _core
 from exclusivelog._core import Message
-from exclusivelog.backend import Closing
+from exclusivelog.closing import Closing
 from exclusivelog.cluster.copies import (
     OF_ENGINES,
     Copied,

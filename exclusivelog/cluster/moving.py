@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from exclusivelog import _core
-from exclusivelog.backend import MoveCancelled, check_engine_id, check_selection, is_internal
+from exclusivelog.arguments import check_engine_id, check_seconds, check_selection, is_internal
+from exclusivelog.backend import MoveCancelled
 from exclusivelog.cluster.following import Seen, TopicLog, inspect, now_ms
 from exclusivelog.cluster.frames import Grant
 from exclusivelog.cluster.refused import refusal
@@ -27,7 +28,6 @@ from exclusivelog.cluster.waiting import Assign, Unassign
 from exclusivelog.errors import LedgerError, TopicNotFoundError
 from exclusivelog.refusals import NO_OWNER, moving_to
 from exclusivelog.types import EngineInfo, Move
-from exclusivelog.waits import check_seconds
 
 if TYPE_CHECKING:
     from exclusivelog.cluster.engine import ClusterEngine

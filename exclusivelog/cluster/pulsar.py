@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from exclusivelog import _core
-from exclusivelog.backend import Closing
+from exclusivelog.closing import Closing
 from exclusivelog.cluster.native import Native, enter, stay
 from exclusivelog.errors import ClusterError, EngineClosedError, ProducerBusyError
 from exclusivelog.foreign import Ignoring, is_raised_by_a_handler

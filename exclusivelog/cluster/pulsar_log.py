@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from exclusivelog import _core
-from exclusivelog.backend import Closing
+from exclusivelog.closing import Closing
 from exclusivelog.cluster.frames import MAX_BYTES
 from exclusivelog.cluster.native import Native, stay
 from exclusivelog.cluster.ordered import Answer, Answered, Position, Record, Tail, ignore

@@ -25,7 +25,6 @@ from exclusivelog.backend import (
     SessionPaused,
     State,
     state_after,
-    without_outcome,
 )
 from exclusivelog.cluster.following import (
     ANSWER_SECONDS,
@@ -48,7 +47,7 @@ from exclusivelog.errors import (
     duplicate_sequence,
 )
 from exclusivelog.messages import Columns, Encoded, Raw
-from exclusivelog.refusals import name_fencing_engine
+from exclusivelog.refusals import name_fencing_engine, without_outcome
 from exclusivelog.waits import GrantFuture, in_slices, until_settled
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, logs
-from exclusivelog.backend import LastingLock, check_name, is_internal
+from exclusivelog.arguments import check_name, is_internal
+from exclusivelog.backend import LastingLock
 from exclusivelog.errors import ProducerBusyError, TopicNotFoundError
 from exclusivelog.local.log.reading import verify
 from exclusivelog.local.maintenance.rewriting import free_room

@@ -6,7 +6,7 @@ from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from exclusivelog import _core
-from exclusivelog.backend import check_name, is_internal
+from exclusivelog.arguments import check_name, is_internal
 from exclusivelog.errors import LedgerCorruptedError, TopicNotFoundError
 from exclusivelog.events import EVENTS
 from exclusivelog.local.storage.tables import Tables

@@ -15,13 +15,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from exclusivelog import _core
-from exclusivelog.backend import MoveCancelled, check_engine_id, check_groups, check_selection
+from exclusivelog.arguments import check_engine_id, check_groups, check_seconds, check_selection
+from exclusivelog.backend import MoveCancelled
 from exclusivelog.errors import LedgerError, TopicNotFoundError, WaitTimeoutError
 from exclusivelog.local.ownership.steps import MOVES
 from exclusivelog.local.ownership.transfers import Begun, Wish
 from exclusivelog.local.records import Session, is_role
 from exclusivelog.types import Move
-from exclusivelog.waits import check_seconds, time_limit
+from exclusivelog.waits import time_limit
 
 if TYPE_CHECKING:
     from exclusivelog.local.runtime import Runtime

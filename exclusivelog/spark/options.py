@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from exclusivelog.backend import check_name
+from exclusivelog.arguments import check_name
 from exclusivelog.errors import ExclusiveLogError
 from exclusivelog.messages import to_ms
 from exclusivelog.once import Run, check_writable

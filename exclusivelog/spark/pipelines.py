@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 from urllib.parse import quote
 
-from exclusivelog.backend import NAME_BYTES
+from exclusivelog.arguments import NAME_BYTES
 from exclusivelog.spark.errors import PIPELINE, SourceError
 from exclusivelog.spark.files import is_connect
 from exclusivelog.spark.options import file_name

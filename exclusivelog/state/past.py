@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from exclusivelog import _core
-from exclusivelog.backend import Closing, TopicStore
+from exclusivelog.arguments import as_int, check_timeout
+from exclusivelog.backend import TopicStore
+from exclusivelog.closing import Closing
 from exclusivelog.errors import (
     DeserializationError,
     OffsetTrimmedError,
@@ -22,7 +24,6 @@ from exclusivelog.errors import (
     WaitTimeoutError,
 )
 from exclusivelog.messages import Item, item_of, to_ms
-from exclusivelog.waits import as_int, check_timeout
 
 __all__ = ["MapChange", "MapWatch"]
 

@@ -31,15 +31,9 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from exclusivelog import _core, logs, threads
-from exclusivelog.backend import (
-    Closing,
-    EngineBackend,
-    Kind,
-    Snapshot,
-    TopicStore,
-    check_not_internal,
-    is_whole,
-)
+from exclusivelog.arguments import as_int, check_not_internal, check_timeout, is_whole
+from exclusivelog.backend import EngineBackend, Kind, Snapshot, TopicStore
+from exclusivelog.closing import Closing
 from exclusivelog.errors import (
     EngineClosedError,
     LedgerCorruptedError,
@@ -54,7 +48,7 @@ from exclusivelog.messages import Item, item_of, message_of
 from exclusivelog.producer import Append, Producer, ProducerFuture
 from exclusivelog.state.calls import CallFuture, Calls
 from exclusivelog.topic import Topic
-from exclusivelog.waits import as_int, check_timeout, time_limit
+from exclusivelog.waits import time_limit
 
 # ---- snapshots -------------------------------------------------------------------------
 

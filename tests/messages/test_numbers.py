@@ -12,7 +12,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import aio
-from exclusivelog.waits import as_int
+from exclusivelog.arguments import as_int
 
 pytestmark = pytest.mark.once
 

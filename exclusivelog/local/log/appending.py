@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from exclusivelog import _core, logs, threads
 from exclusivelog._core import Outcome
-from exclusivelog.backend import SENT_AT_ONCE, SessionOptions, SessionPaused, without_outcome
+from exclusivelog.backend import SENT_AT_ONCE, SessionOptions, SessionPaused
 from exclusivelog.errors import (
     DuplicateSequenceError,
     EngineClosedError,
@@ -38,6 +38,7 @@ from exclusivelog.local.records import Session
 from exclusivelog.local.storage.tables import Tables, check_may_write
 from exclusivelog.local.time_marks import wall_ms
 from exclusivelog.messages import Columns, Encoded, Raw
+from exclusivelog.refusals import without_outcome
 from exclusivelog.waits import in_slices
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 from exclusivelog import _core, refusals
 from exclusivelog._core import Outcome
 from exclusivelog.admission import ClaimVerdict, judge_claim
-from exclusivelog.backend import ClaimSession, Held, check_generation, check_group
+from exclusivelog.arguments import check_generation, check_group
+from exclusivelog.backend import ClaimSession, Held
 from exclusivelog.errors import (
     LedgerFullError,
     OwnershipError,
