@@ -202,22 +202,10 @@ class Sending(Protocol):
     def served(self) -> None:
         """The call of this thread that has waited by `await_resumed` has been made."""
 
-    def await_turns(self) -> None:
-        """Before a transaction pauses it again: let calls be made that waited for the last one."""
-
     def duplicate(
         self, appender: _core.Appender, sequence: int | None, count: int = 1
     ) -> ExclusiveLogError:
         """The error for a sequence id that was used before."""
-
-    def commit_queued(self) -> None:
-        """Commit what waits in the queue."""
-
-    def drain(self) -> None:
-        """Commit what was accepted so far; waits for sends that other threads have begun, too."""
-
-    def private_appender(self) -> _core.Appender:
-        """An appender for a transaction, which continues the sequence ids of `appender`."""
 
 
 class ProducerSession(Protocol):
@@ -268,19 +256,6 @@ class ProducerSession(Protocol):
 
     def refused(self, error: ProducerFencedError) -> ExclusiveLogError:
         """The error to raise in a caller whose append failed with this one."""
-
-    def ready_for_transaction(self) -> bool:
-        """False if a hand-over has paused appends, or given the topic to another session. Raises
-        the error of a session that has ended."""
-
-    def pause_for_transaction(self) -> bool:
-        """Pause appends; False as `ready_for_transaction`."""
-
-    def resume(self) -> None:
-        """Let appends continue."""
-
-    def has_announced(self, info: dict[str, str]) -> None:
-        """Note that this announcement was committed."""
 
     def subscribe(self, listener: SessionListener, owner: bool) -> None:
         """Notify this producer of what happens to the session; the `owner` closes it."""
@@ -407,19 +382,6 @@ class Condition(Protocol):
         """Raise OwnershipLostError unless it is held, within a transaction of the backend."""
 
 
-class CursorCommit(Protocol):
-    """The positions of a reader group."""
-
-    def note(self, append: _core.Joint, positions: Any) -> None:
-        """Add them to an append of the backend."""
-
-    def require(self, append: _core.Joint, positions: Any) -> None:
-        """Have that append refused unless the group's claim is held."""
-
-    def write(self, transaction: Any, positions: Any) -> None:
-        """Write them within a transaction of the backend, if the group's claim is held."""
-
-
 class CommitAttempt(Protocol[Who]):
     """One attempt to commit a transaction."""
 
@@ -444,7 +406,7 @@ class TransactionParts(Generic[Who]):
     puts: dict[Who, list[Put]] = field(default_factory=dict)
     numbered: set[Who] = field(default_factory=set)  # those that were given sequence ids
     announced: dict[Who, dict[str, str]] = field(default_factory=dict)
-    cursors: dict[Any, tuple[CursorCommit, Any]] = field(default_factory=dict)
+    cursors: dict[Any, tuple[GroupCursor, Mapping[int, int]]] = field(default_factory=dict)
     claims: set[Condition] = field(default_factory=set)
     attempt: CommitAttempt[Who] | None = None
 
@@ -626,9 +588,6 @@ class GroupCursor(Protocol):
 
     def commit(self, positions: Mapping[int, int]) -> None:
         """Commit {topic id: position}, if the claim is still held."""
-
-    def write(self, transaction: Any, positions: Mapping[int, int]) -> None:
-        """The same, within a transaction of the backend."""
 
     def wait(self, cursors: Sequence[Any], marks: Sequence[int], seconds: float) -> None:
         """Sleep until the `mark()` of one of these cursors has changed, at most for so many

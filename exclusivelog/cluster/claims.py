@@ -130,7 +130,6 @@ class ClusterClaim:
 class ClusterGroupCursor(ClusterClaim):
     """A group's committed position on one topic; see `exclusivelog.backend.GroupCursor`."""
 
-    write = refuses("transactions")
     topic = 0  # the topic's id
     _error: ReaderFencedError | None = None
 

@@ -35,7 +35,7 @@ from exclusivelog.cluster.following import (
 )
 from exclusivelog.cluster.frames import MAX_MESSAGES
 from exclusivelog.cluster.log import FRAME_OVERHEAD, MESSAGE_OVERHEAD, MOST_MESSAGE_BYTES
-from exclusivelog.cluster.refused import refusal, refuses
+from exclusivelog.cluster.refused import refusal
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
@@ -141,9 +141,6 @@ class ClusterSending:
     def served(self) -> None:
         """No effect: no transaction pauses it."""
 
-    def await_turns(self) -> None:
-        """No effect: no transaction pauses it."""
-
     def await_flush(self, position: int, generation: int) -> None:
         """Return once the messages of an `append` count."""
         self._owning.await_counting(position)
@@ -163,15 +160,6 @@ class ClusterSending:
         if waiting is not None:
             self._outcome(waiting, timeout)
         return waiting is not None
-
-    def drain(self) -> None:
-        """Wait until what was accepted so far has its outcome, success or failure."""
-        waiting = self.appender.newest()
-        if waiting is not None:
-            self._host.committer.commit(self._owning)
-            waiting.exception(ANSWER_SECONDS)
-
-    private_appender = commit_queued = refuses("transactions")
 
 
 def _check_fits(count: int, size: int) -> None:
@@ -352,12 +340,6 @@ class ClusterSession:
             return self.moved
         self.lose(error)
         return self._lost or error
-
-    ready_for_transaction = pause_for_transaction = refuses("transactions")
-    has_announced = refuses("announcements")
-
-    def resume(self) -> None:
-        """No effect: no transaction pauses it."""
 
     # ---- hand-over -----------------------------------------------------------------------
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Generic
+from typing import TYPE_CHECKING, Generic, cast
 
 from exclusivelog import _core
 from exclusivelog._core import Outcome
-from exclusivelog.backend import ProducerSession, SessionPaused, TransactionParts, Who
+from exclusivelog.backend import SessionPaused, TransactionParts, Who
 from exclusivelog.errors import DuplicateSequenceError, ExclusiveLogError, ProducerFencedError
 from exclusivelog.local.log.appending import (
     REPAIRABLE,
@@ -27,6 +27,10 @@ from exclusivelog.local.log.appending import (
 )
 from exclusivelog.local.storage.ledger import Ledger, Transaction
 from exclusivelog.local.storage.tables import announcement_row
+
+if TYPE_CHECKING:
+    from exclusivelog.local.ownership.claims import LocalGroupCursor, Positions
+    from exclusivelog.local.session import LocalSession
 
 # Then the producers are paused, so that their other messages do not come before for ever.
 UNPAUSED_ATTEMPTS = 3
@@ -78,7 +82,7 @@ def _succeeds(attempt: Attempt[Who]) -> bool:
 class _Refused(Exception):
     """A session that was fenced, and its error."""
 
-    def __init__(self, session: ProducerSession, error: ProducerFencedError) -> None:
+    def __init__(self, session: LocalSession, error: ProducerFencedError) -> None:
         super().__init__(str(error))
         self.session, self.error = session, error
 
@@ -92,10 +96,13 @@ class Attempt(Generic[Who]):
 
     def __init__(self, ledger: Ledger, parts: TransactionParts[Who]) -> None:
         self._ledger, self._parts = ledger, parts
-        # The session of each producer with messages or a requirement.
-        self._here: dict[Who, ProducerSession] = {
-            producer: producer.sender.here(producer in parts.numbered) for producer in parts.puts
+        # The session of each producer with messages or a requirement. A transaction takes producers
+        # and readers of its own ledger only: their sessions and cursors are of this package.
+        self._here = {
+            producer: cast("LocalSession", producer.sender.here(producer in parts.numbered))
+            for producer in parts.puts
         }
+        self._cursors = cast("list[tuple[LocalGroupCursor, Positions]]", [*parts.cursors.values()])
         self._sessions = list(dict.fromkeys(self._here.values()))
         self._counts: dict[Who, int] = {}
 
@@ -121,7 +128,7 @@ class Attempt(Generic[Who]):
             offsets[producer] = range(first, ends[session])
         return offsets
 
-    def _firsts(self) -> dict[ProducerSession, int]:
+    def _firsts(self) -> dict[LocalSession, int]:
         """The first offset of each session that has messages."""
         raise NotImplementedError
 
@@ -141,7 +148,7 @@ class Attempt(Generic[Who]):
     def _senders_paused(self) -> Iterator[bool]:
         """Pause all sessions, and commit what they have accepted. False if one is paused, or moved,
         already."""
-        paused: list[ProducerSession] = []
+        paused: list[LocalSession] = []
         for session in self._sessions:
             session.sending.await_turns()
         with self._ledger.pause_lock:
@@ -157,7 +164,7 @@ class Attempt(Generic[Who]):
                 while paused:
                     paused.pop().resume()
 
-    def _put(self) -> dict[ProducerSession, _core.Appender]:
+    def _put(self) -> dict[LocalSession, _core.Appender]:
         """Each session's messages, in an appender that continues its sequence ids."""
         appenders = {session: session.sending.private_appender() for session in self._sessions}
         for producer, session in self._here.items():
@@ -196,7 +203,7 @@ class FramedAttempt(Attempt[Who]):
         """Is it known to be in the log, whatever was raised afterwards?"""
         return self._joint is not None and self._joint.committed
 
-    def _firsts(self) -> dict[ProducerSession, int]:
+    def _firsts(self) -> dict[LocalSession, int]:
         assert self._joint is not None
         firsts = zip(self._sessions, self._joint.offsets(), strict=True)
         return {session: first for session, first in firsts if first is not None}
@@ -265,7 +272,7 @@ class FramedAttempt(Attempt[Who]):
             batches = appender.take()
             self._batches.append(batches)
             joint.add(session.sending.appender, batches, numbered)
-        for cursor, positions in self._parts.cursors.values():
+        for cursor, positions in self._cursors:
             cursor.note(joint, positions)
         for producer, info in self._parts.announced.items():
             joint.note(b"meta", *announcement_row(self._here[producer].session, info))
@@ -306,7 +313,7 @@ class FramedAttempt(Attempt[Who]):
                     claim.check_in(tables)
         for claim, version in zip(claims, versions, strict=True):
             joint.require_claim(claim.id, version)
-        for cursor, positions in self._parts.cursors.values():
+        for cursor, positions in self._cursors:
             cursor.require(joint, positions)
 
 
@@ -318,10 +325,10 @@ class TableAttempt(Attempt[Who]):
 
     def __init__(self, ledger: Ledger, parts: TransactionParts[Who]) -> None:
         super().__init__(ledger, parts)
-        self._works: dict[ProducerSession, Work] = {}
-        self._placed: dict[ProducerSession, Placed] = {}
+        self._works: dict[LocalSession, Work] = {}
+        self._placed: dict[LocalSession, Placed] = {}
         self._section: Transaction | None = None
-        self._refused: ProducerSession | None = None  # whose sequence id is in the log already
+        self._refused: LocalSession | None = None  # whose sequence id is in the log already
 
     @property
     def tried(self) -> bool:
@@ -333,7 +340,7 @@ class TableAttempt(Attempt[Who]):
         """Is it known to be in the log, whatever was raised afterwards?"""
         return self._section is not None and self._section.committed
 
-    def _firsts(self) -> dict[ProducerSession, int]:
+    def _firsts(self) -> dict[LocalSession, int]:
         return {session: places[0][1] for session, places in self._placed.items() if places}
 
     def commit(self) -> bool:
@@ -367,7 +374,7 @@ class TableAttempt(Attempt[Who]):
                 except ProducerFencedError as error:
                     raise _Refused(session, error) from error
             self._refused = None
-            for cursor, positions in parts.cursors.values():
+            for cursor, positions in self._cursors:
                 cursor.write(tables, positions)
             for producer, info in parts.announced.items():
                 tables.announcements.put(self._here[producer].session, info)
