@@ -414,72 +414,6 @@ class TransactionParts(Generic[Who]):
         return bool(self.puts or self.cursors or self.claims)
 
 
-# ---- the engine --------------------------------------------------------------------------
-
-
-class Backend(Protocol):
-    """What topics, producers and transactions need from their engine."""
-
-    @property
-    def path(self) -> str:
-        """The directory or URL of the log."""
-
-    @property
-    def ledger(self) -> Any:
-        """What stores the log; a transaction takes only producers and readers of the same one."""
-
-    def check_open(self) -> None:
-        """Raise EngineClosedError if the engine is closed, or inherited by a forked child."""
-
-    @property
-    def forked(self) -> bool:
-        """Was it inherited by a forked child?"""
-
-    def check_not_forked(self) -> None:
-        """Raise EngineClosedError in a forked child."""
-
-    def check_free(self) -> None:
-        """Raise LedgerError if this thread holds a lock of the engine: it would wait for itself."""
-
-    def call_soon(self, function: Callable[[], object]) -> None:
-        """Run application code in a thread of its own."""
-
-    def latest(self, topic: int) -> _core.TopicRow:
-        """The topic's present facts."""
-
-    @property
-    def pending(self) -> Requests:
-        """The requests that wait."""
-
-    def check_writable(self) -> None:
-        """Raise an error unless the engine is open, and not read-only."""
-
-    def topic_store(self, topic: int) -> TopicStore:
-        """The topic with this id."""
-
-    def open_producer(self, future: AnyFuture, request: ProducerRequest) -> None:
-        """Register a producer, or queue it until it is promoted or its timeout has passed."""
-
-    def open_session(
-        self, topic: str, session: Any, last_sequence: int, options: SessionOptions,
-        keeper: object = None,
-    ) -> ProducerSession:  # fmt: skip
-        """Open a session that was granted. `keeper`: the object that releases the session instead
-        of the producer, such as a role."""
-
-    def check_transactions(self) -> None:
-        """Raise an error unless a transaction can be begun."""
-
-    def commit_at_once(self, parts: TransactionParts[Who]) -> bool:
-        """Commit all parts, or none, if that can be done so that an exception which another thread
-        or a signal handler raises in this one harms nobody; `parts.attempt` then has the outcome.
-        False if it cannot be done so, and nothing was written: call `commit_transaction`."""
-
-    def commit_transaction(self, parts: TransactionParts[Who]) -> None:
-        """Commit all parts, or none, in a thread of the library. An exception may be raised after
-        the commit, too: `parts.attempt` has its outcome."""
-
-
 # ---- reading -----------------------------------------------------------------------------
 
 
@@ -598,26 +532,6 @@ class GroupCursor(Protocol):
 
     def end(self) -> None:
         """Release the claim."""
-
-
-class CursorStore(Protocol):
-    """Opens cursors."""
-
-    def latest(self, topic: int) -> _core.TopicRow:
-        """The topic's present facts."""
-
-    def open_cursor(
-        self, topic: int, name: str, loads: _core.Deserializer | None, compacted: bool,
-        skip_trimmed: bool,
-    ) -> Cursor:  # fmt: skip
-        """Open a cursor that has no position yet. `compacted`: read the topic's compacted view
-        first. `skip_trimmed`: if the position was trimmed, continue with the first remaining
-        message instead of raising OffsetTrimmedError."""
-
-    def join_group(
-        self, group: str, topics: Mapping[str, int], generation: int | None
-    ) -> GroupCursor:
-        """Become the group's reader of these topics, {name: id}, and fence the previous one."""
 
 
 # ---- claims ------------------------------------------------------------------------------
@@ -909,22 +823,6 @@ class Moves(Protocol):
         """The present state of the moves that have begun."""
 
 
-class MoveHost(Protocol):
-    """The engine that carries out a move."""
-
-    path: str
-
-    @property
-    def forked(self) -> bool:
-        """Was it inherited by a forked child?"""
-
-    def check_not_forked(self) -> None:
-        """Raise EngineClosedError in a forked child."""
-
-    def check_free(self) -> None:
-        """Raise LedgerError if this thread would wait for itself."""
-
-
 # ---- the whole backend -------------------------------------------------------------------
 
 
@@ -940,8 +838,8 @@ CAPABILITIES = frozenset(
 )  # fmt: skip
 
 
-class EngineBackend(Backend, CursorStore, Protocol):
-    """What the public `Engine` needs from a backend."""
+class EngineBackend(Protocol):
+    """One open engine of a backend, for the public classes."""
 
     name: str
     id: str
@@ -952,57 +850,76 @@ class EngineBackend(Backend, CursorStore, Protocol):
     capabilities: frozenset[str]  # those of CAPABILITIES that it has
     latest_needs_log: bool  # must an owner, too, read the log before a `latest` read (rule I2)?
 
-    def moves(
-        self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
-        producer: str | None,
-    ) -> Moves:  # fmt: skip
-        """The moves of a call of `Engine.unload`, not begun yet."""
-
-    def cancel_moves(self, topics: str | Iterable[str]) -> list[str]:
-        """Cancel the moves of these topics. Returns the names of those that were under way."""
+    # ---- state ---------------------------------------------------------------------------
 
     @property
-    def catalog(self) -> Catalog:
-        """The topics, roles, claims and engines of the ledger."""
+    def forked(self) -> bool:
+        """Was it inherited by a forked child?"""
 
-    @property
-    def role_store(self) -> RoleStore:
-        """The roles of the ledger."""
+    def check_open(self) -> None:
+        """Raise EngineClosedError if the engine is closed, or inherited by a forked child."""
+
+    def check_not_forked(self) -> None:
+        """Raise EngineClosedError in a forked child."""
+
+    def check_writable(self) -> None:
+        """Raise an error unless the engine is open, and not read-only."""
+
+    def check_free(self) -> None:
+        """Raise LedgerError if this thread holds a lock of the engine: it would wait for itself."""
 
     @property
     def busy_here(self) -> bool:
         """Whether this thread holds an engine lock."""
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Run application code in a thread of its own."""
 
     @property
     def callbacks(self) -> Any:
         """Runs callbacks of the application."""
 
     @property
-    def inspection(self) -> Inspection:
-        """Facts about its topics."""
+    def ledger(self) -> Any:
+        """What stores the log; a transaction takes only producers and readers of the same one."""
+
+    def close(self) -> None:
+        """Close it; closing twice does nothing."""
+
+    # ---- topics --------------------------------------------------------------------------
 
     @property
-    def claims(self) -> ClaimStore:
-        """The claims that it holds."""
+    def catalog(self) -> Catalog:
+        """The topics, roles, claims and engines of the ledger."""
 
-    @property
-    def once(self) -> Once:
-        """Batches that are appended once."""
+    def topic_store(self, topic: int) -> TopicStore:
+        """The topic with this id."""
+
+    def latest(self, topic: int) -> _core.TopicRow:
+        """The topic's present facts."""
 
     def ownership_version(self, topic: int) -> int:
         """A number that changes whenever the owner of this topic may have changed."""
-
-    def make_visible(self) -> None:
-        """Make all that any engine has acknowledged by now visible to this engine's readers (rule
-        G6)."""
 
     def events(self, topic: str | None, group: str | None) -> Iterator[Event] | None:
         """The changes of ownership of a topic, of a group's claims, or (None) all; None if they are
         messages of the topic `__events__`."""
 
+    @property
+    def inspection(self) -> Inspection:
+        """Facts about its topics."""
+
     def snapshot(self, topic: int, offset: int, items: Iterable[Item]) -> None:
         """Store a snapshot of the state that a topic's messages before `offset` produce (rule
         I4)."""
+
+    def backup(self, path: str) -> None:
+        """Copy the ledger into a directory."""
+
+    # ---- producers -----------------------------------------------------------------------
+
+    def open_producer(self, future: AnyFuture, request: ProducerRequest) -> None:
+        """Register a producer, or queue it until it is promoted or its timeout has passed."""
 
     def open_producers(
         self, names: Sequence[str], request: ProducerRequest, options: SessionOptions
@@ -1016,11 +933,72 @@ class EngineBackend(Backend, CursorStore, Protocol):
         promoted or its timeout has passed; create missing topics. Each future gets an outcome of
         its own. `request` waits in a queue; its topic is not used."""
 
-    def backup(self, path: str) -> None:
-        """Copy the ledger into a directory."""
+    def open_session(
+        self, topic: str, session: Any, last_sequence: int, options: SessionOptions,
+        keeper: object = None,
+    ) -> ProducerSession:  # fmt: skip
+        """Open a session that was granted. `keeper`: the object that releases the session instead
+        of the producer, such as a role."""
 
-    def close(self) -> None:
-        """Close it; closing twice does nothing."""
+    @property
+    def pending(self) -> Requests:
+        """The requests that wait."""
+
+    # ---- transactions --------------------------------------------------------------------
+
+    def check_transactions(self) -> None:
+        """Raise an error unless a transaction can be begun."""
+
+    def commit_at_once(self, parts: TransactionParts[Who]) -> bool:
+        """Commit all parts, or none, if that can be done so that an exception which another thread
+        or a signal handler raises in this one harms nobody; `parts.attempt` then has the outcome.
+        False if it cannot be done so, and nothing was written: call `commit_transaction`."""
+
+    def commit_transaction(self, parts: TransactionParts[Who]) -> None:
+        """Commit all parts, or none, in a thread of the library. An exception may be raised after
+        the commit, too: `parts.attempt` has its outcome."""
+
+    @property
+    def once(self) -> Once:
+        """Batches that are appended once."""
+
+    # ---- reading -------------------------------------------------------------------------
+
+    def open_cursor(
+        self, topic: int, name: str, loads: _core.Deserializer | None, compacted: bool,
+        skip_trimmed: bool,
+    ) -> Cursor:  # fmt: skip
+        """Open a cursor that has no position yet. `compacted`: read the topic's compacted view
+        first. `skip_trimmed`: if the position was trimmed, continue with the first remaining
+        message instead of raising OffsetTrimmedError."""
+
+    def join_group(
+        self, group: str, topics: Mapping[str, int], generation: int | None
+    ) -> GroupCursor:
+        """Become the group's reader of these topics, {name: id}, and fence the previous one."""
+
+    def make_visible(self) -> None:
+        """Make all that any engine has acknowledged by now visible to this engine's readers (rule
+        G6)."""
+
+    # ---- ownership -----------------------------------------------------------------------
+
+    @property
+    def claims(self) -> ClaimStore:
+        """The claims that it holds."""
+
+    @property
+    def role_store(self) -> RoleStore:
+        """The roles of the ledger."""
+
+    def moves(
+        self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
+        producer: str | None,
+    ) -> Moves:  # fmt: skip
+        """The moves of a call of `Engine.unload`, not begun yet."""
+
+    def cancel_moves(self, topics: str | Iterable[str]) -> list[str]:
+        """Cancel the moves of these topics. Returns the names of those that were under way."""
 
 
 class Opened(Protocol):

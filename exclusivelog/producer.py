@@ -15,7 +15,7 @@ from exclusivelog._core import Receipt
 from exclusivelog.arguments import check_groups, check_timeout
 from exclusivelog.backend import (
     SENT_AT_ONCE,
-    Backend,
+    EngineBackend,
     Moves,
     ProducerSession,
     SessionOptions,
@@ -124,7 +124,7 @@ class ProducerSender:
     )  # fmt: skip
 
     def __init__(
-        self, engine: Backend, topic: str, session: ProducerSession, options: Options,
+        self, engine: EngineBackend, topic: str, session: ProducerSession, options: Options,
         producer: weakref.ref[Producer] | None,
     ) -> None:  # fmt: skip
         self.topic = topic
@@ -438,7 +438,7 @@ class Producer(SendingProducer, Closing):
     _sender: ProducerSender
 
     def __init__(
-        self, engine: Backend, topic: str, session: ProducerSession, options: Options
+        self, engine: EngineBackend, topic: str, session: ProducerSession, options: Options
     ) -> None:
         calls_back = options.on_fenced is not None or options.on_wanted is not None
         this = weakref.ref(self) if calls_back else None  # the sender must not keep it
@@ -834,9 +834,9 @@ class ProducerFuture(GrantFuture[Producer]):
     """A future with a producer that may have to wait in the queue. `cancel()` removes the request
     (rule D5)."""
 
-    _engine: Backend
+    _engine: EngineBackend
 
-    def __init__(self, engine: Backend, topic: int, name: str, options: Options) -> None:
+    def __init__(self, engine: EngineBackend, topic: int, name: str, options: Options) -> None:
         super().__init__(engine, topic)
         self._topic, self._options = name, options
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from exclusivelog import _core
 from exclusivelog._core import Message
 from exclusivelog.arguments import as_int, check_count, check_flag, check_timeout
-from exclusivelog.backend import Cursor, CursorStore, GroupCursor, Place
+from exclusivelog.backend import Cursor, EngineBackend, GroupCursor, Place
 from exclusivelog.closing import Closing
 from exclusivelog.errors import (
     DeserializationError,
@@ -92,7 +92,7 @@ class Reader(GroupMember, Closing):
     """
 
     def __init__(
-        self, store: CursorStore, topic: int, name: str, start: Start, *, inclusive: bool,
+        self, store: EngineBackend, topic: int, name: str, start: Start, *, inclusive: bool,
         deserializer: Any, key_deserializer: Any = None, read_compacted: bool = False,
         trimmed: str = "error",
     ) -> None:  # fmt: skip

@@ -30,7 +30,6 @@ from typing import Any, Literal, Protocol, TypeVar
 from exclusivelog import _core, threads
 from exclusivelog.arguments import check_generation, check_group, check_resource, check_timeout
 from exclusivelog.backend import (
-    Backend,
     ClaimSession,
     EngineBackend,
     Opened,
@@ -338,7 +337,7 @@ class Transaction(OfThisProcess):
 
     _settled = True  # nothing is left to tell its readers; so it is if `__init__` is interrupted
 
-    def __init__(self, engine: Backend) -> None:
+    def __init__(self, engine: EngineBackend) -> None:
         self._caller: Caller | None = None  # the caller whose `with` block this is
         self._engine = engine
         self._state: State = "open"

@@ -7,7 +7,7 @@ from concurrent.futures import InvalidStateError
 from contextlib import suppress
 
 from exclusivelog import threads
-from exclusivelog.backend import MoveCancelled, MoveHost, Moves
+from exclusivelog.backend import EngineBackend, MoveCancelled, Moves
 from exclusivelog.types import Move
 from exclusivelog.waits import EngineFuture
 
@@ -26,9 +26,9 @@ class UnloadFuture(EngineFuture[list[Move]]):
     [True]
     """
 
-    def __init__(self, engine: MoveHost, unloading: Moves) -> None:
+    def __init__(self, engine: EngineBackend, unloading: Moves) -> None:
         super().__init__(engine)
-        self._engine: MoveHost = engine
+        self._engine: EngineBackend = engine
         self._unloading = unloading
 
     def _start(self) -> UnloadFuture:
