@@ -22,9 +22,9 @@ DOCS = ROOT / "docs"
 
 # Pages whose Python and console blocks are run here.
 RUN = [
-    "docs/asyncio.md", "docs/howto/configuration.md", "docs/howto/drain.md",
-    "docs/howto/exactly-once.md", "docs/howto/state-machine.md", "docs/howto/upgrade.md",
-    "docs/tutorial.md",
+    "docs/asyncio.md", "docs/howto/backend.md", "docs/howto/configuration.md",
+    "docs/howto/drain.md", "docs/howto/exactly-once.md", "docs/howto/state-machine.md",
+    "docs/howto/upgrade.md", "docs/tutorial.md",
 ]  # fmt: skip
 
 # A ledger of an earlier version, for the page that upgrades one.
@@ -66,6 +66,14 @@ def test_what_a_page_shows_is_what_happens(name: str, short_directory: Path) -> 
             archive.extractall(short_directory / "data", filter="data")
     with reader_of(ROOT / name, short_directory) as reader:
         assert reader.read() > 0
+
+
+def test_the_page_about_backends_names_every_part_of_the_seam() -> None:
+    page = (DOCS / "howto" / "backend.md").read_text()
+    seam = (ROOT / "exclusivelog" / "backend.py").read_text()
+    parts = re.findall(r"^class (\w+)\(.*Protocol\)", seam, re.MULTILINE)
+    assert len(parts) >= 12
+    assert [name for name in parts if f"`{name}`" not in page] == []
 
 
 def test_every_page_with_code_is_run_somewhere() -> None:
