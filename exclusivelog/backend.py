@@ -430,7 +430,7 @@ class Cursor(Protocol):
     they never wait.
     """
 
-    membership: Any  # the reader group's `GroupCursor`, which `check` checks too, or None
+    membership: GroupCursor | None  # of its reader group; `check` checks it, too
 
     @property
     def position(self) -> int:
