@@ -84,13 +84,8 @@ def test_no_chain_of_imports_is_long() -> None:
 
 
 def classes(tree: ast.Module) -> set[str]:
-    """The classes of a module, but Protocols: one may have the name of the class that it stands
-    for, as types do not point up within a package."""
-    return {
-        node.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and not any("Protocol" in names(b) for b in node.bases)
-    }
+    """The classes of a module."""
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
 def package(module: str) -> str:
@@ -116,7 +111,8 @@ def test_no_two_classes_of_a_package_have_one_name() -> None:
 def test_a_name_that_two_classes_have_is_found() -> None:
     one, protocol = ast.parse("class A: ..."), ast.parse("class A(Protocol[T]): ...")
     assert repeated({"local.a": one, "local.b.c": one}) == ["A: local.a, local.b.c"]
-    assert repeated({"local.a": one, "cluster.a": one, "local.b": protocol}) == []
+    assert repeated({"local.a": one, "local.b": protocol}) == ["A: local.a, local.b"]
+    assert repeated({"local.a": one, "cluster.a": one}) == []
 
 
 # ---- a Protocol has several implementations, or one elsewhere ----------------------------
