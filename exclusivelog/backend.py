@@ -875,9 +875,8 @@ class EngineBackend(Protocol):
     def call_soon(self, function: Callable[[], object]) -> None:
         """Run application code in a thread of its own."""
 
-    @property
-    def callbacks(self) -> Any:
-        """Runs callbacks of the application."""
+    def call_later(self, function: Callable[[], object]) -> None:
+        """The same; LedgerError if no thread can be started now."""
 
     @property
     def ledger(self) -> Any:

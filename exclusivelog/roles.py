@@ -338,7 +338,7 @@ class Role(Closing):
         if self._engine.forked:
             return
         if self._engine.busy_here:
-            self._engine.callbacks.call_later(self.close)
+            self._engine.call_later(self.close)
             return
         with self._lock:
             if self.closed:

@@ -99,11 +99,6 @@ class Identity:
         """Does this thread hold an engine lock? No: no call waits while it holds one."""
         return False
 
-    @property
-    def callbacks(self) -> Any:
-        """Runs code of the application."""
-        return self
-
     def call_soon(self, function: Callable[[], object]) -> None:
         """Run application code in a thread of its own."""
         thread = threading.Thread(

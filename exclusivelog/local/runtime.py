@@ -243,6 +243,10 @@ class OpenEngine(abc.ABC):
         """Run application code in a thread of its own."""
         self.callbacks.call_soon(function)
 
+    def call_later(self, function: Callable[[], object]) -> None:
+        """The same; LedgerError if no thread can be started now."""
+        self.callbacks.call_later(function)
+
     def check_writable(self) -> None:
         """Raise an error unless this engine can be used here, and is open to write."""
         self.check_open()

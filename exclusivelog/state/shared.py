@@ -753,7 +753,7 @@ class Shared(_core.SharedBase, Closing):
             return
         self._check_outside()  # else a deadlock: the calls that it waits for wait for this one
         if self._busy_here:  # called by a signal handler or a finalizer
-            self._engine.callbacks.call_later(self.close)
+            self._engine.call_later(self.close)
             return
         self._closing = True  # from now on, no call can be submitted
         self._ownership.end()
