@@ -227,7 +227,7 @@ class ProducerSession(Protocol):
         """What the log stores of it: id, topic, name, mode, priority, epoch, ..."""
 
     @property
-    def engine(self) -> Any:
+    def engine(self) -> EngineBackend:
         """The engine that granted it."""
 
     @property
@@ -995,6 +995,11 @@ class EngineBackend(Protocol):
         producer: str | None,
     ) -> Moves:  # fmt: skip
         """The moves of a call of `Engine.unload`, not begun yet."""
+
+    def begin_move(
+        self, topic: str, session: Any, to: str, timeout: float, groups: Iterable[str]
+    ) -> Moves:
+        """Begin to move the producer with this session; see `Producer.move`."""
 
     def cancel_moves(self, topics: str | Iterable[str]) -> list[str]:
         """Cancel the moves of these topics. Returns the names of those that were under way."""

@@ -544,11 +544,13 @@ class Producer(SendingProducer, Closing):
         engine, unloading = self._begin_move(to, timeout, groups)
         return UnloadFuture(engine, unloading)._start()
 
-    def _begin_move(self, to: str, timeout: float, groups: Iterable[str]) -> tuple[Any, Moves]:
+    def _begin_move(
+        self, to: str, timeout: float, groups: Iterable[str]
+    ) -> tuple[EngineBackend, Moves]:
         """Begin to move the session that this producer currently sends by."""
         chosen = check_groups(groups)
 
-        def begin(session: ProducerSession, _: float | None) -> tuple[Any, Moves]:
+        def begin(session: ProducerSession, _: float | None) -> tuple[EngineBackend, Moves]:
             if not session.usable and session.moved is not None:
                 raise session.moved
             engine = session.engine
