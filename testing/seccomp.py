@@ -8,10 +8,12 @@ import struct
 
 NUMBERS = {
     "x86_64": {
-        "fallocate": 285, "fcntl": 72, "fdatasync": 75, "futex_waitv": 449, "set_robust_list": 273,
+        "close_range": 436, "fallocate": 285, "fcntl": 72, "fdatasync": 75, "futex_waitv": 449,
+        "set_robust_list": 273,
     },
     "aarch64": {
-        "fallocate": 47, "fcntl": 25, "fdatasync": 83, "futex_waitv": 449, "set_robust_list": 99,
+        "close_range": 436, "fallocate": 47, "fcntl": 25, "fdatasync": 83, "futex_waitv": 449,
+        "set_robust_list": 99,
     },
 }.get(platform.machine(), {})  # fmt: skip
 NO_NEW_PRIVS, SET_SECCOMP, FILTER = 38, 22, 2  # of prctl(2)

@@ -95,13 +95,19 @@ def lock_open_file(fd: int, kind: str, at: int = 0) -> bool:
     return True
 
 
-def share_process_lock(fd: int, at: int) -> None:
-    """Keep others from locking the byte at `at` for as long as this file is open. This process has
-    a POSIX lock on it, which it loses when it closes any descriptor of the file (it has copied the
-    file, say). A lock of the open file is not lost; the two are compatible once both are shared."""
+def share_process_lock(fd: int, at: int) -> _core.PrivateLock | None:
+    """Keep others from locking the byte at `at` until this process ends, or releases the lock that
+    is returned. It has a POSIX lock on it, which it loses when it closes any descriptor of the file
+    (it has copied the file, say). The two are compatible once both are shared.
+
+    None if the system has no private locks: then the open file has one, which ends with it, and a
+    child that C code has forked keeps it."""
     shared = FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, at, 1, 0)
     fcntl.fcntl(fd, fcntl.F_SETLK, shared)
+    with Ignoring(OSError):
+        return _core.PrivateLock(fd, at)
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, shared)
+    return None
 
 
 def close_locked(fd: int, process: int) -> None:

@@ -381,6 +381,7 @@ class Environment:
         self.gate.look_at(deaths)
         self._resizing = threading.Lock()
         self._quiet = False
+        self._place: _core.PrivateLock | None = None  # keeps this process's reads
         with _opened(directory, DATA) if data is None else contextlib.nullcontext(data) as data:
             # The descriptor whose lock keeps LMDB from initialising its lock file; -1 if LMDB uses
             # none, on a read-only file system.
@@ -438,7 +439,7 @@ class Environment:
         They do so when nobody holds a lock on the byte of lock.mdb that this process's id names."""
         self._keep_out_of_dumps()  # in a read: LMDB takes its own lock on that byte, once
         if self._lock >= 0:
-            share_process_lock(self._lock, os.getpid())
+            self._place = share_process_lock(self._lock, os.getpid())
 
     def _keep_out_of_dumps(self) -> None:
         """Keep LMDB's map out of core dumps."""
@@ -460,6 +461,9 @@ class Environment:
         self._close_lock()
 
     def _close_lock(self) -> None:
+        place, self._place = self._place, None
+        if place is not None:
+            place.release()
         lock, self._lock = self._lock, -1
         if lock >= 0:
             close_locked(lock, self._process)
