@@ -28,6 +28,14 @@ def other(engine: xl.Engine) -> Iterator[xl.Topic]:
 
 
 @pytest.fixture
+def reachable() -> Iterator[str]:
+    """A path for a ledger that other users can reach, too."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        yield f"{place}/log"
+
+
+@pytest.fixture
 def full_pipe() -> Iterator[int]:
     """The writing end of a pipe that is full, and that no process reads."""
     reading, writing = os.pipe()

@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #define XD_LOOK_NS 400000000
 #define XD_TOO_LATE_NS 100000000
@@ -73,8 +74,19 @@ static inline int xd_has_ended(uint32_t tid, int proc) {
     return proc && xd_is_ending(tid);
 }
 
+/* The process of a thread; 0 if that is unknown. */
+static inline uint32_t xd_process_of(uint32_t tid) {
+    char path[64], text[512];
+    const char *found;
+    unsigned pid = 0;
+    snprintf(path, sizeof path, "/proc/%u/status", tid);
+    if (xd_read(path, text, sizeof text) <= 0) return 0;
+    found = strstr(text, "\nTgid:");
+    return found != NULL && sscanf(found, "\nTgid: %u", &pid) == 1 ? pid : 0;
+}
+
 /* 1: the process of this thread has mapped no file with this name or inode number, which all holders
-   map: the id of the holder was given anew. 0: it has, or that is unknown. */
+   map: the id of the holder was given anew. 0: it has. -1: that is unknown. */
 static inline int xd_is_stranger(uint32_t tid, const char *name, uint64_t inode) {
     char path[64], text[8192 + 256], number[32];
     size_t kept = 0;
@@ -83,7 +95,7 @@ static inline int xd_is_stranger(uint32_t tid, const char *name, uint64_t inode)
     snprintf(path, sizeof path, "/proc/%u/maps", tid);
     snprintf(number, sizeof number, " %llu ", (unsigned long long)inode);
     fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return 0;
+    if (fd < 0) return -1;
     while (!ours && (n = read(fd, text + kept, 8192)) > 0) {
         size_t size = kept + (size_t)n;
         any = 1;
@@ -92,7 +104,7 @@ static inline int xd_is_stranger(uint32_t tid, const char *name, uint64_t inode)
         memmove(text, text + size - kept, kept);
     }
     close(fd);
-    return any && !ours && n == 0;
+    return ours ? 0 : any && n == 0 ? 1 : -1;
 }
 
 /* ---- words ---------------------------------------------------------------------------- */
@@ -103,24 +115,57 @@ static inline int xd_mark_dead(uint32_t *word, uint32_t seen) {
     return 1;
 }
 
+/* A lock file. All that take its locks hold shared locks on two bytes of it before, whose places name
+   their process and their pid namespace, until they have unmapped it. */
+typedef struct {
+    int fd;             /* or -1 */
+    uint64_t inode;
+} xd_file;
+
+#define XD_OPENERS ((int64_t)1 << 40)       /* where the bytes of processes begin, */
+#define XD_NAMESPACES ((int64_t)1 << 41)    /* and those of namespaces */
+#define XD_LAST_NAMESPACE ((int64_t)UINT32_MAX)
+
+static inline int xd_is_there(const xd_file *file) {
+    struct stat facts;
+    return file->fd >= 0 && fstat(file->fd, &facts) == 0 && (uint64_t)facts.st_ino == file->inode;
+}
+
+/* 1: no other open file has a lock in this part; 0: one has, or that is unknown. A program may have
+   closed the descriptor, and opened another file under its number. */
+static inline int xd_is_unlocked(const xd_file *file, int64_t start, int64_t size) {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    lock.l_start = start;
+    lock.l_len = size;
+    return size == 0 || (xd_is_there(file) && fcntl(file->fd, F_OFD_GETLK, &lock) == 0
+                         && lock.l_type == F_UNLCK && xd_is_there(file));
+}
+
 /* A lock that is looked at. `repair`: whether to mark it, or only to tell of it. */
 typedef struct {
     uint32_t *word;
+    const xd_file *file;
     uint32_t last;      /* the thread that held it at the last look */
     int repair;
 } xd_lock;
+
+/* In the slot of an engine (see slots.py), from its liveness word. */
+#define XD_SLOT_PID 4
+#define XD_SLOT_ENGINE 16
+#define XD_SLOT_PIDS 48
 
 typedef struct xd_watch {
     struct xd_watch *next;
     uint64_t *life;         /* the pid namespace in which the ids in the words are valid */
     uint64_t namespace;     /* of this process */
     char name[32];          /* of the file that each holder has mapped; */
-    uint64_t inode;         /* its inode number */
+    xd_file file;           /* that file */
     xd_lock locks[XD_LOCKS];
     unsigned count;
     char *slots;            /* the first of the words of the engines */
     size_t step, slot_count;
-    uint32_t *lmdb;         /* the first page of LMDB's lock file */
+    uint32_t *lmdb;         /* the first page of LMDB's lock file, */
+    xd_file lmdb_file;      /* and that file */
     xd_lock lmdb_locks[2];  /* readers, writers */
     uint32_t marked;        /* how many words were marked */
 } xd_watch;
@@ -131,25 +176,59 @@ static inline int xd_knows(xd_watch *w) {
     return w->namespace != 0 && xl_load64(w->life) == w->namespace;
 }
 
+/* 1: the id of the thread was given anew, to a process that has not opened the ledger. /proc shows its
+   maps only to its own user and to root; to others, that process lacks a lock on its byte. */
+static inline int xd_was_given_anew(xd_watch *w, const xd_lock *lock, uint32_t tid) {
+    const int strange = xd_is_stranger(tid, w->name, w->file.inode);
+    uint32_t pid;
+    if (strange >= 0) return strange;
+    pid = xd_process_of(tid);
+    return pid != 0 && pid != (uint32_t)getpid() && xd_is_unlocked(lock->file, XD_OPENERS + pid, 1);
+}
+
+/* 1: no process of another pid namespace has this file open. A reader of one may: its ids in LMDB's lock
+   of readers say nothing here. */
+static inline int xd_is_of_one_namespace(const xd_watch *w, const xd_file *file) {
+    const int64_t own = (int64_t)(uint32_t)w->namespace;
+    return xd_is_unlocked(file, XD_NAMESPACES, own)
+        && xd_is_unlocked(file, XD_NAMESPACES + own + 1, XD_LAST_NAMESPACE - own);
+}
+
+/* Mark the word for this thread, if it is dead. `began`: when that was asked. */
+static inline void xd_mark_in_time(xd_watch *w, uint32_t *word, uint32_t seen, int64_t began) {
+    /* This process may have been stopped meanwhile, and the id have been given anew. */
+    if (xl_now() - began < XD_TOO_LATE_NS) w->marked += (uint32_t)xd_mark_dead(word, seen);
+}
+
 static inline void xd_look(xd_watch *w, xd_lock *lock, int proc) {
     int64_t began = xl_now();
     uint32_t seen = xl_load(lock->word), tid = seen & FUTEX_TID_MASK, last = lock->last;
     lock->last = tid;
     if (tid == 0 || !lock->repair || !xd_knows(w)) return;
-    if (!xd_has_ended(tid, proc) && !(tid == last && proc && xd_is_stranger(tid, w->name, w->inode))) return;
-    /* This process may have been stopped meanwhile, and the id have been given anew. */
-    if (xl_now() - began < XD_TOO_LATE_NS) w->marked += (uint32_t)xd_mark_dead(lock->word, seen);
+    if (!xd_has_ended(tid, proc) && !(tid == last && proc && xd_was_given_anew(w, lock, tid))) return;
+    if (lock->file == &w->file || xd_is_of_one_namespace(w, lock->file))
+        xd_mark_in_time(w, lock->word, seen, began);
+}
+
+/* 1: the thread that holds an engine's word is one of another process than the engine's: its id was
+   given anew. The engine's id is 0 while a slot is taken or left. */
+static inline int xd_slot_is_strange(xd_watch *w, const char *slot, uint32_t tid) {
+    uint64_t *engine = (uint64_t *)(slot + XD_SLOT_ENGINE), before = xl_load64(engine);
+    uint32_t pid = xl_load((uint32_t *)(slot + XD_SLOT_PID)), found = xd_process_of(tid);
+    return before != 0 && xl_load64((uint64_t *)(slot + XD_SLOT_PIDS)) == w->namespace
+        && found != 0 && found != pid && xl_load64(engine) == before;
 }
 
 static inline void xd_look_at_slots(xd_watch *w, int proc) {
     uint32_t start = (uint32_t)xl_now() * 2654435761u >> 16, found = 0;
     for (size_t i = 0; i < w->slot_count && found < XD_SLOTS_PER_LOOK; i++) {
-        xd_lock slot = {NULL, 0, 1};
-        slot.word = (uint32_t *)(w->slots + (start + i) % w->slot_count * w->step);
-        if (xl_load(slot.word) & FUTEX_TID_MASK) {
-            found++;
-            xd_look(w, &slot, proc);
-        }
+        char *slot = w->slots + (start + i) % w->slot_count * w->step;
+        int64_t began = xl_now();
+        uint32_t seen = xl_load((uint32_t *)slot), tid = seen & FUTEX_TID_MASK;
+        if (tid == 0) continue;
+        found++;
+        if (xd_knows(w) && (xd_has_ended(tid, proc) || (proc && xd_slot_is_strange(w, slot, tid))))
+            xd_mark_in_time(w, (uint32_t *)slot, seen, began);
     }
 }
 
@@ -249,16 +328,38 @@ static inline void xd_stop(xd_watch *w) {
 
 /* Look at LMDB's mutexes, too; 0 or an errno. `fd` is lock.mdb's. */
 static inline int xd_add_lmdb(xd_watch *w, int fd, int repair_writer) {
-    char *page = mmap(NULL, XD_LMDB_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    struct stat facts;
+    char *page;
+    int copy;
+    if (fstat(fd, &facts) != 0) return errno;
+    page = mmap(NULL, XD_LMDB_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (page == MAP_FAILED) return errno;
+    copy = fcntl(fd, F_DUPFD_CLOEXEC, 3);   /* the caller may close its own earlier */
+    if (copy < 0) {
+        const int failed = errno;
+        munmap(page, XD_LMDB_PAGE);
+        return failed;
+    }
     pthread_mutex_lock(&xd_all.lock);
     w->lmdb_locks[0].word = (uint32_t *)(page + XD_LMDB_READERS + XL_WORD);
     w->lmdb_locks[0].repair = 1;
     w->lmdb_locks[1].word = (uint32_t *)(page + XD_LMDB_WRITER + XL_WORD);
     w->lmdb_locks[1].repair = repair_writer;
+    w->lmdb_locks[0].file = w->lmdb_locks[1].file = &w->lmdb_file;
+    w->lmdb_file.fd = copy;
+    w->lmdb_file.inode = (uint64_t)facts.st_ino;
     w->lmdb = (uint32_t *)page;
     pthread_mutex_unlock(&xd_all.lock);
     return 0;
+}
+
+/* Once the words are not looked at any more. */
+static inline void xd_remove_lmdb(xd_watch *w) {
+    if (w->lmdb == NULL) return;
+    munmap(w->lmdb, XD_LMDB_PAGE);
+    if (xd_is_there(&w->lmdb_file)) close(w->lmdb_file.fd);
+    w->lmdb = NULL;
+    w->lmdb_file.fd = -1;
 }
 
 #endif

@@ -1,31 +1,41 @@
 # Locks that outlive their thread, because the kernel did not tell of its death (_native/deaths.h).
 
 cdef extern from "_native/deaths.h":
+    ctypedef struct xd_file:
+        int fd
+        uint64_t inode
     ctypedef struct xd_lock:
         uint32_t* word
         bint repair
+        xd_file* file
     ctypedef struct xd_watch:
         uint64_t* life
         uint64_t namespace
         char[32] name
-        uint64_t inode
+        xd_file file
         xd_lock* locks
         unsigned count
         char* slots
         size_t step
         size_t slot_count
         uint32_t* lmdb
+        xd_file lmdb_file
         xd_lock* lmdb_locks
         uint32_t marked
-    int XD_LMDB_PAGE
+    int64_t XD_OPENERS
+    int64_t XD_NAMESPACES
     bint xd_is_lmdb(xd_watch*) noexcept nogil
     bint xd_has_ended(uint32_t, bint) noexcept nogil
     bint xd_proc_is_ours() noexcept nogil
     int xd_start(xd_watch*) noexcept nogil
     void xd_stop(xd_watch*) noexcept nogil
     int xd_add_lmdb(xd_watch*, int, bint) noexcept nogil
+    void xd_remove_lmdb(xd_watch*) noexcept nogil
 
 
+# Each process that opens a lock file holds locks on two bytes of it: here, plus its process id, and
+# plus the inode of its pid namespace.
+OPENERS, NAMESPACES = XD_OPENERS, XD_NAMESPACES
 cdef int SPINS_FOR_READERS = 2000
 cdef int64_t STALL_NS = 500_000_000
 
@@ -45,7 +55,8 @@ cdef class DeathWatch:
 
     `life`: the offset in `words` of the pid namespace in which the thread ids are valid;
     `namespace`: this process's. Without equality nothing is marked. `name` and `inode` are those of
-    the file that all holders have mapped. `readonly`: mark only the mutex that readers take.
+    the file that all holders have mapped, `file` its descriptor, which stays open until `stop`, or -1.
+    `readonly`: mark only the mutex that readers take.
     """
 
     cdef SharedWords words
@@ -55,13 +66,15 @@ cdef class DeathWatch:
     cdef public object on_stall     # called after each half second of a wait in `await_readers`
 
     def __cinit__(self, SharedWords words not None, Py_ssize_t life, uint64_t namespace,
-                  bytes name not None, uint64_t inode, bint readonly=False):
+                  bytes name not None, uint64_t inode, bint readonly=False, int file=-1):
         self.words = words
         self.readonly = readonly
         self.watch.life = words.wide(life)
         self.watch.namespace = namespace
         memcpy(self.watch.name, <const char*>name, min(len(name), 31))
-        self.watch.inode = inode
+        self.watch.file.inode = inode
+        self.watch.file.fd = file
+        self.watch.lmdb_file.fd = -1
 
     def __dealloc__(self):
         self._stop()
@@ -73,6 +86,7 @@ cdef class DeathWatch:
         for i in range(XJ_LOCKS):
             self.watch.locks[i].word = found[i]
             self.watch.locks[i].repair = not self.readonly
+            self.watch.locks[i].file = &self.watch.file
         self.watch.count = XJ_LOCKS
 
     def add_slots(self, Py_ssize_t first, Py_ssize_t step, Py_ssize_t count):
@@ -105,9 +119,7 @@ cdef class DeathWatch:
             self.started = False
             with nogil:
                 xd_stop(&self.watch)
-        if self.watch.lmdb != NULL:
-            munmap(self.watch.lmdb, XD_LMDB_PAGE)
-            self.watch.lmdb = NULL
+        xd_remove_lmdb(&self.watch)
 
     cdef uint32_t _reader(self) noexcept:
         # The thread that holds LMDB's lock of readers.

@@ -15,7 +15,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,16 +23,29 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import _core
+from exclusivelog.local.files import LOCK, lock_open_file, pid_namespace
 from exclusivelog.local.shm import lockfile
-from exclusivelog.local.shm.slots import NAMESPACE, pid_namespace
+from exclusivelog.local.shm.slots import ALIVE, NAMESPACE, SLOT_SIZE, SLOTS
 from exclusivelog.local.storage.environment import MAP_RESERVED
-from testing.children import child, finish, line
-from testing.deaths import LOCKS, TABLES, WRITER, address_of, die_unreported, hold, reap_early
+from testing.children import child, finish, line, script
+from testing.deaths import (
+    FLUSH,
+    LOCKS,
+    READERS,
+    TABLES,
+    WRITER,
+    address_of,
+    die_unreported,
+    hold,
+    reap_early,
+)
 from testing.disks import disk
 from testing.processes import PATIENCE, State, Worker, open_producer, send, until, within
 from testing.stops import stopped
 
 pytestmark = [pytest.mark.once, pytest.mark.rule("C8")]
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may be other users")
 
 A_WHILE = 5.0  # seconds: much longer than what the rule allows
 
@@ -146,16 +159,116 @@ def test_c8_a_living_holder_keeps_its_lock(
         waiting.result(PATIENCE).close()
 
 
-def test_c8_an_id_that_was_given_anew_is_not_the_holder(engine: xl.Engine, topic: xl.Topic) -> None:
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """The id of a process that has nothing of the ledger."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_c8_an_id_that_was_given_anew_is_not_the_holder(
+    engine: xl.Engine, topic: xl.Topic, stranger: int
+) -> None:
     """A program that has nothing of the ledger has the id of the thread that held the lock."""
-    with subprocess.Popen(["sleep", "60"]) as stranger:
-        try:
-            word = ctypes.c_uint32.from_address(address_of(engine, WRITER))
-            word.value = stranger.pid
-            with within(topic.producer, A_WHILE) as producer:
-                assert producer.send(b"x") == 0
-        finally:
-            stranger.kill()
+    word = ctypes.c_uint32.from_address(address_of(engine, WRITER))
+    word.value = stranger
+    with within(topic.producer, A_WHILE) as producer:
+        assert producer.send(b"x") == 0
+
+
+OTHER_USER = 1234
+AS_ANOTHER_USER = """
+    import ctypes, os, sys, tempfile
+    import exclusivelog as xl
+    from testing.deaths import LOCKS, address_of
+    from testing.processes import within
+    path, user, holder, patience = sys.argv[1], *map(int, sys.argv[2:5])
+    with tempfile.TemporaryDirectory() as place, xl.open(place + "/log") as engine:
+        with engine.topic("orders").producer() as producer:  # import all, while root may read it
+            producer.send(b"x")
+        list(engine.topic("orders").reader())
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    engine = xl.open(path)
+    topic = engine.topic("orders")
+    words = {lock: ctypes.c_uint32.from_address(address_of(engine, lock)) for lock in LOCKS}
+"""
+USES_EACH = """
+    for word in words.values():
+        word.value = holder
+        with within(topic.producer, patience) as producer:
+            producer.send(b"x")
+        within(lambda: list(topic.reader()), patience)
+    print("used", flush=True)
+"""
+
+
+@pytest.mark.long
+@needs_root
+def test_c8_an_id_that_was_given_anew_to_another_user_is_not_the_holder(
+    reachable: str, stranger: int
+) -> None:
+    """An unprivileged process may not look at what that user's program has mapped."""
+    os.mkdir(reachable)
+    os.chown(reachable, OTHER_USER, OTHER_USER)
+    source = script(AS_ANOTHER_USER, USES_EACH)
+    assert finish(source, reachable, OTHER_USER, stranger, int(A_WHILE)) == "used\n"
+
+
+WATCHES = """
+    words["append"].value = holder
+    for _ in range(4):
+        words["flush"].value = nobody
+        until(lambda: words["flush"].value != nobody)
+    print(words["append"].value == holder, flush=True)
+    words["append"].value = 0
+"""
+
+
+@pytest.mark.long
+@needs_root
+def test_c8_a_living_holder_of_another_user_keeps_its_lock(reachable: str) -> None:
+    """The control: the holder has opened the ledger. Each look is at both locks."""
+    watches = WATCHES.replace("nobody", str(NOBODY))
+    source = script(AS_ANOTHER_USER, "from testing.processes import until", watches)
+    with xl.open(reachable, mode=0o777):
+        assert finish(source, reachable, OTHER_USER, os.getpid(), 0) == "True\n"
+
+
+@pytest.mark.long
+def test_c8_an_engine_whose_thread_s_id_was_given_anew_is_dead(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker], stranger: int
+) -> None:
+    """It counted as alive for as long as the program with that id ran: it has no keepalive."""
+    process = worker(name="killed", keepalive=None)
+    process.call(open_producer, "exclusive")
+    index, _ = next(
+        found for found in engine.ledger.lockfile.slots._taken() if found[1] != engine.id
+    )
+    engine.ledger.lockfile.atomics.store(SLOTS + SLOT_SIZE * index + ALIVE, stranger)
+    with topic.producer("wait_for_exclusive", timeout=A_WHILE) as producer:
+        assert producer.topic_epoch == 2
+
+
+@pytest.mark.parametrize("namespace", [-1, 1])
+def test_c8_readers_of_another_pid_namespace_keep_lmdbs_lock(
+    engine: xl.Engine, namespace: int
+) -> None:
+    """A read-only engine may be of another one: it was open before any engine wrote. No thread has
+    this id here."""
+    readers = ctypes.c_uint32.from_address(address_of(engine, READERS))
+    flushes = ctypes.c_uint32.from_address(address_of(engine, FLUSH))
+    with (Path(engine.path) / LOCK).open("r+b") as file:
+        there = _core.NAMESPACES + pid_namespace() + namespace
+        assert lock_open_file(file.fileno(), "read", there)
+        readers.value = NOBODY
+        for _ in range(2):  # looks at the locks
+            flushes.value = NOBODY
+            until(lambda: flushes.value != NOBODY)
+        assert readers.value == NOBODY
+        assert lock_open_file(file.fileno(), "none", there)
+        until(lambda: readers.value != NOBODY)
 
 
 def test_c8_ids_of_another_pid_namespace_say_nothing(

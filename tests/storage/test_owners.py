@@ -15,7 +15,6 @@ import signal
 import socket
 import stat
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -342,14 +341,6 @@ def in_a_container(path: str, ids: str) -> str:
             Path(f"/proc/{process.pid}/{kind}_map").write_text(ids)
         tell(process, "go")
         return line(process)
-
-
-@pytest.fixture
-def reachable() -> Iterator[str]:
-    """A path for a ledger that other users can reach, too."""
-    with tempfile.TemporaryDirectory() as place:
-        Path(place).chmod(0o755)
-        yield f"{place}/log"
 
 
 @needs_root

@@ -53,8 +53,10 @@ from exclusivelog.local.files import (
     Directory,
     RefusedFile,
     keep_in_place,
+    pid_namespace,
     read_whole,
     remove_temporary,
+    show_opener,
     temporary_name,
 )
 from exclusivelog.local.shm import tasks
@@ -68,7 +70,6 @@ from exclusivelog.local.shm.slots import (
     SLOTS,
     Slots,
     describe,
-    pid_namespace,
 )
 from exclusivelog.local.versions import LOCK_NAME, LOCK_VERSION, refuse_other_lock_file
 from exclusivelog.waits import READER_LOOK_UP_SECONDS
@@ -239,8 +240,10 @@ class LockFile:
                     self.shared = False
                 else:
                     self._fd = _replace(directory, fd, mode)
-            if self.shared and not ours:
-                self._check_whole()
+            if self.shared:
+                if not ours:
+                    self._check_whole()
+                show_opener(self._fd)
             # Without a shared file, a reader sees no live engine, and no engine wakes it.
             self._map = mmap.mmap(self._fd, SIZE)
             self.atomics = _core.SharedWords(self._map, self.shared)
@@ -350,8 +353,9 @@ class LockFile:
         table of readers."""
         number = os.fstat(self._fd).st_ino if self.shared else 0
         watch = _core.DeathWatch(
-            self.atomics, NAMESPACE, pid_namespace(), f"/{NAME}".encode(), number, readonly
-        )
+            self.atomics, NAMESPACE, pid_namespace(), f"/{NAME}".encode(), number, readonly,
+            self._fd,
+        )  # fmt: skip
         if journal is not None:
             watch.add_journal(journal)
         if not readonly:

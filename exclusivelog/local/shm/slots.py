@@ -72,6 +72,7 @@ from exclusivelog.local.files import (
     close_locked,
     is_locked,
     lock_open_file,
+    pid_namespace,
 )
 from exclusivelog.local.shm import tasks
 from exclusivelog.local.shm.tasks import is_stopped, process_of
@@ -107,11 +108,6 @@ LEAST_PAUSE_NS = 100_000_000  # a busy machine lets a thread wait for less than 
 def own_beat_seconds(keepalive: float | None) -> float:
     """Seconds between the heartbeats that an engine with this keepalive needs."""
     return LONGEST_BEAT_SECONDS if keepalive is None else min(LONGEST_BEAT_SECONDS, keepalive / 4)
-
-
-def pid_namespace() -> int:
-    """The inode of the pid namespace of this process."""
-    return os.stat("/proc/self/ns/pid").st_ino
 
 
 class Observer:

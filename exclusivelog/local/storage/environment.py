@@ -50,6 +50,7 @@ from exclusivelog.local.files import (
     lock_open_file,
     set_permissions,
     share_process_lock,
+    show_opener,
     sync_directory,
     why_shared,
 )
@@ -386,6 +387,8 @@ class Environment:
             # The descriptor whose lock keeps LMDB from initialising its lock file; -1 if LMDB uses
             # none, on a read-only file system.
             self._lock = _keep_lock_file(directory, mode, max_readers, readonly, in_use)
+            if self._lock >= 0:
+                show_opener(self._lock)
             self._watch_deaths(deaths)
             # LMDB stores into its lock file while it opens it.
             files = {DATA: data} if self._lock < 0 else {DATA: data, LOCK: self._lock}
