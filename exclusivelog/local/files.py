@@ -223,7 +223,7 @@ def inherit_owner(fd: int, model: os.stat_result) -> None:
     wanted = stat.S_IMODE(model.st_mode)
     if stat.S_IMODE(os.fstat(fd).st_mode) != wanted:
         os.fchmod(fd, wanted)
-    if _shuts_out(fd, model):
+    if _shuts_out(os.fstat(fd), model) and not _has_acl(fd):
         raise RefusedFile(
             f"{os.readlink(f'/proc/self/fd/{fd}')} could not be given to the users of the ledger: "
             f"this process may not make files of user {model.st_uid} or group {model.st_gid}. Set "
@@ -232,14 +232,19 @@ def inherit_owner(fd: int, model: os.stat_result) -> None:
         )
 
 
-def _shuts_out(fd: int, model: os.stat_result) -> bool:
-    mine = os.fstat(fd)
-    alike = mine.st_gid == model.st_gid and model.st_mode & GROUP_WRITES == GROUP_WRITES
-    if mine.st_uid == model.st_uid or alike or model.st_mode & OTHERS_WRITE == OTHERS_WRITE:
-        return False
+def _shuts_out(facts: os.stat_result, model: os.stat_result) -> bool:
+    """Is this file of no use to those who have `model`, by its owner, group and mode?"""
+    alike = facts.st_gid == model.st_gid and facts.st_mode & GROUP_WRITES == GROUP_WRITES
+    return not (
+        facts.st_uid == model.st_uid or alike or facts.st_mode & OTHERS_WRITE == OTHERS_WRITE
+    )
+
+
+def _has_acl(file: int | str) -> bool:
+    """Does an access list name more users of this file?"""
     with Ignoring(OSError):  # there is none, usually
-        return not os.getxattr(fd, "system.posix_acl_access")  # it names the users
-    return True
+        return bool(os.getxattr(file, "system.posix_acl_access"))
+    return False
 
 
 def set_permissions(fd: int, mode: int) -> None:
@@ -251,21 +256,31 @@ def set_permissions(fd: int, mode: int) -> None:
         os.fchmod(fd, wanted)
 
 
-def why_foreign(facts: os.stat_result, place: os.stat_result, owner: int) -> str:
+def why_foreign(
+    facts: os.stat_result, place: os.stat_result, data: os.stat_result | None, acl: bool = False
+) -> str:
     """Why a file in the directory `place` must not be opened as a ledger's: whoever may write to
     the directory could have put another user's file there, or what is no file. Empty if it may.
-    `owner`: the user who has `data.mdb`."""
+    `data`: the facts of `data.mdb`, if it is there; `acl`: an access list names more users.
+
+    A file that another user has made for this ledger is one that the ledger's users can use (see
+    `inherit_owner`); so is none that was only moved there, such as a secret of root."""
     if not stat.S_ISREG(facts.st_mode):
         return f"it is {KINDS.get(stat.S_IFMT(facts.st_mode), 'a device')}, no file of its own"
-    me, owners = os.geteuid(), (place.st_uid, owner)
+    owner = place if data is None else data
     shared = bool(place.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
     if facts.st_nlink > 1:  # perhaps another user's file
-        if facts.st_uid in owners and not shared:
+        if facts.st_uid in (place.st_uid, owner.st_uid) and not shared:
             return ""
         return f"it has {facts.st_nlink} names (hard links), and belongs to user {facts.st_uid}"
-    if shared or facts.st_uid in (*owners, me, 0):
+    if data is None and (shared or facts.st_uid in (place.st_uid, os.geteuid())):
+        return ""  # another process creates the ledger
+    if facts.st_uid == place.st_uid or not _shuts_out(facts, owner) or (acl and shared):
         return ""
-    return f"it belongs to user {facts.st_uid}, and the ledger to user {owner}"
+    return (
+        f"it belongs to user {facts.st_uid}, and the ledger to user {owner.st_uid}, who cannot use "
+        "it. If it is the ledger's own, give it to that user (chown)"
+    )
 
 
 # ---- a directory -------------------------------------------------------------------------
@@ -325,7 +340,7 @@ class Directory:
         another user's file, or a FIFO, which would be waited for."""
         fd = self._open(name, flags | SAFELY, stat.S_IFREG, mode)
         try:
-            self.refuse_foreign(name, os.fstat(fd))
+            self.refuse_foreign(name, os.fstat(fd), fd)
         except BaseException:
             os.close(fd)
             raise
@@ -342,15 +357,17 @@ class Directory:
             facts = self.facts(name)
             if facts is None or stat.S_IFMT(facts.st_mode) == kind:
                 raise
-        raise self._refusal(name, why_foreign(facts, facts, 0) or "it is no directory")
+        raise self._refusal(name, why_foreign(facts, facts, None) or "it is no directory")
 
-    def refuse_foreign(self, name: str, facts: os.stat_result) -> None:
-        """RefusedFile if the file with these facts must not be opened (see `why_foreign`)."""
-        if facts.st_uid == os.geteuid() and facts.st_nlink == 1 and stat.S_ISREG(facts.st_mode):
+    def refuse_foreign(self, name: str, facts: os.stat_result, fd: int = -1) -> None:
+        """RefusedFile if the file with these facts must not be opened (see `why_foreign`). `fd`:
+        its descriptor, if it is open."""
+        place = os.fstat(self.fd)
+        if facts.st_uid == place.st_uid and facts.st_nlink == 1 and stat.S_ISREG(facts.st_mode):
             return
         data = (self._parent or self).facts(DATA)
-        place = os.fstat(self.fd)
-        why = why_foreign(facts, place, place.st_uid if data is None else data.st_uid)
+        acl = _has_acl(f"{self.by_descriptor}/{name}" if fd < 0 else fd)
+        why = why_foreign(facts, place, data, acl)
         # The lock file has two names while it is made. Another file lacks its magic.
         made = name == OWNERS and stat.S_ISREG(facts.st_mode) and facts.st_nlink > 1
         if why and not made:
@@ -367,7 +384,7 @@ class Directory:
         `data.mdb` if there is one, else with `mode`, whatever the umask. A file that exists is not
         changed."""
         try:
-            fd = self.open(name, flags | os.O_CREAT | os.O_EXCL, mode)
+            fd = self._open(name, flags | os.O_CREAT | os.O_EXCL | SAFELY, stat.S_IFREG, mode)
         except FileExistsError as error:
             pass_on_foreign(error)
             if flags & os.O_EXCL:

@@ -366,19 +366,80 @@ def test_h2_a_container_that_cannot_share_its_files_is_refused(reachable, missin
     assert int(finish(script(WARM_UP, ALICE_IS_HERE, AGAIN), reachable)) == kept + 1
 
 
+# ---- files that were moved there ---------------------------------------------------------
+
+
 @needs_root
-def test_h2_only_owners_of_a_ledger_are_believed(tmp_path) -> None:
+@pytest.mark.parametrize("mode", [0o700, 0o770], ids=["private", "of a group"])
+@pytest.mark.parametrize("name", ["segments", "journal", "lock.mdb", "owners.lock"])
+def test_h2_a_file_of_root_that_a_user_has_moved_there_is_not_opened(
+    tmp_path: Path, name: str, mode: int
+) -> None:
+    """A secret that root has left in a directory of hers: root's `backup` gave her a copy of it."""
+    path = tmp_path / "log"
+    with xl.open(path, mode=mode) as engine, engine.topic("t").producer() as producer:
+        producer.send(bytes(300_000))
+    for file in (path, *path.rglob("*")):
+        os.chown(file, ALICE, GROUP)
+    place = path / name if name != "segments" else next((path / name).iterdir())
+    secret = b"secret" * (place.stat().st_size // 6 + 1)
+    place.unlink()
+    place.write_bytes(secret[: 300_200 if name == "segments" else None])
+    place.chmod(0o600)
+    with pytest.raises(xl.LedgerError, match="belongs to user 0, and the ledger to user 1234"):
+        with xl.open(path, readonly=True) as engine:
+            engine.backup(tmp_path / "backup")
+    with pytest.raises(xl.LedgerError, match="belongs to user 0, and the ledger to user 1234"):
+        with xl.open(path) as engine:
+            values(engine.topic("t"))
+    backup = (tmp_path / "backup").rglob("*")
+    assert not any(b"secretsecret" in each.read_bytes() for each in backup if each.is_file())
+    assert place.read_bytes().startswith(b"secretsecret")
+
+
+@needs_root
+def test_h2_what_root_makes_in_a_user_s_ledger_is_the_user_s(tmp_path: Path) -> None:
+    """The control: root writes to her ledger, and each file is hers."""
+    path = tmp_path / "log"
+    with xl.open(path) as engine:
+        engine.topic("t")
+    for file in (path, *path.rglob("*")):
+        os.chown(file, ALICE, GROUP)
+    for name in ("owners.lock", "lock.mdb"):
+        (path / name).unlink()
+    for _ in range(2):
+        with xl.open(path) as engine, engine.topic("t").producer() as producer:
+            producer.send(bytes(300_000))
+    assert {file.stat().st_uid for file in (path, *path.rglob("*"))} == {ALICE}
+
+
+@needs_root
+def test_h2_only_owners_of_a_ledger_are_believed() -> None:
     """The rule by itself, as seen by root."""
 
-    def why(owner: int, links: int, mode: int, of: int = ALICE) -> str:
-        values = [stat.S_IFREG | 0o600, 0, 0, links, owner, 0, 0, 0, 0, 0]
-        place = [stat.S_IFDIR | mode, 0, 0, 1, of, 0, 0, 0, 0, 0]
-        return why_foreign(os.stat_result(values), os.stat_result(place), ALICE)
+    def facts(owner: int, group: int, mode: int, links: int = 1) -> os.stat_result:
+        return os.stat_result([mode, 0, 0, links, owner, group, 0, 0, 0, 0])
+
+    def why(
+        owner: int, links: int, place: int, mode: int = 0o600, data: int | None = 0o600,
+        group: int = 0, acl: bool = False,
+    ) -> str:  # fmt: skip
+        file, directory = stat.S_IFREG | mode, stat.S_IFDIR | place
+        return why_foreign(
+            facts(owner, group, file, links), facts(ALICE, GROUP, directory),
+            None if data is None else facts(ALICE, GROUP, stat.S_IFREG | data), acl,
+        )  # fmt: skip
 
     assert not why(ALICE, 1, 0o700)
-    assert not why(0, 1, 0o700)
-    assert not why(BOB, 1, 0o770)
     assert not why(ALICE, 2, 0o700)
-    assert "belongs to user 1235" in why(BOB, 1, 0o700)
+    for shared in (0o700, 0o770):
+        assert "belongs to user 0" in why(0, 1, shared)
+        assert "belongs to user 0" in why(0, 1, shared, mode=0o640, group=GROUP)
+        assert "belongs to user 1235" in why(BOB, 1, shared)
+        assert not why(0, 1, shared, mode=0o660, group=GROUP, data=0o660)
+        assert not why(BOB, 1, shared, mode=0o666)
+        assert not why(0, 1, shared, data=None)  # while the ledger is created
+    assert "belongs to user 1235" in why(BOB, 1, 0o700, mode=0o660, acl=True)
+    assert not why(BOB, 1, 0o770, mode=0o660, acl=True)
     assert "hard links" in why(0, 2, 0o700)
     assert "hard links" in why(ALICE, 2, 0o770)
