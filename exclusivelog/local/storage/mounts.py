@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from exclusivelog._core import file_system_magic
 from exclusivelog.errors import LedgerError
 from exclusivelog.foreign import Ignoring, pass_on_foreign
 from exclusivelog.local.files import Directory, read_whole
+from exclusivelog.local.storage.devices import why_in_memory
 
 # Locks, shared mappings and flushes there do not give the guarantees of a local disk.
 REMOTE_FILE_SYSTEMS = {
@@ -43,17 +45,23 @@ def mount_of(path: str) -> tuple[str, str]:
     magic = file_system_magic(os.fsencode(path))
     if magic in LOCAL_DISKS:
         return LOCAL_DISKS[magic], ""
+    kind, _, options = _row_of(path) or (IN_MEMORY.get(magic, "unknown"), "", "")
+    return kind, options
+
+
+def _row_of(path: str) -> tuple[str, str, str] | None:
+    """(type, source, options) of the mount that `path` is on, in the kernel's table."""
     number = _mount_id(path)
     for line in os.fsdecode(read_whole("/proc/self/mountinfo")).splitlines():
         if line.partition(" ")[0] == number:
-            kind, _, options = line.partition(" - ")[2].split(" ", 2)
-            return kind, options
-    return IN_MEMORY.get(magic, "unknown"), ""
+            kind, source, options = line.partition(" - ")[2].split(" ", 2)
+            return kind, source, options
+    return None
 
 
-def _mount_id(path: str) -> str:
-    """The kernel's number of the mount that `path` is on, or will be once it exists: a mount point
-    may be hidden by another, so the path alone does not say it."""
+@contextlib.contextmanager
+def _nearest(path: str) -> Iterator[int]:
+    """A descriptor, to ask about, of `path`, or of the directory in which it will be made."""
     at = os.path.abspath(path)
     while True:
         with Ignoring(FileNotFoundError, NotADirectoryError, PermissionError):
@@ -61,10 +69,30 @@ def _mount_id(path: str) -> str:
             break
         at = os.path.dirname(at)
     try:
-        lines = read_whole(f"/proc/self/fdinfo/{fd}").decode().splitlines()
+        yield fd
     finally:
         os.close(fd)
+
+
+def _mount_id(path: str) -> str:
+    """The kernel's number of the mount that `path` is on, or will be once it exists: a mount point
+    may be hidden by another, so the path alone does not say it."""
+    with _nearest(path) as fd:
+        lines = read_whole(f"/proc/self/fdinfo/{fd}").decode().splitlines()
     return next((line.split()[1] for line in lines if line.startswith("mnt_id:")), "")
+
+
+def _device_of(path: str) -> int:
+    """The number of the block device that the file system of `path` is on; 0 if it has none."""
+    with _nearest(path) as fd:
+        number = os.fstat(fd).st_dev
+    if os.major(number):
+        return number
+    row = _row_of(path)  # btrfs, for one, has numbers of its own
+    with Ignoring(OSError):
+        if row is not None and row[1].startswith("/dev/"):
+            return os.stat(_unescaped(row[1])).st_rdev
+    return 0
 
 
 def _unescaped(text: str) -> str:
@@ -74,8 +102,9 @@ def _unescaped(text: str) -> str:
 
 
 def refuse_file_system(path: str, power: bool, name: str = "") -> None:
-    """LedgerError if the file system has no reliable locks and shared mappings, or if it is in
-    memory or makes no flushes and `power` is requested. `name`: of the file, if not `path`."""
+    """LedgerError if the file system has no reliable locks and shared mappings, or if it or its
+    device is in memory, or it makes no flushes, and `power` is requested. `name`: of the file, if
+    not `path`."""
     kind, options = mount_of(path)
     name = name or path
     if kind in REMOTE_FILE_SYSTEMS or kind.startswith("fuse."):
@@ -83,14 +112,14 @@ def refuse_file_system(path: str, power: bool, name: str = "") -> None:
             f"{name} is on a {kind} file system, where locks and shared mappings cannot be "
             "trusted; put the ledger on a local disk"
         )
-    if power and (why := _why_volatile(kind, options)):
+    if power and (why := _why_volatile(path, kind, options)):
         raise LedgerError(
             f"{name} is on {why}: nothing there survives a power loss; put "
             'the ledger on a disk, or open it with durability="process"'
         )
 
 
-def _why_volatile(kind: str, options: str) -> str:
+def _why_volatile(path: str, kind: str, options: str) -> str:
     for _ in range(MOST_LAYERS):
         if kind in MEMORY_FILE_SYSTEMS:
             return f"{kind}, which is in memory"
@@ -98,9 +127,14 @@ def _why_volatile(kind: str, options: str) -> str:
             return "an overlay that is mounted volatile, as by podman --rm, which makes no flushes"
         upper = UPPER.search(options) if kind == "overlay" else None
         if upper is None:  # an overlay writes to its upper directory
-            break
-        kind, options = mount_of(_unescaped(upper[1]))
+            return why_in_memory(_device_of(path), _why_file_volatile)
+        path = _unescaped(upper[1])
+        kind, options = mount_of(path)
     return ""
+
+
+def _why_file_volatile(path: str) -> str:
+    return _why_volatile(path, *mount_of(path))
 
 
 def refuse_elsewhere(directory: Directory, files: Mapping[str, int], power: bool) -> None:
