@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import configparser
 import importlib
+import ipaddress
 import logging
 import os
 import pkgutil
@@ -15,8 +16,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import click
+import prometheus_client
 import pytest
 import yaml
 
@@ -272,6 +276,55 @@ def test_containers_share_what_they_must() -> None:
     template = pod["spec"]["template"]["spec"]
     assert template["shareProcessNamespace"] is True
     assert {each["volumeMounts"][0]["name"] for each in template["containers"]} == {"log"}
+
+
+def test_the_metrics_server_of_the_page_is_for_this_machine_alone() -> None:
+    """Without an address it would show the names of topics to everybody."""
+    found = [page.read_text() for page in DOCS.rglob("*.md")]
+    code = "".join(re.findall(r"```python\n(.*?)```", "".join(found), re.S))
+    calls = re.findall(r"start_http_server\((.*?)\)", code)
+    assert calls
+    for call in calls:
+        server, thread = eval(f"prometheus_client.start_http_server({call})", {
+            "prometheus_client": SimpleNamespace(start_http_server=on_a_free_port)
+        })  # fmt: skip
+        server.shutdown()
+        server.server_close()
+        thread.join(PATIENCE)
+        assert ipaddress.ip_address(server.server_address[0]).is_loopback
+
+
+def on_a_free_port(port: int, **options: Any) -> tuple[Any, Any]:
+    """The server as the page starts it, on another port."""
+    assert 1024 <= port < 1 << 16
+    return prometheus_client.start_http_server(0, **options)
+
+
+def test_every_test_that_a_page_names_exists() -> None:
+    """A page that names what backs it must not go stale."""
+    root = DOCS.parent
+    files = [file for top in ("tests", "proof") for file in (root / top).rglob("*.py")]
+    made = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
+    named = 0
+    for page in DOCS.rglob("*.md"):
+        text = page.read_text()
+        tests, paths = set(re.findall(r"`(test_\w+)`", text)), set(PATHS.findall(text))
+        named += len(tests) + len(paths)
+        assert tests <= made, page
+        assert all((root / path).exists() for path in paths), page
+    assert named > 200
+
+
+PATHS = re.compile(r"(?<![\w/.])((?:tests|proof)/[\w/]+\.py)\b")
+
+
+def test_each_case_has_a_test_and_was_once_otherwise() -> None:
+    cases = re.findall(r"^\| (.*) \|$", (DOCS / "cases.md").read_text(), re.M)[1:]
+    for kind, case, before, now, test in (row.split(" | ") for row in cases):
+        assert all((kind, case, before, now))
+        assert before != now
+        assert re.search(r"`test_\w+`|^tests/", test), case
+    assert len(cases) > 30
 
 
 def test_programs_and_scripts_are_sound() -> None:
