@@ -3,8 +3,11 @@ committed by one append, seen by all at once, and never overtaken by an older on
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local.ownership.claims import LocalGroupCursor
+from exclusivelog.local.storage import checkpointer, ledger
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import AppliedJournal
 from testing.journals import checkpoint, flip, frames, no_checkpoints, small_journal
@@ -211,6 +215,51 @@ def test_what_is_committed_after_a_lost_journal_counts(engine, topic, tmp_path) 
                 assert position(orders) == 7
                 checkpoint(opened)
         assert voids(opened) == []
+
+
+@pytest.mark.rule("F6", "H2")
+@pytest.mark.parametrize("lost", [True, False], ids=["frames lost", "frames there"])
+def test_a_full_disk_hides_no_commit_behind_a_lost_journal(
+    engine: xl.Engine, topic: xl.Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    """The tables have a row that lets the notes before some position not count. A power loss has
+    taken frames before it. On a full disk the journal went on before that position, and the
+    next commits of the group did not count. If the frames are there, the ledger opens as before."""
+    reader = topic.reader(group="g")
+    for _ in range(5):
+        read_and_commit(reader)
+    reader.membership._write_in(engine.ledger.write_exclusive(), {topic.id: 5})
+    assert voids(engine)
+    second = frames(engine)[1].at
+    ignored = shutil.ignore_patterns("owners.lock")  # it is of the time before the power loss
+    copy = Path(shutil.copytree(engine.path, tmp_path / "copy", ignore=ignored))
+    if lost:
+        with (copy / "journal").open("r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(second)
+            file.write(bytes(size - second))
+    with monkeypatch.context() as full:
+        for module in (checkpointer, ledger):
+            full.setattr(module, "apply_frames", disk_is_full)
+        with pytest.raises(xl.LedgerFullError) if lost else contextlib.nullcontext():
+            with xl.open(copy, durability="process") as opened:
+                commit_at(opened, 6)
+    with xl.open(copy, durability="process") as opened:
+        commit_at(opened, 7)
+        checkpoint(opened)
+        assert position(opened.topic("orders")) == 7
+        assert voids(opened) == []
+
+
+def commit_at(engine: xl.Engine, place: int) -> None:
+    with no_checkpoints(engine), engine.topic("orders").reader(group="g") as reader:
+        reader.seek(place)
+        reader.commit()
+        assert position(engine.topic("orders")) == place
+
+
+def disk_is_full(*_: object) -> None:
+    raise xl.LedgerFullError("the disk is full")
 
 
 def test_positions_that_do_not_fit_into_one_append(path: str) -> None:

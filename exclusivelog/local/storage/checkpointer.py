@@ -294,7 +294,7 @@ def recover(
     applied, alone = tables.journal, begin_life is not None
     before = AppliedJournal(tables.rows, journal)
     # Acknowledged frames are recovered even if a frame before them is damaged (rule H7).
-    known = applied.known_end()
+    known, last_void = applied.known_end(), applied.last_void()
     if begin_life is not None:
         begin_life()
     journal.lock()
@@ -321,6 +321,8 @@ def recover(
         txn.abort()  # no effect if it has ended
         if not (alone and before.generation and isinstance(full, LedgerFullError)):
             raise
+        if before.live_end(known) < last_void:
+            raise  # lost frames: the next notes would be where the tables let none count
         # Who opens a ledger on a full disk wants to read it, or to trim it.
         before.resume(known)
         logs.emit(log, logs.RECOVERY_PUT_OFF, ledger=tables.rows.path, reason=str(full))

@@ -1154,6 +1154,14 @@ class AppliedJournal:
         if self.file is not None and self.applied < self.file.tail:
             self._rows.put("meta", VOID + key, U64.pack(self.file.tail))
 
+    def last_void(self) -> int:
+        """The position before which notes of some row do not count; the largest of them."""
+        cursor, last = self._rows.cursor("meta"), 0
+        there = cursor.set_range(VOID)
+        while there and cursor.key().startswith(VOID):
+            last, there = max(last, u64(cursor.value())), cursor.next()
+        return last
+
     def end_voids(self) -> None:
         """The tables have all notes: those to come count."""
         cursor = self._rows.cursor("meta")
