@@ -356,7 +356,7 @@ class Group:
 class Call:
     @property
     def running(self) -> bool: ...
-    def run(self, function: Callable[[_Given], _Got], argument: _Given) -> _Got: ...
+    def run(self, function: Callable[[], _Got]) -> _Got: ...
 
 LARGEST_TRANSACTION: int
 NOTES: int
@@ -733,7 +733,6 @@ class Gate:
     def open(self) -> None: ...
 
 _Inside = TypeVar("_Inside")
-_Given = TypeVar("_Given")
 _Got = TypeVar("_Got")
 
 ANY: Final[Any]

@@ -484,21 +484,24 @@ class Transaction(OfThisProcess):
         """
         self._check_open()
         self._engine.check_free()
-        self._state = "aborted"  # until it has begun
+        try:
+            self._call.run(self._commit)
+        finally:
+            if self._state == "open":
+                self._state = "aborted"  # it has not begun
+            if not self._is_running:  # else its thread does it
+                self._settle_readers()
+
+    def _commit(self) -> None:
         self._engine.check_open()
         if not self._parts:
             self._state = "committed"
-            self._settle_readers()
             return
+        self._state = "unknown"  # first: from here on, `state` finds out how it has ended
         for reader in self._parts.cursors:
             reader._awaits(self)
-        self._state = "unknown"
-        try:
-            if not self._call.run(self._commit_by, self._engine.commit_at_once):
-                self._commit_in_thread()
-        finally:
-            if not self._is_running:  # else its thread does it
-                self._settle_readers()
+        if not self._commit_by(self._engine.commit_at_once):
+            self._commit_in_thread()
 
     def _commit_by(self, commit: Callable[[TransactionParts[Sender]], R]) -> R:
         try:

@@ -10,10 +10,10 @@ cdef class Call:
 
     cdef readonly bint running
 
-    def run(self, function, argument):
-        """`function(argument)`, its result or its exception."""
+    def run(self, function):
+        """`function()`, its result or its exception."""
         self.running = True
         try:
-            return function(argument)
+            return function()
         finally:
             self.running = False

@@ -132,10 +132,6 @@ class Attempt(Generic[Who]):
         """The first offset of each session that has messages."""
         raise NotImplementedError
 
-    def _note_announced(self) -> None:
-        for producer, info in self._parts.announced.items():
-            self._here[producer].has_announced(info)
-
     def commit(self) -> bool:
         """False if a session is paused, or messages come in between, and nothing was written."""
         raise NotImplementedError
@@ -237,11 +233,7 @@ class FramedAttempt(Attempt[Who]):
         before = [session.sending.appender.last_sequence for session in self._sessions]
         self._joint = joint = self._join()
         self._parts.attempt = self
-        try:
-            outcome = self.place(joint)
-        finally:
-            if joint.committed:  # also if an exception came after the commit
-                self._note_announced()
+        outcome = self.place(joint)
         if outcome == Outcome.PLACED:
             return True
         if outcome == Outcome.QUEUED:
@@ -390,8 +382,7 @@ class TableAttempt(Attempt[Who]):
         return True
 
     def _acknowledge(self) -> None:
-        """Advance each session's sequence ids, and note what was announced."""
+        """Advance each session's sequence ids."""
         for session, places in self._placed.items():
             if places:  # else it is only required, or only announces
                 session.sending.appender.advance(places[-1][0].last_sequence)
-        self._note_announced()

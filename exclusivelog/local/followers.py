@@ -127,7 +127,7 @@ class Following:
         session = left.session
         return ProducerRequest(
             session.topic, EXCLUSIVE if session.exclusive else SHARED, session.name,
-            session.priority, properties=session.properties, announce=left.announced,
+            session.priority, properties=session.properties,
             notify_on_contention=session.notify_on_contention, lineage=self._lineage,
         )  # fmt: skip
 

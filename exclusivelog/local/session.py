@@ -106,7 +106,7 @@ class LocalSession(LocalSending):
     # A process may have a hundred thousand.
     __slots__ = (
         "__weakref__", "_finalizer", "_following", "_is_closed", "_keeper", "_lost", "_pauses",
-        "announced", "listeners", "moved", "session",
+        "listeners", "moved", "session",
     )  # fmt: skip
 
     def __init__(
@@ -116,7 +116,6 @@ class LocalSession(LocalSending):
         self.engine, self.session = engine, session
         self.moved: ProducerMovedError | None = None
         self.topic, self.options, self._keeper = topic, options, keeper
-        self.announced = session.announce
         self._lost: ExclusiveLogError | None = None
         self._is_closed = False
         self._following: Following | None = None  # once the topic was handed over
@@ -194,10 +193,6 @@ class LocalSession(LocalSending):
             raise error
         if not self.await_accepted(timeout):
             self.verify()
-
-    def has_announced(self, info: dict[str, str]) -> None:
-        """Record a committed announcement, to be repeated by the next session after a hand-over."""
-        self.announced = info
 
     # ---- producers -------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ import exclusivelog as xl
 from exclusivelog import aio
 from exclusivelog.local import commits
 from exclusivelog.local.storage import ledger
+from exclusivelog.members import GroupMember
 from testing.processes import PATIENCE, until, within
 
 # Python reports what is raised inside a finalizer, and pytest takes that for an error.
@@ -322,6 +323,46 @@ def test_g11_each_order_is_billed_once_although_a_signal_interrupts_at_any_momen
         signal.signal(signal.SIGALRM, before)
     assert interrupts
     assert [int(bill[:4].split()[0]) for bill in billed(engine)] == list(range(count))
+
+
+def test_g11_nobody_is_told_an_outcome_before_there_is_one(engine, orders, monkeypatch) -> None:
+    """The garbage collector, or another thread, looks at a transaction that begins to commit."""
+    reader, looks = orders.reader(group="g"), GroupMember._awaits
+    told = []
+
+    def awaits(self: Any, transaction: Any) -> None:
+        told.append(within(lambda: transaction.state))
+        looks(self, transaction)
+
+    monkeypatch.setattr(GroupMember, "_awaits", awaits)
+    with engine.transaction() as txn:
+        reader.read_next(0)
+        txn.commit_cursor(reader)
+    assert (told, txn.state, reader.position) == (["unknown"], "committed", 1)
+
+
+def test_g11_an_interrupt_before_the_commit_takes_the_readers_beside_back(
+    engine, orders, monkeypatch
+) -> None:
+    reader, beside = orders.reader(group="g"), orders.reader(group="beside")
+    awaits = GroupMember._awaits
+
+    def interrupted(self: Any, transaction: Any) -> None:
+        awaits(self, transaction)
+        raise Limit
+
+    def step() -> None:
+        with engine.transaction() as txn:
+            beside.read_next(0)
+            reader.read_next(0)
+            txn.commit_cursor(reader)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupMember, "_awaits", interrupted)
+        with pytest.raises(Limit):
+            step()
+    assert reader.position == 0
+    assert [reader.read_next(0).offset, beside.read_next(0).offset] == [0, 0]
 
 
 def test_g11_after_an_abort_the_position_is_the_one_from_before(engine, orders) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -321,6 +322,42 @@ def test_e2_who_follows_its_topic_goes_on_announcing(path: str, topic: xl.Topic)
         assert (found.info, found.epoch, found.engine_name) == (HERE, 2, "other")
         owner.announce(THERE)
         assert said(topic) == (THERE, 2)
+
+
+def test_e2_a_move_within_the_process_repeats_what_was_announced_last(
+    path: str, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that announced before it goes on only afterwards."""
+    owner, place = topic.producer(EXCLUSIVE), FramedAttempt.place
+    announced, go_on = threading.Event(), threading.Event()
+
+    def dawdle(self: Any, joint: Any) -> int:
+        outcome = place(self, joint)
+        if threading.current_thread() is first:
+            announced.set()
+            go_on.wait(PATIENCE)
+        return outcome
+
+    monkeypatch.setattr(FramedAttempt, "place", dawdle)
+    first = threading.Thread(target=owner.announce, args=(HERE,))
+    first.start()
+    assert announced.wait(PATIENCE)
+    owner.announce(THERE)
+    go_on.set()
+    first.join(PATIENCE)
+    with xl.open(path, name="other") as other:
+        topic.engine.unload("orders", to=other.id)
+        owner.send(b"x")
+        assert said(topic) == (THERE, 2)
+
+
+def test_e2_what_an_earlier_owner_announced_is_not_repeated(path: str, topic: xl.Topic) -> None:
+    topic.producer(EXCLUSIVE, announce=HERE).close()
+    owner = topic.producer(EXCLUSIVE)
+    with xl.open(path, name="other") as other:
+        topic.engine.unload("orders", to=other.id)
+        owner.send(b"x")
+        assert (owner.topic_epoch, said(topic)) == (3, (HERE, 1))
 
 
 # ---- with a message ----------------------------------------------------------------------

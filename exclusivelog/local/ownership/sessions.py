@@ -532,6 +532,8 @@ class Requests:
         it gets a unique one. `follows`, `role`: as for `Sessions.request`."""
         if follows is not None:
             self._check_unbroken(tables, row, session.engine, follows)
+            if session.exclusive:  # the log knows what was announced last, the producers do not
+                session = session._replace(announce=_announced_by_last_owner(tables, row))
         if role is not None:
             session = session._replace(bound_to=tables.rows.next_id(b"claim"))
         session = session._replace(id=tables.rows.next_id(b"session"))
@@ -1111,6 +1113,12 @@ def _unregistered(request: ProducerRequest, engine: EngineInfo, slot: int) -> Se
         bound_to=request.bound_to, notify_on_contention=request.notify_on_contention,
         announce=request.announce,
     )  # fmt: skip
+
+
+def _announced_by_last_owner(tables: Tables, row: _core.TopicRow) -> dict[str, str] | None:
+    """What the topic's last owner has announced itself, which its next session repeats."""
+    last = tables.announcements.get(row.id)
+    return dict(last.info) if last is not None and last.epoch == row.epoch else None
 
 
 def _named(tables: Tables, session: Session) -> Session:
