@@ -44,6 +44,52 @@ CHILDREN_HANG = sys.version_info < (3, 11, 10)
 ENTER_SECONDS = 1.0  # the longest time that a fork waits for a client's first callback
 
 
+# ---- what children never destroy -------------------------------------------------------------
+
+
+class _Inherited:
+    """All objects that are to be spared, while they exist."""
+
+    def __init__(self) -> None:
+        self.references: dict[int, weakref.KeyedRef[int, Any]] = {}  # by the object's id
+        # Kept here, because the names of a module are gone at the interpreter's end.
+        self._ask, self._increase = _core.this_process, _increase
+        self._process = self._ask()
+
+    def add(self, thing: Any) -> None:
+        """Spare this object from now on."""
+        known = self.references.get(id(thing))
+        # All objects of a client can be referred to. Ctrl-C may have kept `_drop` from its work.
+        if type(thing).__weakrefoffset__ and (known is None or known() is not thing):
+            self.references[id(thing)] = weakref.KeyedRef(thing, self._drop, id(thing))
+
+    def _drop(self, reference: weakref.KeyedRef[int, Any]) -> None:
+        self.notice()  # an object's attributes are dropped after it, and may be the client's
+        self.references.pop(reference.key, None)
+
+    def notice(self) -> None:
+        """In a forked child, spare them. It must be called before anything is dropped there, also
+        by what other modules do first in a child."""
+        here = self._ask()
+        if here == self._process:
+            return
+        for reference in list(self.references.values()):
+            # A module's references are dropped when the interpreter ends; this extra count is not.
+            if (thing := reference()) is not None:
+                self._increase(thing)
+        self._process = here
+
+
+_inherited = _Inherited()
+
+
+def spare(thing: Any) -> None:
+    """Never destroy this object in a forked child, nor those in its attributes, whoever drops the
+    last reference to them."""
+    for each in (thing, *getattr(thing, "__dict__", {}).values()):
+        _inherited.add(each)
+
+
 class Native:
     """Keeps one object of the client, and those in its attributes. `what` names it in errors."""
 
@@ -53,7 +99,7 @@ class Native:
         self._thing, self._what, self._process = thing, what, _core.this_process()
         spare(thing)  # only now: what a child makes of its own is not spared there
 
-    def __del__(self, notice: Callable[[], int] = _core.this_process) -> None:
+    def __del__(self, notice: Callable[[], None] = _inherited.notice) -> None:
         notice()
 
     @property
@@ -70,35 +116,9 @@ class Native:
         return self._thing
 
 
-# ---- what children never destroy -------------------------------------------------------------
-
-
-_Spared = weakref.KeyedRef[int, Any]
-_spared: dict[int, _Spared] = {}  # by the object's id, while it exists
-
-
-def spare(thing: Any) -> None:
-    """Never destroy this object in a forked child, nor those in its attributes, whoever drops the
-    last reference to them."""
-    inside = vars(thing).values() if hasattr(thing, "__dict__") else ()
-    for each in (thing, *inside):
-        known = _spared.get(id(each))
-        # All objects of a client can be referred to. Ctrl-C may have kept `_dropped` from its work.
-        if type(each).__weakrefoffset__ and (known is None or known() is not each):
-            _spared[id(each)] = weakref.KeyedRef(each, _dropped, id(each))
-
-
-def _dropped(
-    ref: _Spared, notice: Callable[[], int] = _core.this_process,
-    spared: dict[int, _Spared] = _spared,
-) -> None:  # fmt: skip
-    notice()  # an object's attributes are dropped after it, and may be the client's
-    spared.pop(ref.key, None)
-
-
 def _before_collection(phase: str, info: object) -> None:
     if phase == "start":
-        _core.this_process()
+        _inherited.notice()
 
 
 gc.callbacks.append(_before_collection)
@@ -150,10 +170,7 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     global _entering
     _entering = threading.Lock()
-    for ref in list(_spared.values()):
-        # A module's references are dropped when the interpreter ends; this extra count is not.
-        if (thing := ref()) is not None:
-            _increase(thing)
+    _inherited.notice()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent)

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from exclusivelog.cluster.native import Native, _spared
+from exclusivelog.cluster.native import Native, _inherited
 from exclusivelog.errors import EngineClosedError
+from testing.children import finish
 from testing.processes import PATIENCE, UNSEEN_FORKS, collect, forked
 
 FORKS = {"os.fork": os.fork, **UNSEEN_FORKS}
@@ -128,16 +129,45 @@ def test_what_is_kept_after_its_native_is_not_destroyed_either(
     assert (tmp_path / "destroyed").read_text() == str(os.getpid())
 
 
+@pytest.mark.long
+@pytest.mark.rule("C5", "C8")
+@pytest.mark.parametrize("fork", ["os.fork", "ctypes.PyDLL(None).fork"])
+def test_a_collection_amid_what_a_child_does_first_destroys_nothing(
+    tmp_path: Path, fork: str
+) -> None:
+    program = """
+        import ctypes, gc, os, sys
+        from exclusivelog import _core
+        _core.in_forked_child(gc.collect)  # before all others
+        from pathlib import Path
+        from exclusivelog.cluster.native import Native
+        from tests.cluster.test_native import Client
+
+        gc.disable()
+        client = Client(Path(sys.argv[1]))
+        client.readers.append(client)
+        Native(client, "the connection")
+        del client
+        child = FORK()
+        if child == 0:
+            _core.this_process()
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert not Path(sys.argv[1]).exists()
+    """
+    finish(textwrap.dedent(program).replace("FORK", fork), tmp_path / "destroyed")
+
+
 def test_nothing_is_remembered_of_what_is_gone_and_nothing_twice(tmp_path: Path) -> None:
     collect()
-    before = len(_spared)
+    before = len(_inherited.references)
     client = Client(tmp_path / "destroyed")
     made = [Native(client, "it") for _ in range(3)]
     made += [Native(Client(tmp_path / "destroyed"), "it") for _ in range(3)]
-    assert len(_spared) == before + 8
+    assert len(_inherited.references) == before + 8
     del client
     made.clear()
-    assert len(_spared) == before
+    assert len(_inherited.references) == before
 
 
 @pytest.mark.long
@@ -148,7 +178,7 @@ def test_not_even_at_the_end_of_the_childs_interpreter(tmp_path: Path, fork: str
     program = """
         import ctypes, os, sys
         from pathlib import Path
-        from exclusivelog.cluster.native import Native, _spared
+        from exclusivelog.cluster.native import Native
         from tests.cluster.test_native import Thing
 
         native = Native(Thing(Path(sys.argv[1])), "it")
