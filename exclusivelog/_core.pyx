@@ -53,6 +53,8 @@ from libc.stdlib cimport calloc, free, malloc, qsort, realloc
 from libc.string cimport memcmp, memcpy, memset
 
 import atexit as _atexit
+import collections as _collections
+import collections.abc as _abc
 import datetime as _datetime
 import enum as _enum
 import os as _os

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 import reprlib
 from collections.abc import Callable
@@ -45,7 +46,14 @@ Part = tuple[Any, Any, str]  # of a, of b, and its path
 
 
 def _parts(a: Any, b: Any, path: str) -> list[Part]:
-    if isinstance(a, (list, tuple)):
+    return _known_parts(a, b, path) + [
+        (getattr(a, name, _NOTHING), getattr(b, name, _NOTHING), f"attribute {name}")
+        for name in _core.extras_of(a, b)
+    ]
+
+
+def _known_parts(a: Any, b: Any, path: str) -> list[Part]:
+    if isinstance(a, (list, tuple, collections.deque)):
         return _items(a, b, path)
     if isinstance(a, dict):
         values = [(a[key], b[key], f"{path}[{reprlib.repr(key)}]") for key in a if key in b]
@@ -59,6 +67,8 @@ def _parts(a: Any, b: Any, path: str) -> list[Part]:
 def _items(a: Any, b: Any, path: str) -> list[Part]:
     if len(a) != len(b):
         return [(len(a), len(b), f"the length of {path}")]
+    if isinstance(a, collections.deque) and a.maxlen != b.maxlen:
+        return [(a.maxlen, b.maxlen, f"{path}.maxlen")]
     return [(x, y, f"{path}[{i}]") for i, (x, y) in enumerate(zip(a, b, strict=True))]
 
 
@@ -97,6 +107,7 @@ class Checked:
             ) from error
         if not _core.same(value, found):
             raise ValueError(f"it does not come back: {difference(value, found)}")
+        self._check_found(found)
         return data
 
     def loads(self, data: bytes) -> Any:
@@ -105,3 +116,6 @@ class Checked:
 
     def _encoded(self, value: Any, levels: int) -> bytes:
         return self._dumps(value)
+
+    def _check_found(self, found: Any) -> None:
+        """Raise ValueError if what was decoded may be another value in another process."""

@@ -17,7 +17,7 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from exclusivelog import _core, threads
+from exclusivelog import _core, schemas, threads
 from exclusivelog.comparing import Checked
 
 Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
@@ -32,8 +32,9 @@ class Model(_core.Coder, Checked):
 
     def __init__(self, cls: Any) -> None:
         shape, shallow = _core.Shape(), SHALLOW  # no object is known to come back
+        self._found = schemas.Findings()
         if is_pydantic(cls):
-            encode, decode = _by_pydantic(cls)
+            encode, decode, self._found = _by_pydantic(cls)
         elif is_duck(cls):
             encode, decode = _by_methods(cls)
         else:
@@ -47,6 +48,8 @@ class Model(_core.Coder, Checked):
     def _checked(self, value: Any) -> bytes:
         if type(value) is not self._kind:  # one of a subclass would come back as one of the class
             raise TypeError(f"value takes {self._cls.__name__}, not {type(value).__name__}")
+        if self._found.refusal is not None:
+            raise TypeError(self._found.refusal)
         try:
             return Checked.dumps(self, value)
         except (TypeError, ValueError, OverflowError) as error:
@@ -57,6 +60,12 @@ class Model(_core.Coder, Checked):
         if levels <= self._shallow:
             return self._dumps(value)
         return threads.with_deep_stack(lambda: self._dumps(value))
+
+    def _check_found(self, found: Any) -> None:
+        if self._found.defaults:
+            name = _core.left_out(found, self._found.defaults)
+            if name is not None:
+                raise ValueError(schemas.not_stored(name))
 
     def _load_deep(self, data: bytes) -> Any:
         return threads.with_deep_stack(lambda: self._decode(data))
@@ -98,7 +107,7 @@ def _needed(library: str, cls: Any) -> Any:
 # ---- pydantic ----------------------------------------------------------------------------
 
 
-def _by_pydantic(cls: Any) -> Codec:
+def _by_pydantic(cls: Any) -> tuple[*Codec, schemas.Findings]:
     """By the names of the fields, not by their aliases: one that is only for reading, or only for
     writing, would not come back."""
     pydantic = _needed("pydantic", cls)
@@ -106,7 +115,8 @@ def _by_pydantic(cls: Any) -> Codec:
         raise ImportError(f"objects of {cls.__name__} as values need pydantic 2.11 or later")
     try:
         adapter = pydantic.TypeAdapter(cls)
-    except pydantic.PydanticUserError as error:
+        adapter.rebuild()  # if the class defers that to its first use
+    except (pydantic.PydanticUserError, NameError) as error:
         raise TypeError(f"{cls.__name__}: {error}") from error
 
     def encode(value: Any) -> bytes:
@@ -117,7 +127,7 @@ def _by_pydantic(cls: Any) -> Codec:
     def decode(data: bytes) -> Any:
         return adapter.validate_json(data, by_alias=True, by_name=True)
 
-    return encode, decode
+    return encode, decode, schemas.search(adapter.core_schema, cls)
 
 
 def _by_methods(cls: Any) -> Codec:
@@ -148,21 +158,31 @@ def _by_msgspec(cls: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any
             f"{unknown}, which `serde.model` cannot store as JSON; see its documentation, or write "
             "a Serde"
         )
-    return json.Encoder().encode, decoder.decode, _Shapes(json, inspect).of(info)
+    encode = json.Encoder().encode
+    if any(_omits_defaults(each) for each, _ in _types(inspect, info)):
+        whole = _Whole(_needed("msgspec", cls).UNSET)
+        return lambda value: encode(whole.of(value)), decoder.decode, _core.Shape()
+    return encode, decoder.decode, _Shapes(json, inspect).of(info)
 
 
 def _unknown(inspect: Any, info: Any) -> str | None:
     """The first field, in words, whose class msgspec does not know."""
+    for each, field in _types(inspect, info):
+        if isinstance(each, inspect.CustomType):
+            return f"{field} has type {each.cls.__name__}"
+    return None
+
+
+def _types(inspect: Any, info: Any) -> Iterator[tuple[Any, str]]:
+    """All types that a type consists of, and in words, the field that each belongs to."""
     seen: set[int] = set()
     left = [(info, "")]
     while left:
         each, field = left.pop()
-        if isinstance(each, inspect.CustomType):
-            return f"{field} has type {each.cls.__name__}"
         if id(each) not in seen:  # a class may have fields of its own type
             seen.add(id(each))
+            yield each, field
             left += _parts(inspect, each, field)
-    return None
 
 
 def _parts(inspect: Any, info: Any, field: str) -> Iterator[tuple[Any, str]]:
@@ -175,6 +195,51 @@ def _parts(inspect: Any, info: Any, field: str) -> Iterator[tuple[Any, str]]:
         for part in found if isinstance(found, tuple) else (found,):
             if isinstance(part, (inspect.Type, inspect.Field)):
                 yield part, field
+
+
+# ---- Structs that leave their defaults out -----------------------------------------------
+
+
+def _omits_defaults(info: Any) -> bool:
+    config = getattr(getattr(info, "cls", None), "__struct_config__", None)
+    return config is not None and bool(config.omit_defaults)
+
+
+class _Whole:
+    """Makes of an object what msgspec is to encode for it: with the defaults that a Struct would
+    leave out, as another process may have other ones."""
+
+    def __init__(self, unset: Any) -> None:
+        self._unset = unset  # the value of what is always left out
+
+    def of(self, value: Any) -> Any:
+        """What is to be encoded for a value."""
+        kind = type(value)
+        if kind is dict:
+            return {key: self.of(item) for key, item in value.items()}
+        if kind in (list, tuple, set, frozenset) or hasattr(kind, "_fields"):
+            return [self.of(item) for item in value]
+        if hasattr(kind, "__struct_config__"):
+            return self._of_struct(value, kind, kind.__struct_config__)
+        if hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__attrs_attrs__"):
+            names = _core.fields_of(kind) or ()
+            return self._named(names, [getattr(value, name, self._unset) for name in names])
+        return value
+
+    def _of_struct(self, value: Any, kind: Any, config: Any) -> Any:
+        items = [getattr(value, name) for name in kind.__struct_fields__]
+        tag = config.tag
+        if config.array_like:
+            return ([] if tag is None else [tag]) + [self.of(item) for item in items]
+        named = self._named(kind.__struct_encode_fields__, items)
+        return named if tag is None else {config.tag_field: tag, **named}
+
+    def _named(self, names: Any, items: list[Any]) -> dict[str, Any]:
+        pairs = zip(names, items, strict=True)
+        return {name: self.of(item) for name, item in pairs if item is not self._unset}
+
+
+# ---- shapes ------------------------------------------------------------------------------
 
 
 class _Shapes:
@@ -257,11 +322,9 @@ class _Shapes:
 
 def _stores_what_it_is_given(info: Any) -> bool:
     """Whether an object made of its fields' values has these values: no code of the class, nor of
-    attrs, runs meanwhile, and no default is left out."""
+    attrs, runs meanwhile."""
     kind = info.cls
     if hasattr(kind, "__post_init__") or hasattr(kind, "__attrs_attrs__"):
-        return False
-    if getattr(getattr(kind, "__struct_config__", None), "omit_defaults", False):
         return False
     stored = (inspect.getattr_static(kind, field.name, None) for field in info.fields)
     return not any(

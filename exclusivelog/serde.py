@@ -185,7 +185,13 @@ def model(cls: type) -> Serde:
     only plain fields, which are looked at instead. One that would not come back is refused with
     TypeError or ValueError. Examples: NaN, an int in a field of type float, an object of a
     subclass, a SecretStr (give it a serializer that writes the secret), what an Enum's `_missing_`
-    makes, which another process may not know.
+    makes, which another process may not know, an attribute that is no field.
+
+    So is what another process may read otherwise: in pydantic, a field or private attribute that is
+    not stored, unless its default is None, a bool, zero or empty; `FutureDate`, `FilePath` and the
+    like, which take a value at one time and not at another. A Struct is stored with the defaults
+    that `omit_defaults` would leave out. It is not noticed if a validator or `__post_init__` gives
+    another result in another process.
 
     Raises TypeError for another class, and for a field that cannot be stored; ImportError if the
     library is not installed.

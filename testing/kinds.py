@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime as dt
 import decimal
 import enum
+import os
 import uuid
 import zoneinfo
 from typing import Any, Literal, NamedTuple, TypedDict
@@ -222,6 +224,26 @@ class Payment(pydantic.BaseModel):
         return 2 * self.number
 
 
+class Sparse(msgspec.Struct, omit_defaults=True):
+    """One of its defaults is another one in each process."""
+
+    number: int = 0
+    made_by: int = os.getpid()
+    tags: list[str] = []
+    inner: Sparse | None = None
+
+
+class Stock(pydantic.BaseModel):
+    """Collections that Python compares without the classes of their items."""
+
+    newest: collections.deque[Any] = collections.deque()
+    counts: collections.defaultdict[str, int] = collections.defaultdict(int)
+    ordered: collections.OrderedDict[str, int] = collections.OrderedDict()
+    counted: collections.Counter[str] = collections.Counter()
+    listed: collections.abc.Sequence[Any] = []
+    parts: collections.deque[Stock] = collections.deque()
+
+
 # ---- values ------------------------------------------------------------------------------
 
 
@@ -284,7 +306,7 @@ def objects(cls: Any, always: str, **fields: Any) -> some.SearchStrategy[Any]:
 
     def made(given: dict[str, Any]) -> Any:
         # Not checked: what a program assigns is not either.
-        return cls.model_construct(**given) if cls is Payment else cls(**given)
+        return cls.model_construct(**given) if hasattr(cls, "model_construct") else cls(**given)
 
     names = some.sets(some.sampled_from([*fields]), max_size=4)
     return names.flatmap(
@@ -341,12 +363,24 @@ CHOICES = {
     "several": some.lists(GROWING, max_size=2),
     "by_name": some.dictionaries(GROWING, some.integers(0, 3), max_size=1),
 }  # fmt: skip
+FEW = some.lists(SCALARS, max_size=2)
+COUNTS = some.dictionaries(some.text(max_size=2), some.integers(0, 3) | some.booleans(), max_size=2)
+STOCKS = objects(
+    Stock, "newest", newest=some.builds(collections.deque, FEW, some.sampled_from([None, None, 3])),
+    counts=some.builds(collections.defaultdict, some.sampled_from([int, float, None]), COUNTS),
+    ordered=some.builds(collections.OrderedDict, COUNTS) | COUNTS,
+    counted=some.builds(collections.Counter, COUNTS),
+    listed=FEW | some.builds(collections.deque, FEW) | some.builds(tuple, FEW),
+    parts=some.builds(collections.deque, some.lists(some.builds(Stock), max_size=1)),
+)  # fmt: skip
 STRATEGIES: dict[str, some.SearchStrategy[Any]] = {
     "str": TEXTS | ODD, "bytes": some.binary(), "json": VALUES, "msgpack": VALUES, "exact": VALUES,
     "choices": objects(Choice, "lenient", **CHOICES),
     "pydantic choices": objects(Option, "lenient", **CHOICES),
     "dataclass": ORDERS, "plain dataclass": ITEMS, "pydantic": PAYMENTS,
     "struct": some.builds(Tag, TEXTS, FLOATS),
+    "sparse": some.builds(Sparse, INTS, inner=some.none() | some.builds(Sparse)),
+    "collections": STOCKS,
     "attrs": some.builds(Owner, TEXTS, some.none() | some.dates()),
     "named tuple": some.builds(Point, INTS, FLOATS | INTS),
     "typed dict": some.fixed_dictionaries({}, optional={"least": INTS, "most": FLOATS}),
@@ -354,6 +388,6 @@ STRATEGIES: dict[str, some.SearchStrategy[Any]] = {
 OPTIONS: dict[str, Any] = {
     **{name: name for name in ("str", "bytes", "json", "msgpack", "exact")},
     "choices": Choice, "pydantic choices": Option, "dataclass": Order, "plain dataclass": Item,
-    "pydantic": Payment, "struct": Tag,
+    "pydantic": Payment, "struct": Tag, "sparse": Sparse, "collections": Stock,
     "attrs": Owner, "named tuple": Point, "typed dict": Limits,
 }  # fmt: skip

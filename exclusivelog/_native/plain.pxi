@@ -181,24 +181,73 @@ def depth(value, int deepest):
 
 
 cdef int _look_down(object value, int left, int deepest) except -1:
-    cdef object kind = type(value)
     cdef int found = 0
-    if value is None or kind is str or kind is int or kind is float or kind is bool:
+    cdef object parts = _parts_of(value)
+    if parts is None:
         return 0
-    if isinstance(value, dict):
-        parts = (<object>value).values()
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        parts = value
-    else:
-        names = _fields_of(kind)
-        if names is None:
-            return 0
-        parts = [getattr(value, name, None) for name in names]
     if left == 0:
         raise ValueError(f"it is nested deeper than {deepest} levels")
     for part in parts:
         found = max(found, _look_down(part, left - 1, deepest))
     return found + 1
+
+
+cdef object _parts_of(object value):
+    """The items of a collection, the values of a dict, or the fields of an object; None for what
+    has none."""
+    cdef object kind = type(value)
+    if value is None or kind is str or kind is int or kind is float or kind is bool:
+        return None
+    if isinstance(value, dict):
+        return (<object>value).values()
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return value
+    names = _fields_of(kind)
+    if names is not None:
+        return [getattr(value, name, None) for name in names]
+    return _items_of(value) if _is_collection(kind) else None
+
+
+def left_out(value, dict defaults not None):
+    """The first field that an object, which was decoded, has not read but got by default; None if
+    there is none.
+
+    - `defaults`: the names of the fields to look at, by their classes.
+    """
+    return _left_out(value, defaults, LEVELS_READ + 10)
+
+
+cdef str _left_out(object value, dict defaults, int left):
+    cdef object kind = type(value), parts = _parts_of(value)
+    if parts is None:
+        return None
+    if left == 0:
+        raise ValueError("it is nested too deep to be searched")
+    names = defaults.get(kind)
+    if names is not None and not names <= value.__pydantic_fields_set__:
+        return f"{kind.__name__}.{min(names - value.__pydantic_fields_set__)}"
+    for part in parts:
+        found = _left_out(part, defaults, left - 1)
+        if found is not None:
+            return found
+    return None
+
+
+# ---- collections that are no list, tuple, dict or set ----------------------------------------
+
+
+cdef bint _is_collection(object kind):
+    """Whether objects of a class have items, such as those of a deque or of a class of the
+    application's."""
+    return (
+        _static(kind, "__len__") is not None and _static(kind, "__iter__") is not None
+        and not issubclass(kind, (str, bytes, bytearray, memoryview, range, type))
+    )
+
+
+cdef object _items_of(object value):
+    """The items of a collection; those of a mapping with their keys."""
+    return list(value.items() if hasattr(value, "keys") and hasattr(value, "items") else value)
 
 
 # ---- comparison ------------------------------------------------------------------------------
@@ -264,16 +313,24 @@ cdef int _same(object a, object b, int left) except -1:
         return a == b and (a != 0 or str(a) == str(b)) or (a != a and b != b)
     if left == 0:
         raise ValueError("it is nested too deep to be compared")
+    if kind is list or kind is tuple:
+        return _same_items(a, b, left - 1)
+    if kind is dict:
+        return _same_dicts(a, b, left - 1)
+    if not _same_attributes(a, b, left - 1):
+        return False
     if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and _same_items(a, b, left - 1)
+        return _same_items(a, b, left - 1)
     if isinstance(a, dict):
-        return len(a) == len(b) and _same_dicts(a, b, left - 1)
+        return _are_alike(a, b) and _same_dicts(dict(a), dict(b), left - 1)
     if isinstance(a, (set, frozenset)):
-        return len(a) == len(b) and _same_dicts(dict.fromkeys(a), dict.fromkeys(b), left - 1)
+        return _same_dicts(dict.fromkeys(a), dict.fromkeys(b), left - 1)
     return _same_objects(a, b, kind, left - 1)
 
 
 cdef int _same_items(object a, object b, int left) except -1:
+    if len(a) != len(b):
+        return False
     for x, y in zip(a, b):
         if not _same(x, y, left):
             return False
@@ -282,6 +339,8 @@ cdef int _same_items(object a, object b, int left) except -1:
 
 cdef int _same_dicts(dict a, dict b, int left) except -1:
     cdef dict keys = None
+    if len(a) != len(b):
+        return False
     for (key, item), (other, its) in zip(a.items(), b.items()):
         if key != other:
             if keys is None:
@@ -311,7 +370,98 @@ cdef int _same_objects(object a, object b, object kind, int left) except -1:
         return a.as_tuple() == b.as_tuple()
     if kind is complex:
         return _same(a.real, b.real, left) and _same(a.imag, b.imag, left)
-    return bool(a == b)
+    if not (a == b and _are_alike(a, b)):
+        return False
+    if isinstance(a, _abc.Set):
+        return _same_dicts(dict.fromkeys(a), dict.fromkeys(b), left)
+    if _is_collection(kind):
+        return _same_items(_items_of(a), _items_of(b), left)
+    return _same_parts_of_equal(a, b, kind, left)
+
+
+IGNORED = ("maxlen", "default_factory")  # by == of a deque, and of a defaultdict
+
+
+cdef bint _are_alike(object a, object b) except -1:
+    """Whether two collections have in common what == ignores; an OrderedDict its order, too."""
+    for name in IGNORED:
+        x, y = getattr(a, name, None), getattr(b, name, None)
+        if x is not y and x != y:
+            return False
+    return not isinstance(a, _collections.OrderedDict) or list(a) == list(b)
+
+
+cdef int _same_parts_of_equal(object a, object b, object kind, int left) except -1:
+    """Whether two objects that are equal by a method of their class have no attributes that are
+    equal, and not the same: 1 and True. What the method ignores is left to it."""
+    cdef object names = _known_parts.get(kind)
+    if names is None:
+        names = _known_parts[kind] = _attributes(kind) or ()
+    for name in names:
+        for x, y in _pairs(getattr(a, name, _MISSING), getattr(b, name, _MISSING), name):
+            if x is not y and _are_equal(x, y) and not _same(x, y, left):
+                return False
+    return True
+
+
+cdef dict _known_parts = {}  # by class: the attributes of objects that a method of it compares
+
+
+cdef list _pairs(object x, object y, str name):
+    """An attribute of two objects; of `__dict__`, all that both of them have."""
+    if name != "__dict__" or x is _MISSING or y is _MISSING:
+        return [(x, y)]
+    return [(x[each], y[each]) for each in x if each in y]
+
+
+cdef bint _are_equal(object x, object y):
+    try:
+        return bool(x == y)
+    except Exception:  # of an array, which is compared item by item
+        return False
+
+
+cdef int _same_attributes(object a, object b, int left) except -1:
+    """Whether they have the same attributes beside what their class is compared by."""
+    for name in _extras(a, b):
+        if not _same(getattr(a, name, _MISSING), getattr(b, name, _MISSING), left):
+            return False
+    return True
+
+
+def extras_of(a, b):
+    """The names of the attributes of two objects of a class that are no fields of it. A cached
+    property is none: it is computed again."""
+    return _extras(a, b)
+
+
+cdef tuple _extras(object a, object b):
+    cdef object kind = type(a), names = _known_names.get(kind, False), found, other
+    if names is False:
+        names = _known_names[kind] = _compared_names(kind)
+    if names is None:
+        return ()
+    found, other = getattr(a, "__dict__", None) or {}, getattr(b, "__dict__", None) or {}
+    if found.keys() <= names and other.keys() <= names:
+        return ()
+    return tuple([
+        name for name in {**found, **other}
+        if name not in names and not hasattr(_static(kind, name), "__get__")
+    ])
+
+
+cdef dict _known_names = {}  # by class
+
+
+cdef object _compared_names(object kind):
+    """The names of the fields of a class whose comparison ignores other attributes; None for other
+    classes. A method of the application's is believed."""
+    if kind.__dictoffset__ == 0 or issubclass(kind, (_enum.Enum, type)):
+        return None
+    names = _fields_of(kind)
+    if names is None:
+        return None if hasattr(_static(kind, "__eq__"), "__code__") else frozenset()
+    return None if "__dict__" in names else frozenset(names)
 
 
 def is_member(value):
@@ -330,8 +480,13 @@ cdef bint _is_member(object value, object kind) except -1:
 
 
 cdef bint _same_zone(object a, object b) except -1:
-    """Whether it is the same zone, or the same offset: pydantic has a class of its own for those."""
+    """Whether it is the same zone, or the same offset: pydantic has a class of its own for those.
+    An offset that has a name is another one without it."""
     if a is b or a is None or b is None:
         return a is b
+    if type(a) is type(b) is _datetime.timezone:
+        return repr(a) == repr(b)
     offset = a.utcoffset(None)
+    if type(a) is _datetime.timezone and repr(a) != repr(_datetime.timezone(offset)):
+        return False
     return offset is not None and offset == b.utcoffset(None) or (type(a) is type(b) and a == b)

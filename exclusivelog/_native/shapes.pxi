@@ -21,6 +21,7 @@ cdef extern from *:
 cdef extern from "Python.h":
     object PyObject_GenericGetDict(object, void*)
     PyObject* PyDict_GetItemWithError(dict, object)
+    Py_ssize_t PyDict_Size(dict)
 
 cdef enum:  # what is looked at in an object of a class
     NOTHING_MORE  # it comes back
@@ -58,7 +59,8 @@ cdef class Shape:
     cdef readonly tuple names
     cdef public tuple parts
     cdef Py_ssize_t* slots  # of each field: where it is in an object; 0: its `__dict__` may have it
-    cdef bint in_dict
+    cdef bint has_dict
+    cdef Py_ssize_t in_dict  # how many fields the `__dict__` of an object has
     cdef public Shape key, item, optional
     cdef public dict choices
     cdef int look
@@ -81,8 +83,8 @@ cdef class Shape:
             raise MemoryError()
         for at, name in enumerate(names):
             self.slots[at] = slot_offset(_static(self.kind, name))
-            self.in_dict |= self.slots[at] == 0
-        self.in_dict = self.in_dict and self.kind.__dictoffset__ != 0
+            self.in_dict += self.slots[at] == 0
+        self.has_dict = self.kind.__dictoffset__ != 0
         self.names, self.parts = names, parts
 
     def holds(self, value):
@@ -142,7 +144,9 @@ cdef int _hold_parts(Shape shape, object value, int left) except -1:
     cdef Py_ssize_t at, length = PyTuple_GET_SIZE(shape.parts)
     cdef dict given
     if shape.look == FIELDS:
-        given = PyObject_GenericGetDict(value, NULL) if shape.in_dict else None
+        given = PyObject_GenericGetDict(value, NULL) if shape.has_dict else None
+        if given is not None and PyDict_Size(given) != shape.in_dict:
+            return False  # it has other attributes
         for at in range(length):
             part = _field(shape, value, given, at)
             if not _holds(<Shape>PyTuple_GET_ITEM(shape.parts, at), part, left):

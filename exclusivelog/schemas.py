@@ -1,0 +1,195 @@
+"""What the schema of a pydantic model says of objects that another process may read otherwise.
+
+An object is decoded and compared before it is sent (`comparing.Checked`). That does not show what
+depends on the reader's process: the default of a field that is not stored, the time, the disk. So
+the schema is searched for them, once for each class (rule G10).
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+Node = dict[str, Any]
+
+# Types whose empty object is the same in every process.
+_EMPTY = (
+    int, float, str, bytes, list, dict, tuple, set, frozenset, collections.deque,
+    collections.OrderedDict, collections.Counter,
+)  # fmt: skip
+ADVICE = "store it, or let its default be None, a bool, zero or empty"
+
+
+@dataclass
+class Findings:
+    """What was found in the schema of a class.
+
+    - `refusal`: why none of its objects is sent; None: some may be.
+    - `defaults`: the fields whose defaults another process may not have, by their models. An object
+      is not sent if it gets one of these when it is decoded.
+    """
+
+    refusal: str | None = None
+    defaults: dict[type, frozenset[str]] = field(default_factory=dict)
+
+    def refuse(self, text: str) -> None:
+        """Note why no object is sent; the first reason is kept."""
+        self.refusal = self.refusal or text
+
+
+def search(schema: Any, cls: type) -> Findings:
+    """Search the schema of pydantic's core for a class, `TypeAdapter(cls).core_schema`."""
+    found = Findings()
+    nodes = list(_nodes(schema, cls.__name__))
+    rewrites = any(_is_rewritten(node) for node, _ in nodes)
+    for node, where in nodes:
+        if "now_op" in node:
+            found.refuse(
+                f"{where} takes only what is in the {node['now_op']} when it is read: declare it "
+                "without that condition, and check it before you send"
+            )
+        kind = str(node.get("type", ""))
+        if kind.startswith("function-") and _looks_at_disk(node):
+            found.refuse(
+                f"{where} takes only what is, or is not, on the disk when it is read: declare it "
+                "as pathlib.Path, and check it before you send"
+            )
+        elif kind == "model":
+            found.defaults.update(_defaults(node, rewrites))
+            _check_private(node["cls"], found)
+        elif kind == "dataclass":
+            _check_dataclass(node, found)
+    return found
+
+
+def _nodes(schema: Any, name: str) -> Iterator[tuple[Node, str]]:
+    """All nodes of a schema that are for decoding, each with the field that it belongs to."""
+    left: list[tuple[Any, str]] = [(schema, name)]
+    seen: set[int] = set()
+    while left:
+        node, where = left.pop()
+        if isinstance(node, (list, tuple)):
+            left += [(each, where) for each in node]
+        if not isinstance(node, dict) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node.get("cls"), type):
+            where = node["cls"].__name__
+        yield node, where
+        fields = _fields_of(node)
+        left += [(each, f"{where}.{name}") for name, each in fields.items()]
+        left += [
+            (part, where) for key, part in node.items()
+            if key not in _NOT_FOR_DECODING and not (fields and key == "fields")
+        ]  # fmt: skip
+
+
+_NOT_FOR_DECODING = {
+    "metadata", "serialization", "default", "config", "computed_fields", "json_schema_input_schema",
+}  # fmt: skip
+
+
+def _fields_of(node: Node) -> dict[str, Node]:
+    """The fields of a model or dataclass, by name."""
+    fields = node.get("fields")
+    if isinstance(fields, dict):
+        return fields
+    if node.get("type") == "dataclass-args":
+        return {each["name"]: each for each in fields or ()}
+    return {}
+
+
+def _inner_fields(node: Node) -> dict[str, Node]:
+    """The fields of the node of a class, which validators may wrap."""
+    inner: Any = node.get("schema")
+    while isinstance(inner, dict):
+        fields = _fields_of(inner)
+        if fields:
+            return fields
+        inner = inner.get("schema")
+    return {}
+
+
+# ---- fields that are not stored ----------------------------------------------------------
+
+
+def _is_rewritten(node: Node) -> bool:
+    """Whether a serializer of the application's stores something else than the object's fields."""
+    function = (node.get("serialization") or {}).get("function")
+    module = str(getattr(function, "__module__", ""))
+    return function is not None and module.partition(".")[0] not in ("pydantic", "pydantic_core")
+
+
+def _is_left_out(node: Node) -> bool:
+    return bool(node.get("serialization_exclude") or "serialization_exclude_if" in node)
+
+
+def _defaults(node: Node, rewrites: bool) -> dict[type, frozenset[str]]:
+    """The fields of a model that may be left out, and have a default of this process's own."""
+    names = frozenset(
+        name for name, each in _inner_fields(node).items()
+        if (rewrites or _is_left_out(each)) and _has_own_default(each)
+    )  # fmt: skip
+    return {node["cls"]: names} if names else {}
+
+
+def _check_dataclass(node: Node, found: Findings) -> None:
+    # Its objects do not tell which of their fields have got their defaults.
+    rewritten = _is_rewritten(node)
+    for name, each in _inner_fields(node).items():
+        if (rewritten or _is_left_out(each)) and _has_own_default(each):
+            found.refuse(not_stored(f"{node['cls'].__name__}.{name}"))
+
+
+def _check_private(cls: Any, found: Findings) -> None:
+    for name, each in getattr(cls, "__private_attributes__", {}).items():
+        if _may_differ(_default_of(each)):
+            found.refuse(not_stored(f"{cls.__name__}.{name}"))
+
+
+def _default_of(private: Any) -> Node:
+    """The default of a private attribute, as a schema has that of a field."""
+    if private.default_factory is not None:
+        return {"default_factory": private.default_factory}
+    if type(private.default).__name__ == "PydanticUndefinedType":
+        return {}
+    return {"default": private.default}
+
+
+def _has_own_default(node: Node) -> bool:
+    inner: Any = node.get("schema")
+    while isinstance(inner, dict):
+        if inner.get("type") == "default":
+            return _may_differ(inner)
+        inner = inner.get("schema")
+    return False  # without a default, it cannot be read
+
+
+def _may_differ(node: Node) -> bool:
+    """Whether another process may have another default."""
+    factory = node.get("default_factory")
+    if factory is not None:
+        return factory not in _EMPTY
+    default = node.get("default")
+    return default is not None and not (
+        type(default) is bool or (type(default) in _EMPTY and not default)
+    )
+
+
+def not_stored(what: str) -> str:
+    """Why an object with such a field or attribute is not sent."""
+    return f"{what} is not stored, and its default may be another one in another process: {ADVICE}"
+
+
+# ---- the disk ----------------------------------------------------------------------------
+
+
+def _looks_at_disk(node: Node) -> bool:
+    """Whether it is the schema of FilePath, DirectoryPath, NewPath or SocketPath."""
+    function = (node.get("function") or {}).get("function")
+    name = str(getattr(function, "__qualname__", ""))
+    return str(getattr(function, "__module__", "")) == "pydantic.types" and name.startswith(
+        "PathType.validate_"
+    )
