@@ -268,6 +268,8 @@ class Appender:
     @property
     def last_sequence(self) -> int: ...
     @property
+    def durable_sequence(self) -> int: ...
+    @property
     def pending_bytes(self) -> int: ...
     @property
     def pending_messages(self) -> int: ...
@@ -737,6 +739,7 @@ _Got = TypeVar("_Got")
 
 ANY: Final[Any]
 NOT_NOW: Final[Any]
+UNDECIDED: Final[Any]
 
 MOST_LEVELS: int
 MOST_LEVELS_READ: int

@@ -598,7 +598,8 @@ class Producer(SendingProducer, Closing):
         - `key`: bytes or str; None and b"" differ.
         - `properties`: a mapping of str to str.
         - `event_time`: a datetime (naive: local time) or ms since 1970; None and 0 differ.
-        - `sequence_id`: 0 to 2**63 - 1, greater than the last one. Default: the next number.
+        - `sequence_id`: 0 to 2**63 - 1, greater than the last one. Default: the next number. If a
+          queued message has used it, the call waits until that is in the log, or has failed.
         - `timeout`: seconds to wait for other producers' commits (None: without limit). After
           WaitTimeoutError the message may still be committed if the error's `maybe_written` is
           True; otherwise (the topic was being handed over) nothing was sent.

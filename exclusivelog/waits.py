@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.arguments import check_timeout
+from exclusivelog.errors import ExclusiveLogError
 
 # ---- waits -----------------------------------------------------------------------------
 
@@ -107,6 +108,42 @@ def time_limit(timeout: float | None, now: int) -> int:
     (1500000010, 0)
     """
     return 0 if timeout is None else now + int(min(timeout, LONGEST_SECONDS) * 1e9)
+
+
+# ---- messages that wait ----------------------------------------------------------------
+
+
+class Queueing(Protocol):
+    """What sends for a session, as `queued` uses it."""
+
+    appender: _core.Appender
+
+    def await_earlier(self, timeout: float | None = None) -> None:
+        """Wait for the outcome of all that was accepted so far, whatever it is. WaitTimeoutError
+        after `timeout` seconds."""
+
+    def duplicate(
+        self, appender: _core.Appender, sequence: int | None, count: int = 1
+    ) -> ExclusiveLogError:
+        """The error for a sequence id that was used before."""
+
+
+def queued(
+    queue: Queueing, add: Callable[[], Any], sequence: int | None, timeout: float | None,
+    count: int = 1,
+) -> tuple[_core.Receipt, float | None]:  # fmt: skip
+    """Queue messages by `add`; returns their receipt, and what is left of `timeout`.
+
+    If messages that wait have used the sequence id, their outcome decides whether these ones are
+    duplicates: they may fail yet (rule B9)."""
+    while (receipt := add()) is _core.UNDECIDED:
+        began = _core.monotonic()
+        queue.await_earlier(timeout)
+        if timeout is not None:
+            timeout = max(0.0, timeout - (_core.monotonic() - began))
+    if receipt is None:
+        raise queue.duplicate(queue.appender, sequence, count)
+    return receipt, timeout
 
 
 # ---- requests that wait ----------------------------------------------------------------

@@ -1,5 +1,9 @@
 # `Appender`: a producer's sends, directly into the journal or queued as batches.
 
+_UNDECIDED = object()
+UNDECIDED = _UNDECIDED  # a sequence id is used by a message that has no outcome yet
+
+
 cdef object _anew(object error):
     """A stored error that every call raises, without the tracebacks of earlier calls."""
     error.__traceback__ = None
@@ -16,7 +20,7 @@ cdef class Appender:
     # A process may have a hundred thousand: the small fields come last, so that none is padded.
     cdef readonly bytes name
     cdef readonly int64_t last_sequence
-    cdef int64_t durable_sequence
+    cdef readonly int64_t durable_sequence  # the last one that is known to be in the log
     cdef readonly size_t pending_bytes
     cdef readonly Py_ssize_t pending_messages
     cdef Py_ssize_t max_messages
@@ -147,12 +151,23 @@ cdef class Appender:
             outcome = _append(self.journal, placing)
         finally:
             self.sending -= 1
-        if outcome == DUPLICATE:  # a send whose outcome was unknown is in the log
-            self.last_sequence = max(self.last_sequence, self.durable_sequence)
         if outcome == PLACED:
-            self.durable_sequence = self.last_sequence
+            self.durable_sequence = max(self.durable_sequence, placing.sequence + count - 1)
             self.sent += count
+        elif outcome == LOST or outcome == BROKEN:
+            self._take_back()
+        elif outcome == DUPLICATE:
+            if self.sending and sequence > self.durable_sequence:
+                return QUEUED   # `add` waits for the thread that is sending it
+            # A send whose outcome was unknown is in the log.
+            self.last_sequence = max(self.last_sequence, self.durable_sequence)
         return outcome
+
+    cdef void _take_back(self) noexcept:
+        """A flush has failed, so that the next append reads the last sequence id in the log again:
+        count on from that one."""
+        if not self.sending and not self._has_messages():
+            self.last_sequence = self.durable_sequence
 
     def append(self, bytes value, bytes key=None, bytes properties=None):
         """Append one message now, without waiting for its flush. Returns (offset, position,
@@ -240,7 +255,8 @@ cdef class Appender:
 
     def add(self, bytes value, bytes key=None, bytes properties=None, object event_time=None,
             object sequence=None, bint later=False, bint patient=True):
-        """Queue one message. None if its sequence id is used up (rule G2).
+        """Queue one message. None if its sequence id is used up (rule G2); UNDECIDED if a message
+        that is queued has the id, or a later one, and may fail yet.
 
         With `later` it is put on the commit queue, to be committed within `linger`. Unless
         `patient`, it returns NOT_NOW, and queues nothing, while another thread appends without the
@@ -274,7 +290,7 @@ cdef class Appender:
             number = self.last_sequence + 1 if sequence is None else sequence
             if number <= self.last_sequence:
                 self._drop_empty()
-                return None
+                return self._used(sequence)
             if not batch._skips(number):
                 break
             batch._make_sequences()
@@ -293,6 +309,12 @@ cdef class Appender:
         if self.commit_queue is not None:
             self._put_on_the_commit_queue(later)
         return receipt
+
+    cdef object _used(self, object sequence):
+        """What to return for a sequence id that is not above the last one."""
+        if sequence is None or sequence <= self.durable_sequence or self.commit_queue is None:
+            return None
+        return _UNDECIDED if self._has_messages() else None
 
     cdef bint _is_full(self, Batch batch) noexcept:
         return batch.count >= self.max_messages or batch.nbytes >= self.max_bytes
@@ -363,7 +385,7 @@ cdef class Appender:
         return batch
 
     def add_batch(self, Batch batch not None, object sequence=None):
-        """Queue a batch from `make_batch`. None as in `add`."""
+        """Queue a batch from `make_batch`. None and UNDECIDED as in `add`."""
         self.queueing += 1
         try:
             while self.sending:
@@ -381,7 +403,7 @@ cdef class Appender:
             raise _anew(self.error)
         number = self.last_sequence + 1 if sequence is None else sequence
         if number <= self.last_sequence:
-            return None
+            return self._used(sequence)
         if batch.count - 1 > INT64_MAX - number:
             raise ValueError("sequence_id: the batch would run past 2**63 - 1")
         batch.base_sequence = number

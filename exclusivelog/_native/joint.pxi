@@ -373,6 +373,8 @@ cdef class Joint:
             appender.last_sequence = max(appender.last_sequence, appender.durable_sequence)
         for i in range(self.sharing):
             share, appender = &self.shares[i], <Appender>self.appenders[i]
+            if outcome == LOST or outcome == BROKEN:
+                appender._take_back()
             if share.placing.foreign:
                 self.journal._report_foreign(share.placing.topic)
             if not self.committed or share.first == share.stop:

@@ -48,7 +48,7 @@ from exclusivelog.errors import (
 )
 from exclusivelog.messages import Columns, Encoded, Raw
 from exclusivelog.refusals import name_fencing_engine, without_outcome
-from exclusivelog.waits import GrantFuture, in_slices, until_settled
+from exclusivelog.waits import GrantFuture, in_slices, queued, until_settled
 
 if TYPE_CHECKING:
     from exclusivelog.cluster.engine import ClusterEngine
@@ -74,17 +74,26 @@ class ClusterSending:
 
     def send(self, message: Encoded, timeout: float | None) -> int:
         """Append one message; its offset, once it counts."""
-        return self._outcome(self._queue(message, later=False), timeout)
+        receipt, left = self._queue(message, False, timeout)
+        return self._outcome(receipt, left)
 
     def send_async(self, message: Encoded) -> _core.Receipt:
         """Queue one message; wait while `max_pending_bytes` is exceeded."""
-        receipt = self._queue(message, later=True)
+        receipt, _ = self._queue(message, True, None)
         self.commit_if_full()
         return receipt
 
-    def offer(self, message: Encoded) -> _core.Receipt:
-        """The same, without waiting."""
-        return self._queue(message, later=True)
+    def offer(self, message: Encoded) -> _core.Receipt | None:
+        """The same, without waiting. None, without queueing the message, if a message that waits
+        has used the sequence id."""
+        receipt = self._add(message, later=True)
+        if receipt is _core.UNDECIDED:
+            self._host.committer.commit(self._owning)
+            return None
+        if receipt is None:
+            raise self.duplicate(self.appender, message[4])
+        found: _core.Receipt = receipt
+        return found
 
     def commit_if_full(self) -> None:
         """Wait for the outcome of all that waits, if it exceeds `max_pending_bytes`."""
@@ -94,22 +103,34 @@ class ClusterSending:
                 self._host.committer.commit(self._owning)
                 receipt.exception(ANSWER_SECONDS)
 
-    def _queue(self, message: Encoded, later: bool) -> _core.Receipt:
+    def _add(self, message: Encoded, later: bool) -> Any:
         size = sum(len(part) for part in message[:3] if part is not None)
         _check_fits(1, size)
-        receipt = self.appender.add(*message, later)
-        if receipt is None:
-            raise self.duplicate(self.appender, message[4])
-        return receipt
+        return self.appender.add(*message, later)
+
+    def _queue(
+        self, message: Encoded, later: bool, timeout: float | None
+    ) -> tuple[_core.Receipt, float | None]:
+        return queued(self, lambda: self._add(message, later), message[4], timeout)
+
+    def await_earlier(self, timeout: float | None = None) -> None:
+        """Wait for the outcome of all that was accepted so far, whatever it is. WaitTimeoutError
+        after `timeout` seconds."""
+        waiting = self.appender.newest()
+        if waiting is not None:
+            self._await(waiting, timeout)
 
     def _outcome(self, receipt: _core.Receipt, timeout: float | None) -> int:
+        self._await(receipt, timeout)
+        return receipt.result()
+
+    def _await(self, receipt: _core.Receipt, timeout: float | None) -> None:
         self._host.committer.commit(self._owning)
         try:
             receipt.exception(timeout)
         except WaitTimeoutError:
             if not receipt.done():
                 raise without_outcome(self._owning.topic.name, timeout) from None
-        return receipt.result()
 
     def send_batch(self, columns: Columns, sequence: int | None, timeout: float | None) -> int:
         """Append messages atomically, in one record; the first one's offset."""
@@ -118,10 +139,10 @@ class ClusterSending:
         return self._send_batch(batch, sequence, timeout)
 
     def _send_batch(self, batch: _core.Batch, sequence: int | None, timeout: float | None) -> int:
-        receipt = self.appender.add_batch(batch, sequence)
-        if receipt is None:
-            raise self.duplicate(self.appender, sequence, batch.count)
-        return self._outcome(receipt, timeout)
+        receipt, left = queued(
+            self, lambda: self.appender.add_batch(batch, sequence), sequence, timeout, batch.count
+        )
+        return self._outcome(receipt, left)
 
     def append(self, messages: Sequence[Raw]) -> tuple[int, int, int] | int:
         """Append messages atomically. Returns (offset, number, 0) for `await_flush`, or only the
@@ -151,7 +172,7 @@ class ClusterSending:
         """The error for a sequence id that was used before."""
         return duplicate_sequence(
             self._owning.topic.name, appender.name.decode(),
-            -1 if sequence is None else sequence, appender.last_sequence, count,
+            -1 if sequence is None else sequence, appender.durable_sequence, count,
         )  # fmt: skip
 
     def flush(self, timeout: float | None) -> bool:

@@ -105,6 +105,8 @@ class Attempt(Generic[Who]):
         self._cursors = cast("list[tuple[LocalGroupCursor, Positions]]", [*parts.cursors.values()])
         self._sessions = list(dict.fromkeys(self._here.values()))
         self._counts: dict[Who, int] = {}
+        # Their appenders have used sequence ids whose messages may fail yet.
+        self._undecided: list[LocalSession] = []
 
     @property
     def tried(self) -> bool:
@@ -163,6 +165,10 @@ class Attempt(Generic[Who]):
     def _put(self) -> dict[LocalSession, _core.Appender]:
         """Each session's messages, in an appender that continues its sequence ids."""
         appenders = {session: session.sending.private_appender() for session in self._sessions}
+        self._undecided = [
+            session for session, appender in appenders.items()
+            if appender.last_sequence > session.sending.appender.durable_sequence
+        ]  # fmt: skip
         for producer, session in self._here.items():
             appender = appenders[session]
             before = appender.pending_messages
@@ -217,6 +223,12 @@ class FramedAttempt(Attempt[Who]):
             return self._append()
         except SessionPaused:
             return False  # also if the pause is over by now
+        except DuplicateSequenceError:
+            for session in self._undecided:
+                session.sending.await_earlier()
+            if self._undecided:
+                return False
+            raise
         except ExclusiveLogError:
             if self.tried:
                 raise  # it may be in the log: no second attempt

@@ -8,6 +8,7 @@ import json
 import random
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -313,6 +314,23 @@ def test_g2_names_that_were_not_chosen_are_never_shared(topic) -> None:
             assert producer.last_sequence_id == -1
             producer.send(b"x")
     assert len(names) == 40
+
+
+@pytest.mark.rule("B9")
+def test_g2_a_queued_message_is_no_duplicate_before_it_is_in_the_log(topic) -> None:
+    """Until then it may fail, so that the second one with its sequence id waits for its outcome."""
+    with topic.producer("exclusive", name="a", linger=60) as producer:
+        for number, send in enumerate((producer.send, producer.send_async, send_one(producer))):
+            first = producer.send_async(b"x", sequence_id=number)
+            with pytest.raises(xl.DuplicateSequenceError) as caught:
+                send(b"x", sequence_id=number)
+            assert first.done()
+            assert (caught.value.repeated, caught.value.last_sequence_id) == (True, number)
+    assert numbers(topic) == [0, 1, 2]
+
+
+def send_one(producer: xl.Producer) -> Callable[..., object]:
+    return lambda value, sequence_id: producer.send_many([value], sequence_id=sequence_id)
 
 
 def test_g2_ids_may_be_given_and_leave_gaps(topic) -> None:

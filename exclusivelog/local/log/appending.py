@@ -39,7 +39,7 @@ from exclusivelog.local.storage.tables import Tables, check_may_write
 from exclusivelog.local.time_marks import wall_ms
 from exclusivelog.messages import Columns, Encoded, Raw
 from exclusivelog.refusals import without_outcome
-from exclusivelog.waits import in_slices
+from exclusivelog.waits import in_slices, queued
 
 if TYPE_CHECKING:
     from exclusivelog.local.runtime import Runtime
@@ -303,6 +303,8 @@ def duplicate(
     """This producer has sent that sequence id already. `logged`: the last one in the log, if
     `appender` has messages of a transaction."""
     last, name = appender.last_sequence, appender.session.name
+    if sequence is not None and sequence <= appender.durable_sequence:
+        last = appender.durable_sequence  # not one that waits, and may fail yet
     with ledger.read() as tables:
         topic = tables.topics.get(appender.session.topic).name
     if logged is not None and logged < last:
@@ -651,14 +653,12 @@ class LocalSending:
             sent = self._append_now(lambda: self.appender.send(*message), message[4])
             if sent is not None:
                 return sent
-        receipt = self.appender.add(*message)
-        if receipt is None:
-            raise self.duplicate(self.appender, message[4])
-        return self._outcome(receipt, timeout)
+        receipt, left = queued(self, lambda: self.appender.add(*message), message[4], timeout)
+        return self._outcome(receipt, left)
 
     def send_async(self, message: Encoded) -> _core.Receipt:
         """Queue one message; commit what waits if that exceeds `max_pending_bytes`."""
-        receipt = self._queue(message)
+        receipt, _ = queued(self, lambda: self.appender.add(*message, True), message[4], None)
         self.commit_if_full()
         return receipt
 
@@ -669,9 +669,13 @@ class LocalSending:
 
     def offer(self, message: Encoded) -> _core.Receipt | None:
         """The same, but leave the commit to the background thread. None, without queueing the
-        message, while another thread of this session appends past the queue."""
+        message, while another thread of this session appends past the queue, or a message that
+        waits has used the sequence id."""
         receipt = self.appender.add(*message, True, False)
         if receipt is _core.NOT_NOW:
+            return None
+        if receipt is _core.UNDECIDED:
+            self.engine.committer.commit_queue.put(self.appender, 0.0)
             return None
         if receipt is None:
             raise self.duplicate(self.appender, message[4])
@@ -679,11 +683,13 @@ class LocalSending:
             self.engine.committer.commit_queue.put(self.appender, 0.0)
         return receipt
 
-    def _queue(self, message: Encoded) -> _core.Receipt:
-        receipt = self.appender.add(*message, True)
-        if receipt is None:
-            raise self.duplicate(self.appender, message[4])
-        return receipt
+    def await_earlier(self, timeout: float | None = None) -> None:
+        """Wait for the outcome of all that was accepted so far, whatever it is. WaitTimeoutError
+        after `timeout` seconds."""
+        self.appender.await_sends()
+        waiting = self.appender.newest()
+        if waiting is not None:
+            self._await(waiting, timeout)
 
     def _append_now(
         self, append: Callable[[], Sent], sequence: int | None, count: int = 1
@@ -700,20 +706,23 @@ class LocalSending:
         raise refusal(self.engine.ledger, self.appender, -outcome, sequence, count)
 
     def _outcome(self, receipt: _core.Receipt, timeout: float | None) -> int:
+        self._await(receipt, timeout)
+        return receipt.result()
+
+    def _await(self, receipt: _core.Receipt, timeout: float | None) -> None:
         if timeout is None:
             self.engine.committer.commit(self.appender, receipt)
         else:
             self.engine.committer.commit_within(self.appender, receipt, timeout)
         if not receipt.done():
             raise without_outcome(self.topic, timeout)
-        return receipt.result()
 
     def duplicate(
         self, appender: _core.Appender, sequence: int | None, count: int = 1
     ) -> DuplicateSequenceError:
         """The error for a sequence id that was used before. `appender` may be that of a
         transaction."""
-        logged = None if appender is self.appender else self.appender.last_sequence
+        logged = None if appender is self.appender else self.appender.durable_sequence
         return duplicate(self.engine.ledger, appender, sequence, count, logged)
 
     # ---- several, atomically ---------------------------------------------------------------
@@ -729,10 +738,10 @@ class LocalSending:
             )
             if sent is not None:
                 return sent
-        receipt = self.appender.add_batch(batch, sequence)
-        if receipt is None:
-            raise self.duplicate(self.appender, sequence, batch.count)
-        return self._outcome(receipt, timeout)
+        receipt, left = queued(
+            self, lambda: self.appender.add_batch(batch, sequence), sequence, timeout, batch.count
+        )
+        return self._outcome(receipt, left)
 
     # ---- append now, flush later -----------------------------------------------------------
 
