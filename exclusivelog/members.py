@@ -13,13 +13,20 @@ from exclusivelog import _core
 
 # A thread, and a task of its event loop. A weak reference, which is equal to others of that task.
 Caller = tuple[int, weakref.ref[Any] | None]
+Mark = tuple[object, int]  # of a thread, and of its newest transaction; see `_Newest`
+UNREAD: Mark = (None, -1)
+
+
+_running_loop: Callable[[], object] | None = None  # of asyncio, once a caller may be a task
 
 
 def this_caller() -> Caller:
     """The present thread and, in an event loop, the present task."""
+    global _running_loop
     asyncio = sys.modules.get("asyncio")  # without it, there are no tasks
     task = None
     if asyncio is not None:
+        _running_loop = asyncio._get_running_loop
         with contextlib.suppress(RuntimeError):  # no event loop runs in this thread
             task = asyncio.current_task()
     return threading.get_ident(), None if task is None else weakref.ref(task)
@@ -59,18 +66,21 @@ class GroupMember:
     returns: bool  # go back before the next read
     refused: bool  # to another transaction: it goes back to what the one that has it has committed
     abandoned: bool  # with a transaction that was dropped: it has to be read before a commit
-    read_at: int  # the number of the newest transaction of this thread at the last read
+    read_at: Mark  # of the thread that read by it last; UNREAD: nothing since the last commit
     # The transaction that has its position, until that has ended. Weak, until it commits.
     transaction: Callable[[], Ending | None] | None
-    user: Caller | None  # who reads by it; None before the first read, and if it commits by itself
+    users: frozenset[Caller]  # who has read by it since the last commit
+    by_itself: bool  # its `commit` was its last one, not that of a transaction
+    committed_at: int  # the newest transaction of its caller, or the one that committed, then
+    joiner: Caller | None  # whose transaction had its position last
     # What its own `commit` is about to store, {topic id: offset}; None if the outcome is known.
     committing: Mapping[int, int] | None
 
     def _begin_alone(self) -> None:
         """It takes part in no transaction yet."""
-        self.returns = self.refused = self.abandoned = False
-        self.transaction = self.user = self.committing = None
-        self.read_at = -1
+        self.returns = self.refused = self.abandoned = self.by_itself = False
+        self.transaction = self.committing = self.joiner = None
+        self.read_at, self.users, self.committed_at = UNREAD, frozenset(), -1
 
     @property
     def _parts(self) -> Sequence[Part]:
@@ -81,11 +91,15 @@ class GroupMember:
         """{topic id: the offset at which the group continues after a commit now}."""
         return {part.topic_id: part.cursor.position for part in self._parts}
 
-    def _has_committed(self, positions: Mapping[int, int]) -> None:
-        """Its group has these positions now, {topic id: offset}."""
+    def _has_committed(self, positions: Mapping[int, int], newest: int) -> None:
+        """Its group has these positions now, {topic id: offset}. `newest`: no transaction up to
+        this one, if it is dropped from now on, sends the reader back."""
+        self.committed_at = max(self.committed_at, newest)
         for part in self._parts:
             part.continues_at = positions[part.topic_id]
         self.returns, self.refused = self.refused, False
+        if self._offsets_to_commit() == positions:  # else it has read on meanwhile
+            self.read_at, self.users, self.abandoned = UNREAD, frozenset(), False
 
     def _go_back(self) -> None:
         """Continue at the group's position, or at the last `seek` after that."""
@@ -114,7 +128,8 @@ class GroupMember:
         if transaction is not None:
             transaction._settle_readers()
         elif self.transaction is held:  # it was dropped
-            self._abandon()
+            if self.joiner in self.users:  # else another caller has moved the reader since
+                self._abandon()
             self.transaction = None
         return transaction if self.transaction is held else None
 
@@ -130,21 +145,32 @@ class GroupMember:
             self._settle()
         if self.committing is not None:
             self._settle_own_commit()
-        self.read_at = newest_here.number
-        if self.user is None:
+        mark = newest_here.mark
+        if mark[0] is not self.read_at[0] or (
+            _running_loop is not None and _running_loop() is not None
+        ):  # another thread, or perhaps another task of this one
             self._has_user()
+        self.read_at = mark
         if self.returns:
             self._go_back()
 
     def _joins(self, transaction: Ending) -> None:
         """Its present position is part of this transaction from now on."""
         self.transaction = weakref.ref(transaction)
-        self.returns = self.refused = False
+        self.returns = self.refused = self.by_itself = False
+        self.joiner = self._has_user()
+
+    def _has_sought(self) -> None:
+        """Its caller has moved it to another message: what other callers have read is not read
+        again for them."""
+        self.users = frozenset()
         self._has_user()
 
-    def _has_user(self) -> None:
-        self.user = this_caller()
+    def _has_user(self) -> Caller:
+        caller = this_caller()
+        self.users |= {caller}
         _in_use[id(self)] = self
+        return caller
 
     def _awaits(self, transaction: Ending) -> None:
         """This transaction commits. If an exception interrupts that, and its program drops it, its
@@ -185,16 +211,21 @@ class GroupMember:
         self.committing = None
 
     def _note_own_commit(self, positions: Mapping[int, int]) -> None:
-        """It takes no part in transactions."""
-        self._has_committed(positions)
-        _in_use.pop(id(self), None)
-        self.committing = None
+        """It takes part in a transaction again only if it is read in that."""
+        self._has_committed(positions, newest_here.mark[1])
+        self.by_itself, self.committing = True, None
 
 
 class _Newest(threading.local):
-    """The number of the newest transaction that a thread has begun; -1: none."""
+    """What a reader notes at a read: the thread, and the number of the newest transaction that the
+    thread has begun; -1: none."""
 
-    number = -1
+    def __init__(self) -> None:
+        self.mark: Mark = (object(), -1)
+
+    def begins(self, number: int) -> None:
+        """This thread has begun a transaction."""
+        self.mark = (self.mark[0], number)
 
 
 newest_here = _Newest()
@@ -205,7 +236,7 @@ _in_use: weakref.WeakValueDictionary[int, GroupMember] = weakref.WeakValueDictio
 
 
 def members_in_use() -> list[GroupMember]:
-    """The readers of groups, of all ledgers, that were read, and do not commit by themselves."""
+    """The readers of groups, of all ledgers, that were read."""
     return living(_in_use)
 
 

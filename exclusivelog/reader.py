@@ -151,6 +151,8 @@ class Reader(GroupMember, Closing):
             since = _ago(start) if isinstance(start, dt.timedelta) else start
             self.cursor.seek(since, inclusive)
         self.continues_at = self.cursor.position
+        if self.membership is not None and not self._is_part:
+            self._has_sought()
 
     def _seek_back(self, count: int, inclusive: bool) -> None:
         """Continue at the last `count` messages, or at the earliest if there are fewer."""
@@ -510,6 +512,8 @@ class GroupReader(GroupMember, Closing):
             raise TopicNotFoundError(f"topic={topic!r} is none of {', '.join(self.topics)}")
         for reader in chosen:
             reader.seek(start, inclusive=inclusive)
+        if len(chosen) == len(self.readers):
+            self._has_sought()
 
     def has_message_available(self) -> bool:
         """True if there is a durable message at or after the position on any topic."""

@@ -354,7 +354,8 @@ class Transaction(OfThisProcess):
         if before is not None:
             before._next = number
         _begun[number] = self
-        _newest[self._maker] = newest_here.number = number
+        _newest[self._maker] = number
+        newest_here.begins(number)
         self._settled = False
 
     @property
@@ -564,7 +565,7 @@ class Transaction(OfThisProcess):
             if not (reader._is_in(self) or unknown):
                 continue  # it has gone back, or another transaction has its position now
             if self._state == "committed":
-                reader._has_committed(positions)
+                reader._has_committed(positions, self._number)
             elif self._state == "aborted":
                 reader._go_back()
             reader.transaction = None  # last: after an interrupt, its next read does it again
@@ -594,7 +595,9 @@ class Transaction(OfThisProcess):
         for reader in members_in_use():
             membership = reader.membership
             ours = membership is not None and membership.ledger is self._engine.ledger
-            if ours and reader.user == self._maker and reader.transaction is None:
+            theirs = reader.by_itself and reader.read_at[1] < self._number
+            used = self._maker in reader.users and reader.transaction is None
+            if ours and used and not theirs:
                 yield reader
 
     def __del__(self) -> None:
@@ -604,9 +607,12 @@ class Transaction(OfThisProcess):
             return
         beside = self._has_beside()
         for reader in self._others():
-            if self._next is not None and reader.read_at >= self._next:
+            _, newest = reader.read_at
+            if self._next is not None and newest >= self._next:
                 continue  # for its caller's next one
-            if reader.read_at >= self._number:
+            if reader.committed_at >= self._number:
+                continue  # it has been committed since: this one is collected late
+            if newest >= self._number:
                 reader._abandon()
             elif not beside:  # else they may belong to that one
                 reader.returns = True

@@ -857,3 +857,127 @@ def test_g11_a_commit_whose_reader_does_not_know_it_tells_it(engine, reader, mon
         raise Failed
     next(reader)
     assert (group_position(engine), position(reader)) == (1, 2)
+
+
+@pytest.fixture
+def held_garbage(engine) -> Iterator[Callable[[], Any]]:
+    """Begins a transaction that stays after it is dropped, until garbage is collected."""
+
+    def begin() -> Any:
+        cycle: list[Any] = [engine.transaction()]
+        cycle.append(cycle)
+        return cycle[0]
+
+    gc.collect()
+    gc.disable()
+    try:
+        yield begin
+    finally:
+        gc.enable()
+
+
+def commit_position(engine: xl.Engine, reader: Any) -> None:
+    with engine.transaction() as txn:
+        txn.commit_cursor(reader)
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["reads on", "reads nothing more"])
+@pytest.mark.parametrize("by", ["a transaction", "another thread's", "itself"])
+def test_g11_garbage_takes_no_reader_back_that_was_committed_since(
+    engine, reader, held_garbage, by, reads
+) -> None:
+    """Nor does it keep the position from the next transaction."""
+    garbage = held_garbage()
+    value_of(next(reader))
+    del garbage
+    if by == "a transaction":
+        commit_position(engine, reader)
+    elif by == "itself":
+        reader.commit()
+    else:
+        within(lambda: commit_position(engine, reader))
+    if reads:
+        value_of(next(reader))
+    gc.collect()
+    with engine.transaction() as txn:
+        txn.commit_cursor(reader)
+    assert group_position(engine) == position(reader) == 1 + reads
+
+
+@pytest.mark.parametrize("joins", [False, True], ids=["read for it", "part of it"])
+def test_g11_garbage_takes_no_reader_back_that_another_thread_has_sought(
+    engine, reader, held_garbage, joins
+) -> None:
+    garbage = held_garbage()
+    value_of(next(reader))
+    if joins:
+        garbage.commit_cursor(reader)
+    del garbage
+
+    def go_on() -> list[bytes]:
+        reader.seek(2)
+        values = [value_of(next(reader))]
+        gc.collect()
+        return [*values, value_of(next(reader))]
+
+    assert within(go_on) == [b"2", b"3"]
+
+
+def test_g11_garbage_takes_back_what_was_read_for_it_and_nobody_has_moved(
+    engine, reader, held_garbage
+) -> None:
+    garbage = held_garbage()
+    value_of(next(reader))
+    garbage.commit_cursor(reader)
+    del garbage
+    value_of(next(reader))
+    gc.collect()
+    assert position(reader) == 0
+    assert value_of(next(reader)) == b"0"
+
+
+@pytest.mark.parametrize("before", ["read", "read and committed"])
+@pytest.mark.parametrize("where", ["this thread", "another thread"])
+def test_g11_a_reader_that_was_read_before_is_taken_back_too(engine, reader, before, where) -> None:
+    """By a thread that hands it on to another one, or by a program that commits what it skips."""
+    invoices = engine.topic("invoices").producer("exclusive")
+    value_of(next(reader))
+    if before == "read and committed":
+        reader.commit()
+
+    def bill(fails: bool) -> None:
+        with contextlib.suppress(Failed), engine.transaction() as txn:
+            invoices.send(value_of(next(reader)), transaction=txn)
+            if fails:
+                raise Failed
+            txn.commit_cursor(reader)
+
+    for fails in (True, False):
+        if where == "this thread":
+            bill(fails)
+        else:
+            within(lambda fails=fails: bill(fails))
+    assert billed(engine) == ([b"0"] if before == "read" else [b"1"])
+
+
+def test_g11_a_reader_that_another_task_has_read_before_is_taken_back_too(path) -> None:
+    async def bill(engine: aio.Engine, reader: aio.Reader, out: aio.Producer, fails: bool) -> None:
+        with contextlib.suppress(Failed):
+            async with engine.transaction() as txn:
+                await out.send((await reader.read_next(0)).value, transaction=txn)
+                if fails:
+                    raise Failed
+                txn.commit_cursor(reader)
+
+    async def main() -> list[bytes]:
+        async with aio.open(path) as engine:
+            async with engine.topic("orders").producer() as producer:
+                await producer.send_many([b"0", b"1", b"2"])
+            reader = await engine.topic("orders").reader(group="g")
+            out = await engine.topic("invoices").producer("exclusive")
+            await reader.read_next(0)
+            for fails in (True, False, True, False):
+                await asyncio.create_task(bill(engine, reader, out, fails))
+            return [m.value async for m in await engine.topic("invoices").reader()]
+
+    assert asyncio.run(main()) == [b"0", b"1"]
