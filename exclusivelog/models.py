@@ -34,7 +34,7 @@ class Model(_core.Coder, Checked):
         shape, shallow = _core.Shape(), SHALLOW  # no object is known to come back
         self._found = schemas.Findings()
         if is_pydantic(cls):
-            encode, decode, self._found = _by_pydantic(cls)
+            encode, decode, self._found, shape = _by_pydantic(cls)
         elif is_duck(cls):
             encode, decode = _by_methods(cls)
         else:
@@ -107,7 +107,7 @@ def _needed(library: str, cls: Any) -> Any:
 # ---- pydantic ----------------------------------------------------------------------------
 
 
-def _by_pydantic(cls: Any) -> tuple[*Codec, schemas.Findings]:
+def _by_pydantic(cls: Any) -> tuple[*Codec, schemas.Findings, _core.Shape]:
     """By the names of the fields, not by their aliases: one that is only for reading, or only for
     writing, would not come back."""
     pydantic = _needed("pydantic", cls)
@@ -127,7 +127,10 @@ def _by_pydantic(cls: Any) -> tuple[*Codec, schemas.Findings]:
     def decode(data: bytes) -> Any:
         return adapter.validate_json(data, by_alias=True, by_name=True)
 
-    return encode, decode, schemas.search(adapter.core_schema, cls)
+    found, shape = schemas.search(adapter.core_schema, cls), _core.Shape()
+    if found.refusal is None and not found.defaults:
+        shape = schemas.shape_of(adapter.core_schema)
+    return encode, decode, found, shape
 
 
 def _by_methods(cls: Any) -> Codec:

@@ -8,9 +8,12 @@ the schema is searched for them, once for each class (rule G10).
 from __future__ import annotations
 
 import collections
+import datetime as dt
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from exclusivelog import _core
 
 Node = dict[str, Any]
 
@@ -193,3 +196,105 @@ def _looks_at_disk(node: Node) -> bool:
     return str(getattr(function, "__module__", "")) == "pydantic.types" and name.startswith(
         "PathType.validate_"
     )
+
+
+# ---- shapes ------------------------------------------------------------------------------
+
+_PLAIN_CONFIG = {
+    "title", "frozen", "extra_fields_behavior", "validate_default", "from_attributes",
+    "hide_input_in_errors", "validation_error_cause",
+}  # fmt: skip
+_PLAIN_MODEL = {
+    "type", "cls", "schema", "config", "custom_init", "root_model", "ref", "metadata", "strict",
+}  # fmt: skip
+
+
+def shape_of(schema: Any) -> _core.Shape:
+    """The shape of the objects of a model that pydantic gives back: those that consist of plain
+    fields, and of lists and dicts of them. Where there is a doubt (a constraint, an alias, code of
+    the application's, a setting), the shape is empty."""
+    return _Shapes(schema).of(schema)
+
+
+class _Shapes:
+    """Makes the shapes of the nodes of one schema."""
+
+    def __init__(self, schema: Any) -> None:
+        self._nodes = {node["ref"]: node for node, _ in _nodes(schema, "") if "ref" in node}
+        self._known: dict[int, _core.Shape] = {}
+        self._kinds = {
+            "model": self._of_model, "list": self._of_list, "dict": self._of_dict,
+            "default": self._of_inner, "definitions": self._of_inner,
+            "nullable": self._of_nullable, "definition-ref": self._of_reference,
+        }  # fmt: skip
+
+    def of(self, node: Any) -> _core.Shape:
+        """The shape of what a node takes."""
+        kind = node.get("type")
+        if "serialization" in node or kind is None:
+            return _core.Shape()
+        if kind in _LEAVES and _has_only(node, "type"):
+            return _core.Shape(*_LEAVES[kind])
+        make = self._kinds.get(kind)
+        return _core.Shape() if make is None else make(node)
+
+    def _of_inner(self, node: Node) -> _core.Shape:
+        return self.of(node["schema"])
+
+    def _of_reference(self, node: Node) -> _core.Shape:
+        found = self._nodes.get(node["schema_ref"])
+        return _core.Shape() if found is None else self.of(found)
+
+    def _of_nullable(self, node: Node) -> _core.Shape:
+        return _core.Shape(optional=self.of(node["schema"]))
+
+    def _of_list(self, node: Node) -> _core.Shape:
+        if not _has_only(node, "type", "items_schema") or "items_schema" not in node:
+            return _core.Shape()
+        return _core.Shape(list, "items", self.of(node["items_schema"]))
+
+    def _of_dict(self, node: Node) -> _core.Shape:
+        keys = node.get("keys_schema", {})
+        if not _has_only(node, "type", "keys_schema", "values_schema") or (
+            keys.get("type") != "str" or self.of(keys).kind is None or "values_schema" not in node
+        ):
+            return _core.Shape()
+        return _core.Shape(dict, "dict", self.of(node["values_schema"]), _core.Shape(str, "text"))
+
+    def _of_model(self, node: Node) -> _core.Shape:
+        if id(node) in self._known:  # a class may have fields of its own type
+            return self._known[id(node)]
+        shape = self._known[id(node)] = _core.Shape(node["cls"], "fields")
+        fields = _plain_fields(node)
+        if fields is None:
+            shape.kind = None  # it holds nothing
+            return shape
+        nothing = _core.Shape(type(None), "")
+        shape.has_fields(
+            (*fields, "__pydantic_extra__", "__pydantic_private__"),
+            (*[self.of(each["schema"]) for each in fields.values()], nothing, nothing),
+        )
+        return shape
+
+
+_LEAVES: dict[str, tuple[type, str]] = {
+    "int": (int, "int"), "str": (str, ""), "float": (float, "float"), "bool": (bool, ""),
+    "none": (type(None), ""), "date": (dt.date, ""), "datetime": (dt.datetime, "datetime"),
+}  # fmt: skip
+
+
+def _has_only(node: Node, *keys: str) -> bool:
+    # The precision is for more digits than Python's own times have.
+    return node.keys() <= {*keys, "metadata", "strict", "ref", "microseconds_precision"}
+
+
+def _plain_fields(node: Node) -> dict[str, Node] | None:
+    """The fields of a model that is stored, and made, by them alone; None for another one."""
+    inner, config = node["schema"], node.get("config", {})
+    if inner.get("type") != "model-fields" or not node.keys() <= _PLAIN_MODEL:
+        return None
+    if node.get("custom_init") or node.get("root_model") or not config.keys() <= _PLAIN_CONFIG:
+        return None
+    fields: dict[str, Node] = inner["fields"]
+    plain = all(_has_only(each, "type", "schema") for each in fields.values())
+    return fields if plain else None

@@ -224,6 +224,22 @@ class Payment(pydantic.BaseModel):
         return 2 * self.number
 
 
+class Bill(pydantic.BaseModel):
+    """Nothing but what pydantic gives back: such objects are not decoded to find out."""
+
+    name: str
+    count: int = 1
+    price: float = 0.0
+    paid: bool = False
+    maybe: float | None = None
+    at: dt.datetime | None = None
+    day: dt.date = dt.date(2026, 1, 2)
+    tags: list[str] = []
+    by_name: dict[str, int] = {}
+    parts: list[Bill] = []
+    inner: Bill | None = None
+
+
 class Sparse(msgspec.Struct, omit_defaults=True):
     """One of its defaults is another one in each process."""
 
@@ -354,6 +370,13 @@ ITEMS = objects(
     by_name=some.dictionaries(TEXTS | INTS, PLAIN_ITEMS, max_size=2),
     parts=some.lists(PLAIN_ITEMS, max_size=2), inner=PLAIN_ITEMS,
 )  # fmt: skip
+PLAIN_BILLS = some.builds(Bill.model_construct, name=TEXTS, count=INTS | some.booleans())
+BILLS = objects(
+    Bill, "name", name=TEXTS, count=some.integers(0, 9) | INTS, price=FLOATS | some.integers(0, 2),
+    paid=some.sampled_from([True, 1]), maybe=FLOATS, at=DATETIMES, day=some.dates() | DATETIMES,
+    tags=some.lists(TEXTS, max_size=2), by_name=some.dictionaries(TEXTS, INTS, max_size=2),
+    parts=some.lists(PLAIN_BILLS, max_size=2), inner=PLAIN_BILLS,
+)  # fmt: skip
 GROWING = some.builds(learn, some.just(Growing), some.just("new")) | some.just(Growing.KNOWN)
 CHOICES = {
     "swapped": some.sampled_from(Swapped), "lenient": some.sampled_from(Lenient),
@@ -380,7 +403,7 @@ STRATEGIES: dict[str, some.SearchStrategy[Any]] = {
     "dataclass": ORDERS, "plain dataclass": ITEMS, "pydantic": PAYMENTS,
     "struct": some.builds(Tag, TEXTS, FLOATS),
     "sparse": some.builds(Sparse, INTS, inner=some.none() | some.builds(Sparse)),
-    "collections": STOCKS,
+    "collections": STOCKS, "plain pydantic": BILLS,
     "attrs": some.builds(Owner, TEXTS, some.none() | some.dates()),
     "named tuple": some.builds(Point, INTS, FLOATS | INTS),
     "typed dict": some.fixed_dictionaries({}, optional={"least": INTS, "most": FLOATS}),
@@ -389,5 +412,6 @@ OPTIONS: dict[str, Any] = {
     **{name: name for name in ("str", "bytes", "json", "msgpack", "exact")},
     "choices": Choice, "pydantic choices": Option, "dataclass": Order, "plain dataclass": Item,
     "pydantic": Payment, "struct": Tag, "sparse": Sparse, "collections": Stock,
+    "plain pydantic": Bill,
     "attrs": Owner, "named tuple": Point, "typed dict": Limits,
 }  # fmt: skip

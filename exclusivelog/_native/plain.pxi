@@ -441,7 +441,7 @@ cdef tuple _extras(object a, object b):
         names = _known_names[kind] = _compared_names(kind)
     if names is None:
         return ()
-    found, other = getattr(a, "__dict__", None) or {}, getattr(b, "__dict__", None) or {}
+    found, other = PyObject_GenericGetDict(a, NULL), PyObject_GenericGetDict(b, NULL)
     if found.keys() <= names and other.keys() <= names:
         return ()
     return tuple([

@@ -31,6 +31,7 @@ cdef enum:  # what is looked at in an object of a class
     A_TIME
     A_DECIMAL
     A_MEMBER
+    A_TEXT
     ITEMS  # each has one shape
     A_DICT
     A_ROW  # a tuple: each item has a shape of its own
@@ -38,7 +39,7 @@ cdef enum:  # what is looked at in an object of a class
 
 _SHAPES = {
     "": NOTHING_MORE, "int": AN_INT, "float": A_FLOAT, "datetime": A_DATETIME, "time": A_TIME,
-    "decimal": A_DECIMAL, "member": A_MEMBER, "items": ITEMS, "dict": A_DICT, "row": A_ROW, "fields": FIELDS,
+    "decimal": A_DECIMAL, "member": A_MEMBER, "text": A_TEXT, "items": ITEMS, "dict": A_DICT, "row": A_ROW, "fields": FIELDS,
 }
 
 
@@ -129,7 +130,18 @@ cdef int _holds(Shape shape, object value, int left) except -1:
         return value.is_finite()
     elif shape.look == A_MEMBER:
         return _is_one_of(shape.parts, value)
+    elif shape.look == A_TEXT:
+        return value.isascii() or _is_utf8(value)
     return left and _hold_parts(shape, value, left - 1)
+
+
+cdef bint _is_utf8(str value):
+    """Whether it has no surrogates: pydantic writes others for those in a key."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 cdef bint _is_one_of(tuple members, object value):
@@ -195,15 +207,17 @@ cdef class Coder:
     cdef readonly Shape shape
     cdef object _encode, _decode
     cdef int _shallow
+    cdef int _most  # levels that are encoded without a look at the stack
 
     def _set(self, encode, decode, Shape shape, int shallow):
-        """`shallow`: the levels that `decode` takes in any thread."""
+        """`shallow`: the levels that `encode` and `decode` take in any thread."""
         self._encode, self._decode = encode, decode
+        self._most = min(LEVELS, shallow)
         self.shape, self._shallow = shape, shallow
 
     def dumps(self, value):
         """Encode an object; TypeError or ValueError if it would not come back."""
-        if _holds(self.shape, value, LEVELS):
+        if _holds(self.shape, value, self._most):
             return self._encode(value)
         return self._checked(value)
 

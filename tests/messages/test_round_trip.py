@@ -36,6 +36,7 @@ from testing import pythons, round_trips
 from testing.children import ROOT
 from testing.kinds import (
     OPTIONS,
+    Bill,
     Choice,
     Colour,
     Growing,
@@ -255,6 +256,96 @@ def test_g10_objects_with_plain_fields_alone_are_not_decoded_to_find_out() -> No
         assert not shape.holds(odd), odd
 
 
+def test_g10_so_it_is_with_models_of_pydantic() -> None:
+    shape = serde.model(Bill).dumps.__self__.shape  # type: ignore[attr-defined]
+    inner = Bill(name="b", by_name={"x": 1}, maybe=2.5)
+    assert shape.holds(Bill(name="a", parts=[inner], inner=inner, tags=["x"]))
+    assert shape.holds(Bill(name="a", at=dt.datetime(2026, 1, 2, tzinfo=dt.UTC)))
+    bills = [
+        {"count": True}, {"price": NAN}, {"price": 2}, {"count": 1 << 70}, {"tags": ("a",)},
+        {"name": Text("a")}, {"by_name": {Text("x"): 1}}, {"by_name": {"\ud800": 1}},
+        {"tags": [Text("x")]}, {"maybe": 1},
+        {"at": dt.datetime(2026, 1, 2, fold=1)}, {"at": dt.datetime(2026, 1, 2, tzinfo=BERLIN)},
+        {"parts": [Bill.model_construct(name="b", price=INF)]}, {"inner": Payment()}, {"more": 1},
+        {"day": dt.datetime(2026, 1, 2)},
+    ]  # fmt: skip
+    for fields in bills:
+        odd = Bill.model_construct(**{"name": "a", **fields})
+        if "more" in fields:
+            odd.__dict__["more"] = 1
+        assert not shape.holds(odd), fields
+    missing = Bill(name="a")
+    del missing.__dict__["tags"]
+    assert not shape.holds(missing)
+
+
+class Validated(pydantic.BaseModel):
+    n: int
+
+    @pydantic.field_validator("n")
+    @classmethod
+    def grow(cls, n: int) -> int:
+        return n + 1
+
+
+class Computed(pydantic.BaseModel):
+    n: int
+
+    @pydantic.model_serializer
+    def store(self) -> dict[str, int]:
+        return {"n": self.n + 1}
+
+
+class Finished(pydantic.BaseModel):
+    n: int
+
+    def model_post_init(self, context: object) -> None:
+        self.n += 1
+
+
+class Crossed(pydantic.BaseModel):
+    """Read by its alias, `n` would be the other field."""
+
+    n: int = pydantic.Field(alias="m")
+    m: int
+
+
+class Stripped(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(str_strip_whitespace=True)
+    n: str
+
+
+class Bounded(pydantic.BaseModel):
+    n: int = pydantic.Field(le=5)
+
+
+class Made(pydantic.BaseModel):
+    n: int
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n=n + 1)
+
+
+@pytest.mark.parametrize(
+    ("cls", "fields"),
+    [
+        (Validated, {"n": 1}), (Computed, {"n": 1}), (Finished, {"n": 1}), (Made, {"n": 1}),
+        (Crossed, {"n": 1, "m": 2}), (Stripped, {"n": " a "}), (Bounded, {"n": 6}),
+    ],
+)  # fmt: skip
+def test_g10_a_model_that_changes_what_it_is_given_is_decoded_to_find_out(
+    cls: Any, fields: dict[str, Any]
+) -> None:
+    parts = pydantic.create_model("Outer", parts=(list[cls], ...))
+    value = cls.model_construct(_fields_set=None, **fields)
+    if cls is Crossed:
+        value = cls(m=2)
+        value.__dict__.update(fields)
+    for kind, one in ((cls, value), (parts, parts.model_construct(parts=[value]))):
+        with pytest.raises(REFUSALS, match=r"does not come back|could not be read back"):
+            serde.model(kind).dumps(one)
+
+
 @dataclasses.dataclass
 class HalfSlotted:
     """The slot of `first` stands where an object of a class with one slot more has `second`."""
@@ -433,7 +524,7 @@ def test_g10_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, topic: 
 DEEP = """
 import json, threading, msgpack, pydantic
 from exclusivelog import serde
-from testing.kinds import Order, Payment
+from testing.kinds import Bill, Order, Payment
 
 def exact(depth):
     data = msgpack.packb(None)
@@ -472,6 +563,11 @@ def nodes():
 
 def play():
     nodes()
+    for depth in (3, 4, 5, 50, 98):
+        value = Bill(name="")
+        for _ in range(depth):
+            value = Bill.model_construct(name="", inner=value)
+        assert serde.model(Bill).loads(serde.model(Bill).dumps(value)) == value
     for depth in (10, 100, 250, 300, 1000, 100_000):
         attempt(serde.exact.loads, exact(min(depth, 2000)))
         attempt(serde.exact.loads, lists(depth))
