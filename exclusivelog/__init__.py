@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from exclusivelog.engine import *
     from exclusivelog.errors import *
     from exclusivelog.events import *
+    from exclusivelog.losses import *
     from exclusivelog.opening import *
     from exclusivelog.producer import *
     from exclusivelog.reader import *
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from exclusivelog.state.map import *
     from exclusivelog.state.past import *
     from exclusivelog.state.state import *
+    from exclusivelog.terms import *
     from exclusivelog.topic import *
     from exclusivelog.transaction import *
     from exclusivelog.types import *
@@ -53,7 +55,8 @@ if TYPE_CHECKING:
 # program that only sends imports no shared maps, and the command's help imports none of them.
 _MODULES = ("errors", "events", "serde", "types")
 _PARTS = (
-    "errors", "types", "events", "reader", "producer", "transaction", "unload", "topic", "roles",
+    "errors", "types", "events", "reader", "losses", "producer", "transaction", "unload", "terms",
+    "topic", "roles",
     "engine", "opening", "state.map", "state.past", "state.state",
 )  # fmt: skip
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgpack
 
-from exclusivelog import _core, threads
+from exclusivelog import _core, stacks
 
 # ---- times -------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ def _pack(value: Any) -> bytes:
 
 _extensions = _core.Extensions(
     "exact", msgpack.unpackb, [load for _, _, load in _KINDS],
-    [_OF_TEXT.get(kind, load) for kind, _, load in _KINDS], threads.with_deep_stack,
+    [_OF_TEXT.get(kind, load) for kind, _, load in _KINDS], stacks.with_deep_stack,
 )  # fmt: skip
 
 

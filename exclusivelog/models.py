@@ -17,7 +17,7 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from exclusivelog import _core, schemas, threads
+from exclusivelog import _core, schemas, stacks
 from exclusivelog.comparing import Checked
 
 Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
@@ -59,7 +59,7 @@ class Model(_core.Coder, Checked):
     def _encoded(self, value: Any, levels: int) -> bytes:
         if levels <= self._shallow:
             return self._dumps(value)
-        return threads.with_deep_stack(lambda: self._dumps(value))
+        return stacks.with_deep_stack(lambda: self._dumps(value))
 
     def _check_found(self, found: Any) -> None:
         if self._found.defaults:
@@ -68,7 +68,7 @@ class Model(_core.Coder, Checked):
                 raise ValueError(schemas.not_stored(name))
 
     def _load_deep(self, data: bytes) -> Any:
-        return threads.with_deep_stack(lambda: self._decode(data))
+        return stacks.with_deep_stack(lambda: self._decode(data))
 
     def __reduce__(self) -> Any:
         return Model, (self._cls,)

@@ -173,6 +173,13 @@ class ProducerSender:
             return self.session.sending.appender.last_sequence
         return self._last_sequence
 
+    def was_lost_by(self, error: BaseException) -> bool:
+        """Whether this is the error with which the producer has lost its topic. Each of its calls
+        raises the same one (rule B4)."""
+        if not isinstance(error, ProducerFencedError):
+            return False
+        return error in (self._lost, self.session.lost, self.session.moved)
+
     # ---- notifications of its session ----------------------------------------------------
 
     def lost(self, error: ExclusiveLogError) -> None:

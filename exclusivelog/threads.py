@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import _thread
-import concurrent.futures
 import contextlib
-import contextvars
 import resource
 import threading
 from collections import deque
@@ -59,46 +57,6 @@ def refuse_bare_fork(path: str) -> None:
             f"{path}: this process was made by a bare system call, as by syscall(SYS_fork), which "
             "the C library does not know of; use fork(), or execute a program that opens the ledger"
         )
-
-
-# ---- a deep stack ------------------------------------------------------------------------
-
-
-DEEP_STACK = 16 << 20
-_stacks = threading.RLock()  # the size is one for all threads that are started
-
-
-def _renew_after_fork() -> None:
-    global _stacks
-    _stacks = threading.RLock()
-
-
-_core.in_forked_child(_renew_after_fork)
-
-
-def with_deep_stack(call: Callable[[], R]) -> R:
-    """Run a call that recurses in a thread whose stack suffices, and wait for it.
-
-    >>> with_deep_stack(lambda: threading.current_thread().name)
-    'exclusivelog-deep'
-    """
-    future: concurrent.futures.Future[R] = concurrent.futures.Future()
-    context = contextvars.copy_context()
-
-    def run() -> None:
-        try:
-            future.set_result(context.run(call))
-        except BaseException as error:  # the caller raises it
-            future.set_exception(error)
-
-    thread = threading.Thread(target=run, name="exclusivelog-deep", daemon=True)
-    with _stacks:
-        usual = threading.stack_size(DEEP_STACK)
-        try:
-            thread.start()
-        finally:
-            threading.stack_size(usual)
-    return future.result()
 
 
 # ---- refused ones ------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from exclusivelog.messages import check_info, encode_properties, to_ms
 from exclusivelog.producer import Options, Producer, ProducerFuture
 from exclusivelog.reader import Reader, Start
 from exclusivelog.serde import pick_dumps
+from exclusivelog.terms import OnFenced, Terms
 from exclusivelog.transaction import Claim
 from exclusivelog.types import (
     UNCHANGED,
@@ -47,10 +48,9 @@ SENDING = (
 )  # fmt: skip
 
 
-class AnyOptions(TypedDict, total=False):
-    """The options of all producers, also of asyncio's; `Topic.producer` describes each."""
+class TermOptions(TypedDict, total=False):
+    """The further options of `Topic.terms`; `Topic.producer` describes each."""
 
-    name: str | None
     properties: Mapping[str, str] | None
     announce: Mapping[str, str] | None
     linger: float
@@ -58,6 +58,12 @@ class AnyOptions(TypedDict, total=False):
     max_batch_bytes: int
     max_pending_bytes: int
     serializer: Any
+
+
+class AnyOptions(TermOptions, total=False):
+    """The options of all producers, also of asyncio's; `Topic.producer` describes each."""
+
+    name: str | None
     follow: bool
 
 
@@ -320,6 +326,51 @@ producer; it is held by producer 'leader' ...
         self._engine.open_producer(future, request)
         return future
 
+    def terms(
+        self, name: str | None = None, priority: int = 0, *, timeout: float | None = None,
+        settle: float = 0.0, **options: Unpack[TermOptions],
+    ) -> Terms:  # fmt: skip
+        """Lead in a loop: iterate over the turns of this process as the topic's owner. Between two
+        turns it waits in the queue.
+
+        - `name`, `priority`, `settle`: of each request, as in `producer`.
+        - `timeout`: seconds that each wait takes at most. None, the default: without limit.
+        - `options`: `properties`, `announce`, `linger`, `max_batch_messages`, `max_batch_bytes`,
+          `max_pending_bytes` and `serializer`, as in `producer`.
+
+        Each turn is a `Term`: `with term as producer` gives the producer. If the topic is lost, the
+        block ends quietly, and the loop waits again. If the block ends by itself, the topic is
+        given up, and the loop waits at the end of the queue. Any other exception ends the loop,
+        and gives the topic up, as `break` does. `Terms.stop` ends the loop from elsewhere. Nothing
+        is requested before the first turn, and a waiter that is fenced queues again.
+
+        The loop raises WaitTimeoutError after `timeout`, EngineClosedError once the engine is
+        closed, TopicTerminatedError and TopicNotFoundError once the topic is terminated or deleted.
+
+        >>> for term in topic.terms(name="worker-1"):
+        ...     with term as producer:
+        ...         print("epoch", term.epoch)
+        ...         if term.epoch > 1:
+        ...             break
+        ...         with topic.producer("exclusive_with_fencing"):    # another process takes over
+        ...             producer.send(b"too late")                    # and this ends the block
+        epoch 1
+        epoch 3
+        """
+        check_term_options(options)
+        mode = AccessMode.WAIT_FOR_EXCLUSIVE
+        self._request(
+            mode, name=name, priority=priority, timeout=timeout, settle=settle, **options
+        )  # only checked
+
+        def request(seconds: float | None, on_fenced: OnFenced) -> ProducerFuture:
+            return self.producer_async(
+                mode, name=name, priority=priority, timeout=seconds, settle=settle, follow=False,
+                on_fenced=on_fenced, **options,
+            )  # fmt: skip
+
+        return Terms(request, timeout)
+
     def _request(
         self, access_mode: AccessMode | ModeName, **options: Unpack[ProducerOptions]
     ) -> tuple[ProducerFuture, ProducerRequest]:
@@ -573,6 +624,13 @@ def _max_age(age: float | dt.timedelta | None) -> float | None:
 def _check_max_bytes(max_bytes: object) -> None:
     if max_bytes is not None and not (is_whole(max_bytes) and 0 <= max_bytes < 1 << 63):
         raise ValueError(f"max_bytes={max_bytes!r}: it takes bytes, 0 to 2**63 - 1, or None")
+
+
+def check_term_options(options: Iterable[str]) -> None:
+    """TypeError if `Topic.terms` does not take one of these options."""
+    for option in options:
+        if option not in TermOptions.__annotations__:
+            raise TypeError(f"terms takes no option {option!r} (rule A4)")
 
 
 def sending_options(options: ProducerOptions) -> Options:

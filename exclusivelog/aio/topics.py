@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import functools
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 from exclusivelog.aio.calls import Callbacks, in_task, in_thread, like, opened, outcome_of
 from exclusivelog.aio.handles import Opening, Wrapper, check_loop
 from exclusivelog.aio.producers import Producer
 from exclusivelog.aio.readers import Reader
+from exclusivelog.aio.terms import Terms
 from exclusivelog.aio.transactions import Claim, unwrapped
 from exclusivelog.arguments import is_internal
 from exclusivelog.engine import Engine as SyncEngine
@@ -18,6 +19,8 @@ from exclusivelog.errors import ProducerFencedError, TopicNotFoundError
 from exclusivelog.producer import Producer as SyncProducer
 from exclusivelog.producer import ProducerFuture
 from exclusivelog.reader import Start
+from exclusivelog.terms import OnFenced as SyncOnFenced
+from exclusivelog.topic import TermOptions, check_term_options
 from exclusivelog.topic import Topic as SyncTopic
 from exclusivelog.types import (
     UNCHANGED,
@@ -262,6 +265,32 @@ class Topic(_ByName):
         return Opening("topic.producer(...)", Producer, begin, Producer.close)
 
     producer_async = in_task(producer)
+
+    def terms(
+        self, name: str | None = None, priority: int = 0, *, timeout: float | None = None,
+        settle: float = 0.0, **options: Unpack[TermOptions],
+    ) -> Terms:  # fmt: skip
+        """Lead in a loop, as `exclusivelog.Topic.terms`: `async for term in topic.terms()`, and in
+        it `async with term as producer`. The loss of the topic cancels the body of that block, and
+        only the body. Waiting in the queue needs no thread.
+
+        >>> async def example():
+        ...     async with aio.open(path) as engine:
+        ...         async for term in engine.topic("orders").terms(name="worker-1"):
+        ...             async with term as producer:
+        ...                 return term.epoch, await producer.send(b"hello")
+        >>> asyncio.run(example())
+        (1, 0)
+        """
+        check_term_options(options)
+
+        def request(seconds: float | None, on_fenced: SyncOnFenced) -> ProducerFuture:
+            return self._named.made().producer_async(
+                AccessMode.WAIT_FOR_EXCLUSIVE, name=name, priority=priority, timeout=seconds,
+                settle=settle, follow=False, on_fenced=on_fenced, **options,
+            )  # fmt: skip
+
+        return Terms(request, timeout)
 
     # ---- keep ----------------------------------------------------------------------------
 

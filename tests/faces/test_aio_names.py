@@ -15,9 +15,9 @@ pytestmark = pytest.mark.once
 
 # Values and errors are the same objects in both; of these, each module has its own.
 OWN = {
-    "Claim", "Engine", "GroupReader", "MapWatch", "Producer", "Reader", "Receipt", "Role",
-    "RoleFuture", "SharedMap", "SharedState", "Topic", "Transaction", "UnloadFuture", "open",
-    "upgrade",
+    "Claim", "Engine", "GroupReader", "Loss", "MapWatch", "Producer", "Reader", "Receipt", "Role",
+    "RoleFuture", "SharedMap", "SharedState", "Term", "Terms", "Topic", "Transaction",
+    "UnloadFuture", "open", "upgrade",
 }  # fmt: skip
 
 TASKS = {"RoleFuture", "UnloadFuture"}  # types of asyncio's tasks, which stand for these futures
@@ -34,6 +34,7 @@ MISSING: dict[str, set[str]] = {
     "Claim": {"engine"},
     "Engine": {"backend", "ledger"},
     "GroupReader": {"membership", "readers", *OF_MEMBERS},
+    "Loss": set(),
     "MapWatch": {"reader"},
     "Producer": set(),
     "Reader": {"continues_at", "cursor", "membership", "topic_id", *OF_MEMBERS},
@@ -41,6 +42,8 @@ MISSING: dict[str, set[str]] = {
     "Role": set(),
     "SharedMap": set(),
     "SharedState": set(),
+    "Term": set(),
+    "Terms": set(),
     "Topic": {"engine"},
     "Transaction": set(),
 }  # fmt: skip
@@ -69,6 +72,7 @@ def objects(path: str) -> Any:
             engine, topic, producer, producer.send_async(b"x"), topic.reader(), watched,
             engine.reader(["orders"], group="g"), engine.role("r"), engine.own({"a": None}),
             engine.transaction(), watched.watch(), stack.enter_context(state),
+            terms := engine.topic("led").terms(), term := next(terms), term.lost,
         ]  # fmt: skip
         yield {type(one).__name__: one for one in found}
 
