@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from exclusivelog.engine import *
     from exclusivelog.errors import *
     from exclusivelog.events import *
+    from exclusivelog.locks import *
     from exclusivelog.losses import *
     from exclusivelog.opening import *
     from exclusivelog.producer import *
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 _MODULES = ("errors", "events", "serde", "types")
 _PARTS = (
     "errors", "types", "events", "reader", "losses", "producer", "transaction", "unload", "terms",
-    "topic", "roles",
+    "topic", "roles", "locks",
     "engine", "opening", "state.map", "state.past", "state.state",
 )  # fmt: skip
 

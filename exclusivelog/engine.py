@@ -12,6 +12,8 @@ from exclusivelog.backend import CAPABILITIES, EngineBackend
 from exclusivelog.closing import Closing
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.events import EVENTS, Event, select
+from exclusivelog.locks import Lock, acquire
+from exclusivelog.locks import OnLost as OnLockLost
 from exclusivelog.producer import Producer, ProducerFuture
 from exclusivelog.reader import GroupReader, Start
 from exclusivelog.roles import ClaimsOfGroups, Groups, Role, RoleFuture, request_role, role_topic
@@ -384,6 +386,42 @@ class Engine(Closing):
         """
         self.backend.check_writable()
         self.backend.catalog.delete(role_topic(name), own=True)
+
+    # ---- locks ---------------------------------------------------------------------------
+
+    def lock(
+        self, name: str, timeout: float | None = None, *, priority: int = 0,
+        on_lost: OnLockLost | None = None,
+    ) -> Lock:  # fmt: skip
+        """Wait for a lock, and return it: of all processes that have the ledger open, one at a time
+        runs the block of `with engine.lock("job")`.
+
+        - `name`: 1 to 240 bytes of UTF-8 without control characters.
+        - `timeout`: seconds until WaitTimeoutError, which names the holder. 0 tries once. None, the
+          default: without limit.
+        - `priority`: in the queue, as in `Topic.producer`.
+        - `on_lost`: called once with (lock, error), in a thread of its own, when the lock is lost;
+          not when it is released.
+
+        The others wait in a queue. If the holder dies, the first of them has the lock at once; if
+        the holder is unresponsive for longer than its `keepalive`, it loses the lock.
+
+        It is not reentrant: who holds the lock and asks for it again waits for itself, also in
+        another thread.
+
+        A lock is a role without parts, so the role and the lock of one name exclude each other, and
+        `roles`, `history(role=...)` and `exclusivelog roles` show it. Unlike `own`, it takes
+        nothing from its holder.
+
+        >>> with engine.lock("nightly") as lock:
+        ...     lock.epoch
+        ...     engine.lock("nightly", timeout=0)
+        Traceback (most recent call last):
+            ...
+        exclusivelog.errors.WaitTimeoutError: lock 'nightly' was not granted within its timeout; \
+it is held by ...
+        """
+        return acquire(self, name, timeout, priority, on_lost)
 
     # ---- transactions --------------------------------------------------------------------
 

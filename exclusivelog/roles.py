@@ -377,13 +377,13 @@ class RoleFuture(GrantFuture[Role]):
 
     def __init__(
         self, engine: Opened, name: str, definition: RoleDefinition, on_lost: OnLost | None,
-        until: int = 0,
+        until: int = 0, kind: str = "role",
     ) -> None:  # fmt: skip
         own, self._topic = engine.backend.role_store.own_topic(name, until)
         super().__init__(engine.backend, own)
         self.engine, self.name = engine, name
         self.definition = definition
-        self._on_lost = on_lost
+        self._on_lost, self._kind = on_lost, kind
 
     @property
     def topics(self) -> frozenset[int]:
@@ -393,7 +393,7 @@ class RoleFuture(GrantFuture[Role]):
     @property
     def waited(self) -> str:
         """The text of a timeout's error."""
-        return f"role {self.name!r} was not granted within its timeout"
+        return f"{self._kind} {self.name!r} was not granted within its timeout"
 
     def blocking(self) -> Set[int]:
         """The topics that must become free for it, and the roles that hold its claims."""
@@ -426,9 +426,10 @@ class RoleFuture(GrantFuture[Role]):
 def request_role(
     engine: Opened, name: str, topics: Iterable[str], groups: Groups,
     claims: ClaimsOfGroups, access_mode: AccessMode | ModeName, priority: int,
-    timeout: float | None, settle: float, on_lost: OnLost | None,
+    timeout: float | None, settle: float, on_lost: OnLost | None, kind: str = "role",
 ) -> RoleFuture:  # fmt: skip
-    """What `Engine.role_async` does, with its checks of the arguments."""
+    """What `Engine.role_async` does, with its checks of the arguments. `kind`: what errors call
+    it."""
     backend: EngineBackend = engine.backend
     backend.check_writable()
     check_role_name(name)
@@ -450,7 +451,7 @@ def request_role(
         },
         wanted,
     )
-    future = RoleFuture(engine, name, definition, on_lost, until)
+    future = RoleFuture(engine, name, definition, on_lost, until, kind)
     try:
         request = ProducerRequest(
             future.topic_id, chosen.value, priority=priority, timeout=timeout,

@@ -22,6 +22,8 @@ from exclusivelog.aio.calls import (
     outcome_of,
 )
 from exclusivelog.aio.handles import Handle, Opening
+from exclusivelog.aio.locks import Lock, acquire
+from exclusivelog.aio.locks import OnLost as OnLockLost
 from exclusivelog.aio.producers import Producer, UnloadFuture, begun
 from exclusivelog.aio.readers import GroupReader
 from exclusivelog.aio.roles import OnLost as OnRoleLost
@@ -328,6 +330,28 @@ class Engine(Handle[SyncEngine]):
     @like(SyncEngine.delete_role)
     async def delete_role(self, name: str) -> None:
         await in_thread(self.sync.delete_role, name)
+
+    # ---- locks ---------------------------------------------------------------------------
+
+    def lock(
+        self, name: str, timeout: float | None = None, *, priority: int = 0,
+        on_lost: OnLockLost | None = None,
+    ) -> Opening[Lock]:  # fmt: skip
+        """Wait for a lock that one process at a time holds, as `exclusivelog.Engine.lock`: `await`
+        the call, or enter it by `async with`. Waiting needs no thread.
+
+        `on_lost` is called in the loop; it may be a coroutine function. If cancelled, the request
+        leaves the queue, and a lock that was granted is released.
+
+        >>> async def example():
+        ...     async with aio.open(path) as engine:
+        ...         async with engine.lock("nightly") as lock:
+        ...             return lock.epoch, lock.is_valid
+        >>> asyncio.run(example())
+        (1, True)
+        """
+        begin = functools.partial(acquire, self.sync, name, timeout, priority, on_lost)
+        return Opening("engine.lock(...)", Lock, begin, Lock.close)
 
     # ---- transactions --------------------------------------------------------------------
 
