@@ -1,0 +1,211 @@
+"""What `run` does: a command runs while this process holds a lock."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, Self
+
+import exclusivelog as xl
+from exclusivelog import _core
+from exclusivelog.cli.output import printable_lines
+from exclusivelog.foreign import Ignoring, pass_on_foreign
+
+PASSED_ON = (
+    signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2,
+    signal.SIGWINCH,
+)  # fmt: skip
+BY_SIGNAL, NOT_EXECUTABLE, NOT_FOUND = 128, 126, 127  # a shell's exit statuses
+LOOK_SECONDS = 1.0  # between two looks whether the lock is held; most losses are told at once
+PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None)
+
+
+def lead(
+    path: str, name: str, command: Sequence[str], priority: int, timeout: float | None,
+    grace: float, keepalive: float,
+) -> int:  # fmt: skip
+    """Wait for the lock, and run the command; its exit status."""
+    engine_name = os.path.basename(command[0]) or None
+    with Signals() as signals:
+        try:
+            with xl.open(path, engine_name, keepalive=keepalive) as engine:
+                return _run_in_turn(engine, name, command, priority, timeout, grace, signals)
+        except Signalled as ended:
+            return BY_SIGNAL + ended.number
+
+
+def _run_in_turn(
+    engine: xl.Engine, name: str, command: Sequence[str], priority: int, timeout: float | None,
+    grace: float, signals: Signals,
+) -> int:  # fmt: skip
+    notify(f"READY=1\nSTATUS=waits for lock {name}")
+    with engine.lock(name, timeout, priority=priority, on_lost=lambda *_: signals.wake()) as lock:
+        signals.ends_waits = False
+        try:
+            process = started(command, lock.epoch)
+        except OSError as error:
+            pass_on_foreign(error)
+            tell(f"{command[0]}: {error.strerror}")
+            return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        notify(f"STATUS=has lock {name}, epoch {lock.epoch}; runs {command[0]}")
+        running = Running(process, signals, grace)
+        try:
+            running.run_while(lambda: not lock.lost)
+            if not running.has_ended:
+                notify("STOPPING=1\nSTATUS=lost the lock")
+                tell(f"lock {name!r} was lost at epoch {lock.epoch}; the command is ended")
+        finally:
+            running.end()
+        return running.status()
+
+
+def tell(text: str) -> None:
+    """Print a line to stderr, whatever names it has."""
+    print(printable_lines(f"exclusivelog: {text}"), file=sys.stderr, flush=True)
+
+
+# ---- the command ---------------------------------------------------------------------------
+
+
+def started(command: Sequence[str], epoch: int) -> subprocess.Popen[bytes]:
+    """Start the command in a process group of its own."""
+    environment = {**os.environ, "EXCLUSIVELOG_EPOCH": str(epoch)}
+    environment.pop("NOTIFY_SOCKET", None)  # of this process
+    parent = os.getpid()
+
+    def die_with_parent() -> None:
+        _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != parent:  # it has died before
+            os._exit(BY_SIGNAL + signal.SIGKILL)
+
+    return subprocess.Popen(command, env=environment, process_group=0, preexec_fn=die_with_parent)
+
+
+class Running:
+    """The command while it runs. It is reaped last: until then, its process group keeps its id."""
+
+    def __init__(self, process: subprocess.Popen[bytes], signals: Signals, grace: float) -> None:
+        self._process, self._signals, self._grace = process, signals, grace
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the command itself has ended."""
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self._process.pid, options) is not None
+
+    def run_while(self, is_held: Callable[[], bool]) -> None:
+        """Pass signals on until the command ends, or the lock is not held any more."""
+        while not self.has_ended and is_held():
+            for number in self._signals.taken():
+                self._kill(number)
+            self._signals.wait(LOOK_SECONDS)
+
+    def end(self) -> None:
+        """End the command, and all of its process group, unless it has ended by itself."""
+        if self.has_ended:
+            return
+        self._kill(signal.SIGTERM)
+        end = _core.monotonic() + self._grace
+        while not self.has_ended and (left := end - _core.monotonic()) > 0:
+            self._signals.wait(min(left, LOOK_SECONDS))
+        self._kill(signal.SIGKILL)
+
+    def _kill(self, number: int) -> None:
+        with Ignoring(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def status(self) -> int:
+        """The exit status, as a shell's."""
+        status = self._process.wait()
+        return status if status >= 0 else BY_SIGNAL - status
+
+
+# ---- signals -------------------------------------------------------------------------------
+
+
+class Signalled(BaseException):
+    """A signal has come while this process waits for the lock."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Signals:
+    """The signals that come, for a loop that waits for them, for a child's end, and for `wake`. The
+    kernel's delivery writes to a pipe, so that none is missed just before a wait."""
+
+    def __init__(self) -> None:
+        self.ends_waits = True  # until the command runs: a signal then raises Signalled
+        self._came: deque[int] = deque()
+        self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._former: dict[int, Any] = {}
+        self._former_descriptor = -1
+        self._closing = _core.Lock()
+
+    def __enter__(self) -> Self:
+        self._former_descriptor = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, *PASSED_ON):
+            former = signal.getsignal(number)
+            if former is not signal.SIG_IGN or number == signal.SIGCHLD:  # as by nohup
+                self._former[number] = former
+                signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, former in self._former.items():
+            signal.signal(number, former)
+        signal.set_wakeup_fd(self._former_descriptor)
+        with self._closing:
+            for descriptor in (self._reading, self._writing):
+                os.close(descriptor)
+            self._writing = -1
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGCHLD:
+            return
+        if self.ends_waits:
+            raise Signalled(number)
+        self._came.append(number)
+
+    def taken(self) -> list[int]:
+        """The signals that have come since the last call."""
+        return [self._came.popleft() for _ in range(len(self._came))]
+
+    def wake(self) -> None:
+        """End a present wait, or the next one. Any thread may call it."""
+        with self._closing, Ignoring(OSError):  # the pipe is full, or closed
+            os.write(self._writing, b"\0")
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a signal or `wake`, at most so many seconds."""
+        poll = select.poll()
+        poll.register(self._reading, select.POLLIN)
+        poll.poll(seconds * 1000)
+        with Ignoring(BlockingIOError):
+            os.read(self._reading, 4096)
+
+
+# ---- systemd -------------------------------------------------------------------------------
+
+
+def notify(state: str) -> None:
+    """Tell systemd, if this is the main process of a unit with Type=notify (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    if address.startswith("@"):  # an abstract socket
+        address = "\0" + address[1:]
+    kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
+    with Ignoring(OSError), socket.socket(socket.AF_UNIX, kind) as systemd:
+        systemd.sendto(state.encode(), address)

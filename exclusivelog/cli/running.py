@@ -1,0 +1,52 @@
+"""`run`: a command that runs while this process holds a lock."""
+
+from __future__ import annotations
+
+import click
+
+from exclusivelog.cli.program import Argument, leave, local_path, program
+
+
+@program.command()
+@local_path
+@click.argument("name", cls=Argument, metavar="NAME", help="The lock's name.")
+@click.argument(
+    "command", cls=Argument, metavar="COMMAND...", nargs=-1, required=True,
+    type=click.UNPROCESSED, help="The command and its arguments, after --.",
+)  # fmt: skip
+@click.option("--priority", metavar="N", type=int, default=0, help="In the queue; higher is first.")
+@click.option(
+    "--timeout", metavar="SECONDS", type=click.FloatRange(min=0),
+    help="Give up after that wait; 0 tries once. Default: wait without limit.",
+)  # fmt: skip
+@click.option(
+    "--grace", metavar="SECONDS", type=click.FloatRange(min=0), default=10.0,
+    help="From SIGTERM to SIGKILL, when the lock is lost.",
+)  # fmt: skip
+@click.option(
+    "--keepalive", metavar="SECONDS", type=click.FloatRange(min=0), default=30.0,
+    help="Of silence, after which a paused process loses the lock.",
+)  # fmt: skip
+def run(
+    path: str, name: str, command: tuple[str, ...], priority: int, timeout: float | None,
+    grace: float, keepalive: float,
+) -> None:  # fmt: skip
+    """Run a command while holding a lock: one process at a time, of all that use the same PATH and
+    NAME.
+
+    It waits in a queue for the lock, and then starts the command, with the lock's epoch in
+    EXCLUSIVELOG_EPOCH. If the lock is lost, the process group of the command gets SIGTERM, and
+    SIGKILL after --grace. If this process is killed, so is the command.
+
+    Signals are passed on, and so is the exit status: 128+n if signal n has ended the command, 127
+    if there is no such command, 126 if it cannot be executed, 1 if the wait was too long.
+
+    Under systemd with Type=notify, the unit is ready once it waits; its status says if it leads.
+
+    PATH is created if it does not exist. A job that must run once, if it does not run yet:
+    exclusivelog run data/log nightly --timeout 0 -- ./nightly.sh --all
+    """
+    from exclusivelog.cli.leading import lead  # here: help does not need it
+
+    status = lead(path, name, command, priority, timeout, grace, keepalive)
+    leave(status)
