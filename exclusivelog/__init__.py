@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from exclusivelog.locks import *
     from exclusivelog.losses import *
     from exclusivelog.opening import *
+    from exclusivelog.owners import *
     from exclusivelog.producer import *
     from exclusivelog.reader import *
     from exclusivelog.roles import *
@@ -56,8 +57,8 @@ if TYPE_CHECKING:
 # program that only sends imports no shared maps, and the command's help imports none of them.
 _MODULES = ("errors", "events", "serde", "types")
 _PARTS = (
-    "errors", "types", "events", "reader", "losses", "producer", "transaction", "unload", "terms",
-    "topic", "roles", "locks",
+    "errors", "types", "events", "reader", "losses", "producer", "transaction", "unload", "owners",
+    "terms", "topic", "roles", "locks",
     "engine", "opening", "state.map", "state.past", "state.state",
 )  # fmt: skip
 

@@ -831,9 +831,9 @@ CAPABILITIES = frozenset(
     {
         "announcements", "backup", "bound_producers", "claims", "compaction", "compression",
         "deletion", "history", "inspection", "large_messages", "many_producers", "once",
-        "reader_groups", "retention", "roles", "settle", "several_claims", "shared_producers",
-        "shared_state", "snapshots", "statistics", "termination", "transactions", "unload",
-        "verify",
+        "owner_watches", "reader_groups", "retention", "roles", "settle", "several_claims",
+        "shared_producers", "shared_state", "snapshots", "statistics", "termination",
+        "transactions", "unload", "verify",
     }
 )  # fmt: skip
 
@@ -947,6 +947,9 @@ class EngineBackend(Protocol):
 
     def check_transactions(self) -> None:
         """Raise an error unless a transaction can be begun."""
+
+    def check_owner_watches(self) -> None:
+        """Raise an error unless `__events__` can be followed."""
 
     def commit_at_once(self, parts: TransactionParts[Who]) -> bool:
         """Commit all parts, or none, if that can be done so that an exception which another thread

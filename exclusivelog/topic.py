@@ -20,6 +20,7 @@ from exclusivelog.backend import EngineBackend, Opened, ProducerRequest, TopicSt
 from exclusivelog.closing import OfThisProcess
 from exclusivelog.events import EVENTS
 from exclusivelog.messages import check_info, encode_properties, to_ms
+from exclusivelog.owners import OwnerWatch
 from exclusivelog.producer import Options, Producer, ProducerFuture
 from exclusivelog.reader import Reader, Start
 from exclusivelog.serde import pick_dumps
@@ -203,6 +204,25 @@ class Topic(OfThisProcess):
         ('tcp://127.0.0.1:7001', 1)
         """
         return self._store.announcement()
+
+    def watch_owner(self, start: Start = "latest") -> OwnerWatch:
+        """Watch every change of the topic's owner as it comes, without polling.
+
+        - `start`: "latest": the changes from now on; "earliest": all that `__events__` still has; a
+          datetime or timedelta, as in `reader`; or a `position` of a former watch. Default:
+          "latest".
+
+        Each change is an `Event`, as in `engine.history(topic)`; those of shared producers and the
+        steps of hand-overs are among them. Raises UnsupportedError on a cluster.
+
+        >>> with topic.producer("exclusive", name="leader"):
+        ...     pass
+        >>> with topic.watch_owner("earliest") as watch:
+        ...     [(event.kind, event.epoch) for event in watch.follow(timeout=0)]
+        [('grant', 1), ('release', 1)]
+        """
+        self._engine.check_owner_watches()
+        return OwnerWatch(self.name, self.engine.topic(EVENTS).reader(start))
 
     # ---- write ---------------------------------------------------------------------------
 

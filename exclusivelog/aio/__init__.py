@@ -49,6 +49,7 @@ from exclusivelog.aio import engines as _engines
 from exclusivelog.aio import handles as _handles
 from exclusivelog.aio import locks as _locks
 from exclusivelog.aio import losses as _losses
+from exclusivelog.aio import owners as _owners
 from exclusivelog.aio import producers as _producers
 from exclusivelog.aio import readers as _readers
 from exclusivelog.aio import roles as _roles
@@ -59,6 +60,7 @@ from exclusivelog.aio import transactions as _transactions
 from exclusivelog.aio.engines import *
 from exclusivelog.aio.locks import *
 from exclusivelog.aio.losses import *
+from exclusivelog.aio.owners import *
 from exclusivelog.aio.producers import *
 from exclusivelog.aio.readers import *
 from exclusivelog.aio.roles import *
@@ -77,8 +79,8 @@ from exclusivelog.version import __version__ as __version__
 
 # The public names are those that these modules list.
 _PARTS = (
-    errors, types, events, _engines, _locks, _losses, _producers, _readers, _roles, _states,
-    _terms, _topics, _transactions,
+    errors, types, events, _engines, _locks, _losses, _owners, _producers, _readers, _roles,
+    _states, _terms, _topics, _transactions,
 )  # fmt: skip
 _OWN = ("Upgrade", "open", "upgrade", "serde", "__version__")
 if not _TYPE_CHECKING:  # a type checker knows them by the imports

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 from exclusivelog.aio.calls import Callbacks, in_task, in_thread, like, opened, outcome_of
 from exclusivelog.aio.handles import Opening, Wrapper, check_loop
+from exclusivelog.aio.owners import OwnerWatch
 from exclusivelog.aio.producers import Producer
 from exclusivelog.aio.readers import Reader
 from exclusivelog.aio.terms import Terms
@@ -215,6 +216,25 @@ class Topic(_ByName):
     def __bool__(self) -> bool:
         """Always True, also if it has no messages."""
         return True
+
+    def watch_owner(self, start: Start = "latest") -> OwnerWatch:
+        """Watch every change of the topic's owner as it comes; the parameter and the events are
+        those of `exclusivelog.Topic.watch_owner`. It is opened when it is awaited, entered by
+        `async with`, or first read from.
+
+        >>> async def example():
+        ...     async with aio.open(path) as engine:
+        ...         topic = await engine.topic("orders")
+        ...         async with topic.watch_owner() as watch:
+        ...             async with topic.producer("exclusive"):
+        ...                 return (await watch.read_next(timeout=5)).kind
+        >>> asyncio.run(example())
+        'grant'
+        """
+        watch = OwnerWatch(cast(Any, None))
+        return watch._opens_late(
+            "topic.watch_owner(...)", lambda: self._named.made().watch_owner(start)
+        )
 
     # ---- write ---------------------------------------------------------------------------
 

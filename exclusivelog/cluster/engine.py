@@ -131,6 +131,7 @@ class ClusterEngine(Identity):
     role_store = Refusing("roles")
     once = Refusing("once")
     check_transactions = refuses("transactions")
+    check_owner_watches = refuses("owner_watches")
     commit_at_once = commit_transaction = refuses(
         "announcements"
     )  # whose transaction is the only one that is made

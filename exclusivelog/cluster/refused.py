@@ -48,6 +48,9 @@ REASONS = {
         "open each by itself, or wait for all: wait_for_exclusive grants each by itself",
     ),
     "once": Reason("numbered batches need transactions", "send with sequence ids"),
+    "owner_watches": Reason(
+        "a log on a cluster has no topic of changes", "read engine.history(topic)"
+    ),
     "retention": Reason(
         "grants are read from a log's first record on",
         "begin another topic, and terminate the old one",

@@ -257,6 +257,10 @@ class OpenEngine(abc.ABC):
         """Raise an error unless a transaction can be begun."""
         self.check_writable()
 
+    def check_owner_watches(self) -> None:
+        """Raise an error unless `__events__` can be followed."""
+        self.check_open()
+
     def close(self) -> None:
         """Commit pending sends, release topics and claims, and end the threads. A second call has
         no effect, or completes a first one that was interrupted.

@@ -67,7 +67,11 @@ CALLS: dict[str, list[Call]] = {
     "once": [lambda e: once.recorded(e, "orders"), lambda e: once.record(e, "orders", "w", 1)],
     "retention": [lambda e: e.topic("orders").trim(before=1),
                   lambda e: e.topic("orders").retention(max_age=1)],
-    "roles": [lambda e: e.role("r"), lambda e: e.roles(), lambda e: e.delete_role("r")],
+    "owner_watches": [lambda e: e.topic("orders").watch_owner()],
+    "roles": [
+        lambda e: e.role("r"), lambda e: e.roles(), lambda e: e.delete_role("r"),
+        lambda e: e.lock("l"),
+    ],
     "several_claims": [lambda e: e.own("g", {"r": None, "s": None}),
                        lambda e: e.reader([e.topic(n).name for n in "ab"], group="g")],
     "transactions": [transact],

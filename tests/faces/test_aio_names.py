@@ -15,9 +15,9 @@ pytestmark = pytest.mark.once
 
 # Values and errors are the same objects in both; of these, each module has its own.
 OWN = {
-    "Claim", "Engine", "GroupReader", "Lock", "Loss", "MapWatch", "Producer", "Reader", "Receipt",
-    "Role", "RoleFuture", "SharedMap", "SharedState", "Term", "Terms", "Topic", "Transaction",
-    "UnloadFuture", "open", "upgrade",
+    "Claim", "Engine", "GroupReader", "Lock", "Loss", "MapWatch", "OwnerWatch", "Producer",
+    "Reader", "Receipt", "Role", "RoleFuture", "SharedMap", "SharedState", "Term", "Terms", "Topic",
+    "Transaction", "UnloadFuture", "open", "upgrade",
 }  # fmt: skip
 
 TASKS = {"RoleFuture", "UnloadFuture"}  # types of asyncio's tasks, which stand for these futures
@@ -37,6 +37,7 @@ MISSING: dict[str, set[str]] = {
     "Lock": set(),
     "Loss": set(),
     "MapWatch": {"reader"},
+    "OwnerWatch": set(),
     "Producer": set(),
     "Reader": {"continues_at", "cursor", "membership", "topic_id", *OF_MEMBERS},
     "Receipt": set(),
@@ -74,6 +75,7 @@ def objects(path: str) -> Any:
             engine.reader(["orders"], group="g"), engine.role("r"), engine.own({"a": None}),
             engine.transaction(), watched.watch(), stack.enter_context(state),
             terms := engine.topic("led").terms(), term := next(terms), term.lost, engine.lock("l"),
+            stack.enter_context(topic.watch_owner()),
         ]  # fmt: skip
         yield {type(one).__name__: one for one in found}
 

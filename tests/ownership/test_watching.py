@@ -1,0 +1,114 @@
+"""`topic.watch_owner`: every change of a topic's owner, as it comes (rules C6, E5)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog import aio
+from testing.loops import play
+from testing.processes import EXCLUSIVE, FENCING, PATIENCE, WAIT, Worker, open_producer
+
+pytestmark = pytest.mark.once
+
+
+def kinds(events: object) -> list[tuple[str, int]]:
+    return [(event.kind, event.epoch) for event in events]  # type: ignore[attr-defined]
+
+
+@pytest.mark.rule("E5")
+def test_it_tells_every_change_of_this_topic_and_no_other(
+    engine: xl.Engine, topic: xl.Topic, other: xl.Topic
+) -> None:
+    topic.producer(EXCLUSIVE).close()
+    with topic.watch_owner() as watch:
+        first = topic.producer(EXCLUSIVE, name="first")
+        engine.topic("another").producer(EXCLUSIVE).close()
+        claim = engine.own({"orders": None})
+        second = other.producer(FENCING, name="second")
+        second.close()
+        claim.release()
+        found = list(watch.follow(timeout=0))
+        first.close()
+    assert kinds(found) == [("grant", 2), ("evict", 2), ("grant", 3), ("release", 3)]
+    assert found == list(engine.history("orders"))[2:]
+    assert found[2].target is not None
+    assert found[2].target["producer"] == "second"
+
+
+@pytest.mark.long
+@pytest.mark.rule("C2")
+def test_it_waits_for_changes_of_other_processes(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    process = worker()
+    with topic.watch_owner() as watch:
+        with pytest.raises(xl.WaitTimeoutError, match="owner of topic 'orders' has not changed"):
+            watch.read_next(timeout=0)
+        process.start(open_producer, EXCLUSIVE)
+        assert watch.read_next(PATIENCE).kind == "grant"
+        process.answer()
+        standby = topic.producer_async(WAIT)
+        process.kill()
+        found = [watch.read_next(PATIENCE) for _ in range(2)]
+        assert [(e.kind, e.reason) for e in found] == [("evict", "dead"), ("grant", "promotion")]
+        standby.result(PATIENCE).close()
+
+
+def test_it_begins_where_it_is_told_to(topic: xl.Topic) -> None:
+    topic.producer(EXCLUSIVE).close()
+    with topic.watch_owner("earliest") as watch:
+        assert watch.read_next(0).kind == "grant"
+        after = watch.position
+    topic.producer(EXCLUSIVE).close()
+    with topic.watch_owner(after) as watch:
+        found = list(watch.follow(timeout=0))
+    assert kinds(found) == [("release", 1), ("grant", 2), ("release", 2)]
+
+
+def test_iterating_waits_and_closing_ends_the_wait(topic: xl.Topic) -> None:
+    watch = topic.watch_owner()
+    found: list[xl.Event] = []
+
+    def follow() -> None:
+        with pytest.raises(xl.EngineClosedError):
+            found.extend(watch)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    with topic.producer(EXCLUSIVE):
+        watch.close()
+        thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def test_a_ledger_that_is_only_read_can_be_watched(path: str, topic: xl.Topic) -> None:
+    with topic.producer(EXCLUSIVE) as producer, xl.open(path, readonly=True) as reading:
+        with reading.topic("orders").watch_owner() as watch:
+            producer.close()
+            assert watch.read_next(PATIENCE).kind == "release"
+
+
+@pytest.mark.rule("J3")
+def test_a_cluster_refuses_it(tmp_path: str) -> None:
+    with xl.open(f"memory://{tmp_path}") as engine:
+        assert not engine.supports("owner_watches")
+        with pytest.raises(xl.UnsupportedError, match="cluster engine has no owner_watches"):
+            engine.topic("orders").watch_owner()
+
+
+def test_asyncio_waits_without_a_thread_of_its_own(path: str, topic: xl.Topic) -> None:
+    async def main() -> list[tuple[str, int]]:
+        async with aio.open(path) as mine, mine.topic("orders").watch_owner() as watch:
+            with pytest.raises(xl.WaitTimeoutError, match="has not changed"):
+                await watch.read_next(timeout=0)
+            waiting = asyncio.create_task(watch.read_next(PATIENCE))
+            await asyncio.to_thread(lambda: topic.producer(EXCLUSIVE).close())
+            first = await waiting
+            return kinds([first]) + kinds([event async for event in watch.follow(timeout=0)])
+
+    assert play(main) == [("grant", 1), ("release", 1)]
