@@ -337,6 +337,13 @@ def record_batch(parts: Sequence[tuple[_core.Entry, int]], columns: Sequence[str
     return combined[0]
 
 
+def arrow_stream(batches: Iterable[Any]) -> Any:
+    """A RecordBatchReader of these batches, which have all columns."""
+    pa = import_pyarrow()
+    schema = pa.schema([(name, _types(pa)[name]) for name in COLUMNS])
+    return pa.RecordBatchReader.from_batches(schema, batches)
+
+
 @functools.cache
 def _types(pa: Any) -> dict[str, Any]:
     time = pa.timestamp("us", "UTC")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypedDict, Unpack, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal, TypedDict, Unpack, cast, overload
 
 from exclusivelog.arguments import (
     as_int,
@@ -19,10 +19,11 @@ from exclusivelog.arguments import (
 from exclusivelog.backend import EngineBackend, Opened, ProducerRequest, TopicStore
 from exclusivelog.closing import OfThisProcess
 from exclusivelog.events import EVENTS
+from exclusivelog.lookups import message_at, messages_in
 from exclusivelog.messages import check_info, encode_properties, to_ms
 from exclusivelog.owners import OwnerWatch
 from exclusivelog.producer import Options, Producer, ProducerFuture
-from exclusivelog.reader import Reader, Start
+from exclusivelog.reader import Message, Reader, Start
 from exclusivelog.serde import pick_dumps
 from exclusivelog.terms import OnFenced, Terms
 from exclusivelog.transaction import Claim
@@ -627,6 +628,37 @@ producer; it is held by producer 'leader' ...
             given = as_int(generation)
             reader._join(self._engine.join_group(group, {self.name: self.id}, given))
         return reader
+
+    @overload
+    def __getitem__(self, which: int) -> Message: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[Message]: ...
+    def __getitem__(self, which: int | slice) -> Message | list[Message]:
+        """Read without a reader: `topic[7]` is the message at offset 7, `topic[-1]` the last one,
+        `topic[10:20]` a list of those from 10 to 19, and `topic[-3:]` of the last three. Values and
+        keys are bytes.
+
+        A slice ends where the topic ends. Raises IndexError if there is no such message, and
+        OffsetTrimmedError if it was trimmed.
+
+        >>> with topic.producer() as producer:
+        ...     _ = producer.send_many([b"a", b"b", b"c"])
+        >>> topic[0].value, topic[-1].value, [message.value for message in topic[1:]]
+        (b'a', b'c', [b'b', b'c'])
+        >>> [message.offset for message in topic]
+        [0, 1, 2]
+        """
+        reader, first = self.reader(), self.first_offset
+        if isinstance(which, slice):
+            return messages_in(reader, first, which)
+        return message_at(reader, first, which)
+
+    def __iter__(self) -> Iterator[Message]:
+        """Iterate over the messages from the earliest up to the present end."""
+        return iter(self.reader())
+
+    # Python's own would begin at the number of messages, as if none was trimmed.
+    __reversed__ = None
 
     def __repr__(self) -> str:
         return f"<Topic {self.name!r}>"

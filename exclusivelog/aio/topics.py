@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-from collections.abc import Callable, Generator, Mapping
-from typing import Any, Literal, Self, TypeVar, Unpack, cast
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
+from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
 
 from exclusivelog.aio.calls import Callbacks, in_task, in_thread, like, opened, outcome_of
 from exclusivelog.aio.handles import Opening, Wrapper, check_loop
@@ -19,7 +19,7 @@ from exclusivelog.engine import Engine as SyncEngine
 from exclusivelog.errors import ProducerFencedError, TopicNotFoundError
 from exclusivelog.producer import Producer as SyncProducer
 from exclusivelog.producer import ProducerFuture
-from exclusivelog.reader import Start
+from exclusivelog.reader import Message, Start
 from exclusivelog.terms import OnFenced as SyncOnFenced
 from exclusivelog.topic import TermOptions, check_term_options
 from exclusivelog.topic import Topic as SyncTopic
@@ -382,6 +382,31 @@ class Topic(_ByName):
         if group is None and self._named.exists:
             return Reader(make())
         return Reader(cast(Any, None))._opens_late("topic.reader(...)", make)
+
+    @overload
+    def __getitem__(self, which: int) -> Coroutine[Any, Any, Message]: ...
+    @overload
+    def __getitem__(self, which: slice) -> Coroutine[Any, Any, list[Message]]: ...
+    def __getitem__(self, which: int | slice) -> Coroutine[Any, Any, Message | list[Message]]:
+        """Read without a reader, as `exclusivelog.Topic`: `await topic[-1]`, `await topic[10:20]`;
+        and `async for message in topic`.
+
+        >>> async def example():
+        ...     async with aio.open(path) as engine:
+        ...         topic = engine.topic("orders")
+        ...         async with topic.producer() as producer:
+        ...             await producer.send_many([b"a", b"b"])
+        ...         return (await topic[-1]).value, [message.value async for message in topic]
+        >>> asyncio.run(example())
+        (b'b', [b'a', b'b'])
+        """
+        return self._named.run(SyncTopic.__getitem__, which)
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        """Iterate over the messages from the earliest up to the present end."""
+        return self.reader().__aiter__()
+
+    __iter__ = None  # it would never end: each index is a coroutine
 
 
 def with_callbacks(options: Any, callbacks: Callbacks[Any, Any]) -> dict[str, Any]:

@@ -522,3 +522,75 @@ def test_g1_arrow_has_bytes_whatever_the_deserializers(topic) -> None:
     reader = topic.reader(deserializer="json", key_deserializer=int)
     batch = reader.read_arrow(columns=["key", "value"])
     assert batch.to_pydict() == {"key": [b"7", b"x"], "value": [b"[1]", b"wrong"]}
+
+
+# ---- a reader as a table ---------------------------------------------------------------------
+
+
+@pytest.mark.rule("G5")
+def test_a_reader_is_a_table_of_what_read_arrow_returns(topic: xl.Topic) -> None:
+    with topic.producer() as producer:
+        producer.send_many(VALUES, keys=["k", None, "", "x", "y", "z", "k"])
+        producer.send(b"single", key="k", properties={"a": "b"}, event_time=5)
+        producer.send_many([b"%d" % number for number in range(5000)])
+    table = pa.table(topic.reader())
+    batches = []
+    reader = topic.reader()
+    while (batch := reader.read_arrow()) is not None:
+        batches.append(batch)
+    assert table.equals(pa.Table.from_batches(batches))
+    assert table["value"].to_pylist() == values(topic)
+    assert table["key"].to_pylist() == keys(topic)
+
+
+def test_a_topic_without_messages_is_an_empty_table(topic: xl.Topic) -> None:
+    table = pa.table(topic.reader())
+    assert (table.num_rows, tuple(table.column_names)) == (0, messages.COLUMNS)
+    with topic.producer() as producer:
+        producer.send(b"x")
+    assert pa.table(topic.reader()).schema == table.schema
+
+
+def test_it_goes_on_where_the_reader_is_and_ends_where_the_topic_did(topic: xl.Topic) -> None:
+    with topic.producer() as producer:
+        producer.send_many([b"%d" % number for number in range(10)])
+        reader = topic.reader(4)
+        stream = pa.RecordBatchReader.from_stream(reader)
+        producer.send_many([b"later"] * 1000)  # an entry of its own, which is not read
+        assert stream.read_all()["offset"].to_pylist() == list(range(4, 10))
+        assert reader.position == 10
+        assert pa.table(reader).num_rows == 1000
+
+
+def test_an_error_at_its_end_is_raised_by_the_consumer(topic: xl.Topic) -> None:
+    with topic.producer() as producer:
+        producer.send_many([b"a", b"b", b"c"])
+    stream = pa.RecordBatchReader.from_stream(reader := topic.reader())
+    topic.trim(before=2)
+    with pytest.raises((OSError, pa.ArrowException, xl.OffsetTrimmedError), match="trimmed"):
+        stream.read_all()
+    assert reader.position == 0
+    reader.close()
+    with pytest.raises(xl.EngineClosedError):
+        pa.table(reader)
+
+
+def test_pandas_gets_columns_of_it(topic: xl.Topic) -> None:
+    pytest.importorskip("pandas")
+    with topic.producer() as producer:
+        producer.send_many([b"a", b"b"], keys=["x", "y"])
+    frame = pa.table(topic.reader()).to_pandas()
+    assert list(frame["value"]) == [b"a", b"b"]
+    assert str(frame["offset"].dtype) == "int64"
+
+
+@pytest.mark.parametrize("library", ["polars", "duckdb"])
+def test_libraries_that_take_arrow_streams_get_columns(topic: xl.Topic, library: str) -> None:
+    other = pytest.importorskip(library)
+    with topic.producer() as producer:
+        producer.send_many([b"a", b"b"], keys=["x", "y"])
+    reader = topic.reader()
+    if library == "polars":
+        assert other.DataFrame(reader)["value"].to_list() == [b"a", b"b"]
+    else:
+        assert other.sql("select value from reader order by value").fetchall() == [(b"a",), (b"b",)]
