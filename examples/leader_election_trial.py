@@ -109,7 +109,7 @@ def judge(
     return {
         "the epochs never interleave, and each has one writer": never_interleaved(messages),
         f"{killed} was found dead, and {zombie} hung": lost == [("dead", killed), ("hung", zombie)],
-        f"{zombie} learned its loss: callback, state, error": loss["told"]
+        f"{zombie} learned its loss: lost, state, error": loss["told"]
         and loss["state"] == "fenced",
         "the decision that was refused is not in the log": loss["decision"].encode()
         not in {message.value for message in messages},

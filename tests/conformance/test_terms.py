@@ -56,6 +56,7 @@ def lead_with(topic: xl.Topic, work: Callable[[xl.Producer], object]) -> None:
 # ---- turns -------------------------------------------------------------------------------
 
 
+@pytest.mark.on_broker
 @pytest.mark.rule("C1")
 def test_a_turn_ends_with_its_block_and_the_loop_waits_at_the_end_of_the_queue(
     topic: xl.Topic, rival: xl.Topic

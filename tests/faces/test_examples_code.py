@@ -60,7 +60,7 @@ MISTAKES = [
     ("dynamic_config.py", "latest=True", "lastest=True", "call-arg"),
     ("job_table.py", "snapshot_every=", "snapshots_every=", "call-arg"),
     ("kv_service.py", "latest=True", "lastest=True", "call-overload"),
-    ("leader_election.py", "on_fenced=", "on_fencd=", "call-arg"),
+    ("leader_election.py", "keepalive=keepalive", "keepalife=keepalive", "call-arg"),
     ("uptime_checker.py", "priority=", "prio=", "call-arg"),
     ("web_service.py", "keepalive=", "keepalife=", "call-arg"),
 ]
