@@ -178,7 +178,10 @@ class ProducerSender:
         raises the same one (rule B4)."""
         if not isinstance(error, ProducerFencedError):
             return False
-        return error in (self._lost, self.session.lost, self.session.moved)
+        session = self.session
+        # A receipt may fail before its session is told; its appender has the error by then.
+        known = (self._lost, session.lost, session.moved, session.sending.appender.error)
+        return any(each is error for each in known)
 
     # ---- notifications of its session ----------------------------------------------------
 

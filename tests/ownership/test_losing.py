@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.local.session import LocalSession
 from exclusivelog.local.shm import slots
 from testing.children import child, finish, line, tell
 from testing.processes import (
@@ -1315,3 +1316,24 @@ def test_d9_a_killed_leaders_standby_knows_its_last_message(
 def send_more(state: State, count: int) -> list[int]:
     """Send so many by the kept producer."""
     return [state.kept["leader"].send(b"more") for _ in range(count)]
+
+
+# ---- a term, which a loss ends -----------------------------------------------------------
+
+
+@pytest.mark.rule("B4")
+def test_a_receipt_that_fails_before_its_session_is_told_ends_the_term(
+    topic: xl.Topic, other: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit thread fails the receipt; only later a thread tells the session of the loss."""
+    epochs = []
+    for term in topic.terms(timeout=PATIENCE):
+        with term as producer:
+            epochs.append(term.epoch)
+            if len(epochs) > 1:
+                break
+            with monkeypatch.context() as patch:
+                patch.setattr(LocalSession, "lose", lambda *_: None)
+                other.producer(FENCING).close()
+                producer.send_async(b"x").result(PATIENCE)
+    assert epochs == [1, 3]
