@@ -146,6 +146,7 @@ def test_h2_an_admin_call_that_is_interrupted_is_no_error_of_the_cluster(
     """urllib makes an URLError of it."""
     monkeypatch.setattr(socket, "create_connection", strike)
     cluster = object.__new__(pulsar.Cluster)  # the calls of the admin API use its address only
+    monkeypatch.setattr(cluster, "check_not_forked", int)
     cluster.access = pulsar.Access("pulsar://localhost", "public", "default", "http://localhost:1")
     with pytest.raises(Limit):
         cluster.admin("GET", "clusters")
