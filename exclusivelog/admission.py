@@ -58,9 +58,15 @@ class Decision(NamedTuple):
 
 
 def admit(
-    *, epoch: int, owner: object | None, shared: bool, waiting: bool, request: Request,
-    in_transit: bool = False, recreated: bool = False,
-) -> Decision:  # fmt: skip
+    *,
+    epoch: int,
+    owner: object | None,
+    shared: bool,
+    waiting: bool,
+    request: Request,
+    in_transit: bool = False,
+    recreated: bool = False,
+) -> Decision:
     """The table of rule A, and the claims of B5 and B6: validated before any session is evicted.
 
     `owner`, `shared` and `waiting` count only sessions of live engines; for a request that waits

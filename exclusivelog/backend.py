@@ -443,9 +443,7 @@ class Cursor(Protocol):
     def check(self) -> None:
         """Raise EngineClosedError or ReaderFencedError unless it can be used."""
 
-    def seek(
-        self, start: str | int | dt.datetime, inclusive: bool, resumes: bool = False
-    ) -> None:  # fmt: skip
+    def seek(self, start: str | int | dt.datetime, inclusive: bool, resumes: bool = False) -> None:
         """Continue at "earliest", "latest", an offset from 0 on, or a datetime (naive: local).
         `resumes`: an earlier reader ended at this offset; a compacted reader misses no deletion of
         a key since."""
@@ -586,9 +584,12 @@ class ClaimStore(Protocol):
     """Holds claims, and notifies them of their loss."""
 
     def hold(
-        self, group: str, resources: Mapping[str, int | None],
-        make: Callable[[ClaimSession], Held], until: int = 0,
-    ) -> Held:  # fmt: skip
+        self,
+        group: str,
+        resources: Mapping[str, int | None],
+        make: Callable[[ClaimSession], Held],
+        until: int = 0,
+    ) -> Held:
         """Claim all of the resources or none. Keep the object that `make` returns for the claim,
         and return it. Raises OwnershipError if a generation is refused, and WaitTimeoutError if
         another process keeps it from deciding until then (ns of the monotonic clock; 0: no
@@ -933,9 +934,13 @@ class EngineBackend(Protocol):
         its own. `request` waits in a queue; its topic is not used."""
 
     def open_session(
-        self, topic: str, session: Any, last_sequence: int, options: SessionOptions,
+        self,
+        topic: str,
+        session: Any,
+        last_sequence: int,
+        options: SessionOptions,
         keeper: object = None,
-    ) -> ProducerSession:  # fmt: skip
+    ) -> ProducerSession:
         """Open a session that was granted. `keeper`: the object that releases the session instead
         of the producer, such as a role."""
 
@@ -967,9 +972,13 @@ class EngineBackend(Protocol):
     # ---- reading -------------------------------------------------------------------------
 
     def open_cursor(
-        self, topic: int, name: str, loads: _core.Deserializer | None, compacted: bool,
+        self,
+        topic: int,
+        name: str,
+        loads: _core.Deserializer | None,
+        compacted: bool,
         skip_trimmed: bool,
-    ) -> Cursor:  # fmt: skip
+    ) -> Cursor:
         """Open a cursor that has no position yet. `compacted`: read the topic's compacted view
         first. `skip_trimmed`: if the position was trimmed, continue with the first remaining
         message instead of raising OffsetTrimmedError."""
@@ -994,9 +1003,13 @@ class EngineBackend(Protocol):
         """The roles of the ledger."""
 
     def moves(
-        self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
+        self,
+        topics: str | Iterable[str],
+        to: str,
+        timeout: float,
+        groups: Iterable[str],
         producer: str | None,
-    ) -> Moves:  # fmt: skip
+    ) -> Moves:
         """The moves of a call of `Engine.unload`, not begun yet."""
 
     def begin_move(

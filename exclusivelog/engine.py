@@ -78,20 +78,32 @@ class Engine(Closing):
 
     @overload
     def producers(
-        self, names: Iterable[str], access_mode: AccessMode | ModeName = AccessMode.SHARED, *,
-        wait: Literal[True] = True, **options: Unpack[ManyOptions],
-    ) -> list[Producer]: ...  # fmt: skip
+        self,
+        names: Iterable[str],
+        access_mode: AccessMode | ModeName = AccessMode.SHARED,
+        *,
+        wait: Literal[True] = True,
+        **options: Unpack[ManyOptions],
+    ) -> list[Producer]: ...
 
     @overload
     def producers(
-        self, names: Iterable[str], access_mode: AccessMode | ModeName = AccessMode.SHARED, *,
-        wait: Literal[False], **options: Unpack[ManyOptions],
-    ) -> list[ProducerFuture]: ...  # fmt: skip
+        self,
+        names: Iterable[str],
+        access_mode: AccessMode | ModeName = AccessMode.SHARED,
+        *,
+        wait: Literal[False],
+        **options: Unpack[ManyOptions],
+    ) -> list[ProducerFuture]: ...
 
     def producers(
-        self, names: Iterable[str], access_mode: AccessMode | ModeName = AccessMode.SHARED, *,
-        wait: bool = True, **options: Unpack[ManyOptions],
-    ) -> list[Producer] | list[ProducerFuture]:  # fmt: skip
+        self,
+        names: Iterable[str],
+        access_mode: AccessMode | ModeName = AccessMode.SHARED,
+        *,
+        wait: bool = True,
+        **options: Unpack[ManyOptions],
+    ) -> list[Producer] | list[ProducerFuture]:
         """Open a producer on each of many topics, in one transaction: all of them, or none (rule
         A2); or wait for each of them in its queue (rule D9).
 
@@ -145,11 +157,18 @@ class Engine(Closing):
     # ---- readers -------------------------------------------------------------------------
 
     def reader(
-        self, topics: Iterable[str], *, group: str, generation: int | None = None,
-        start: Start = "earliest", inclusive: bool = True,
-        read_compacted: bool = False, trimmed: Literal["error", "earliest"] = "error",
-        deserializer: Any = None, key_deserializer: Any = None,
-    ) -> GroupReader:  # fmt: skip
+        self,
+        topics: Iterable[str],
+        *,
+        group: str,
+        generation: int | None = None,
+        start: Start = "earliest",
+        inclusive: bool = True,
+        read_compacted: bool = False,
+        trimmed: Literal["error", "earliest"] = "error",
+        deserializer: Any = None,
+        key_deserializer: Any = None,
+    ) -> GroupReader:
         """Open one reader of a group on several topics (rule F6). See `GroupReader`.
 
         It has one claim on all of the topics, and its commit is one transaction.
@@ -180,11 +199,15 @@ class Engine(Closing):
         there = [self.topic(name, create=False) for name in dict.fromkeys(names)]
         readers = [
             topic.reader(
-                start, inclusive=inclusive, read_compacted=read_compacted, trimmed=trimmed,
-                deserializer=deserializer, key_deserializer=key_deserializer,
+                start,
+                inclusive=inclusive,
+                read_compacted=read_compacted,
+                trimmed=trimmed,
+                deserializer=deserializer,
+                key_deserializer=key_deserializer,
             )
             for topic in there
-        ]  # fmt: skip
+        ]
         # Only now: a call that is refused must not fence another reader.
         membership = self.backend.join_group(
             group, {t.name: t.id for t in there}, as_int(generation)
@@ -195,19 +218,29 @@ class Engine(Closing):
 
     @overload
     def own(
-        self, group: str | None, resources: Mapping[str, int | None],
-        timeout: float | None = None, *, on_lost: OnLost | None = None,
-    ) -> Claim: ...  # fmt: skip
+        self,
+        group: str | None,
+        resources: Mapping[str, int | None],
+        timeout: float | None = None,
+        *,
+        on_lost: OnLost | None = None,
+    ) -> Claim: ...
     @overload
     def own(
-        self, group: Mapping[str, int | None], *, timeout: float | None = None,
+        self,
+        group: Mapping[str, int | None],
+        *,
+        timeout: float | None = None,
         on_lost: OnLost | None = None,
-    ) -> Claim: ...  # fmt: skip
+    ) -> Claim: ...
     def own(
-        self, group: str | Mapping[str, int | None] | None = None,
-        resources: Mapping[str, int | None] | None = None, timeout: float | None = None, *,
+        self,
+        group: str | Mapping[str, int | None] | None = None,
+        resources: Mapping[str, int | None] | None = None,
+        timeout: float | None = None,
+        *,
         on_lost: OnLost | None = None,
-    ) -> Claim:  # fmt: skip
+    ) -> Claim:
         """Claim resources, all of them or none (rules F1-F5).
 
         This is the `own` call of Kafka's proposal for single readers and writers. A resource is any
@@ -287,11 +320,18 @@ class Engine(Closing):
     # ---- roles ---------------------------------------------------------------------------
 
     def role(
-        self, name: str, *, topics: Iterable[str] = (), groups: Groups = (),
+        self,
+        name: str,
+        *,
+        topics: Iterable[str] = (),
+        groups: Groups = (),
         claims: ClaimsOfGroups = MappingProxyType({}),
-        access_mode: AccessMode | ModeName = AccessMode.WAIT_FOR_EXCLUSIVE, priority: int = 0,
-        timeout: float | None = None, settle: float = 0.0, on_lost: OnRoleLost | None = None,
-    ) -> Role:  # fmt: skip
+        access_mode: AccessMode | ModeName = AccessMode.WAIT_FOR_EXCLUSIVE,
+        priority: int = 0,
+        timeout: float | None = None,
+        settle: float = 0.0,
+        on_lost: OnRoleLost | None = None,
+    ) -> Role:
         """Become the only holder of a role: one name for topics, reader groups and claims.
 
         It combines PIP-68, PIP-440 and the `own` call of Kafka's proposal: all that the role binds
@@ -333,9 +373,16 @@ class Engine(Closing):
         (1, {'shards': {'shard-1': 1}}, 0)
         """
         future = self.role_async(
-            name, topics=topics, groups=groups, claims=claims, access_mode=access_mode,
-            priority=priority, timeout=timeout, settle=settle, on_lost=on_lost,
-        )  # fmt: skip
+            name,
+            topics=topics,
+            groups=groups,
+            claims=claims,
+            access_mode=access_mode,
+            priority=priority,
+            timeout=timeout,
+            settle=settle,
+            on_lost=on_lost,
+        )
         try:
             return future.result()
         except BaseException:
@@ -343,11 +390,18 @@ class Engine(Closing):
             raise
 
     def role_async(
-        self, name: str, *, topics: Iterable[str] = (), groups: Groups = (),
+        self,
+        name: str,
+        *,
+        topics: Iterable[str] = (),
+        groups: Groups = (),
         claims: ClaimsOfGroups = MappingProxyType({}),
-        access_mode: AccessMode | ModeName = AccessMode.WAIT_FOR_EXCLUSIVE, priority: int = 0,
-        timeout: float | None = None, settle: float = 0.0, on_lost: OnRoleLost | None = None,
-    ) -> RoleFuture:  # fmt: skip
+        access_mode: AccessMode | ModeName = AccessMode.WAIT_FOR_EXCLUSIVE,
+        priority: int = 0,
+        timeout: float | None = None,
+        settle: float = 0.0,
+        on_lost: OnRoleLost | None = None,
+    ) -> RoleFuture:
         """Request a role as `role` does, with the same arguments, and return a future at once.
 
         `cancel()` removes the request, or returns False if it was already granted (rule D5).
@@ -360,8 +414,8 @@ class Engine(Closing):
         2
         """
         return request_role(
-            self, name, topics, groups, claims, access_mode, priority, timeout, settle, on_lost,
-        )  # fmt: skip
+            self, name, topics, groups, claims, access_mode, priority, timeout, settle, on_lost
+        )
 
     def roles(self) -> list[RoleInfo]:
         """The roles of this ledger, sorted by name: their holders, waiters, and what they bind.
@@ -390,9 +444,13 @@ class Engine(Closing):
     # ---- locks ---------------------------------------------------------------------------
 
     def lock(
-        self, name: str, timeout: float | None = None, *, priority: int = 0,
+        self,
+        name: str,
+        timeout: float | None = None,
+        *,
+        priority: int = 0,
         on_lost: OnLockLost | None = None,
-    ) -> Lock:  # fmt: skip
+    ) -> Lock:
         """Wait for a lock, and return it: of all processes that have the ledger open, one at a time
         runs the block of `with engine.lock("job")`.
 
@@ -442,9 +500,14 @@ it is held by ...
     # ---- hand-over -----------------------------------------------------------------------
 
     def unload(
-        self, topics: str | Iterable[str], to: str, timeout: float = 10.0, *,
-        groups: Iterable[str] = (), producer: str | None = None,
-    ) -> list[Move]:  # fmt: skip
+        self,
+        topics: str | Iterable[str],
+        to: str,
+        timeout: float = 10.0,
+        *,
+        groups: Iterable[str] = (),
+        producer: str | None = None,
+    ) -> list[Move]:
         """Move the ownership of topics to another engine, without an election (PIP-307, rules
         E1-E4).
 
@@ -482,9 +545,14 @@ it is held by ...
         return self.backend.moves(topics, to, timeout, groups, producer).run()
 
     def unload_async(
-        self, topics: str | Iterable[str], to: str, timeout: float = 10.0, *,
-        groups: Iterable[str] = (), producer: str | None = None,
-    ) -> UnloadFuture:  # fmt: skip
+        self,
+        topics: str | Iterable[str],
+        to: str,
+        timeout: float = 10.0,
+        *,
+        groups: Iterable[str] = (),
+        producer: str | None = None,
+    ) -> UnloadFuture:
         """Begin what `unload` does, and return a future with its list of `Move`.
 
         It has the same arguments and errors. When it returns, the moves of the first 250 topics

@@ -253,8 +253,10 @@ def not_growing(
     return DuplicateSequenceError(
         f"topic {topic!r}: producer {producer!r} sends sequence id {sequence} behind {before} in a "
         "transaction; nothing of it was appended. Give each message an id above the one before",
-        sequence_id=sequence, last_sequence_id=last, count=count,
-    )  # fmt: skip
+        sequence_id=sequence,
+        last_sequence_id=last,
+        count=count,
+    )
 
 
 class OwnershipError(ExclusiveLogError):
@@ -378,9 +380,15 @@ class DeserializationError(ExclusiveLogError, ValueError):
     """
 
     def __init__(
-        self, message: str, *, topic: str = "", offset: int = -1, part: str = "value",
-        raw: bytes = b"", key: bytes | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        message: str,
+        *,
+        topic: str = "",
+        offset: int = -1,
+        part: str = "value",
+        raw: bytes = b"",
+        key: bytes | None = None,
+    ) -> None:
         super().__init__(message)
         self.topic, self.offset, self.part, self.raw, self.key = topic, offset, part, raw, key
 
@@ -398,8 +406,11 @@ def undeserialised(
     return DeserializationError(
         f"topic {topic!r}: the {part} at offset {offset} cannot be deserialised. {why}. This error "
         f"has its {len(raw)} bytes as `raw`; the reader continues after this message",
-        topic=topic, offset=offset, part=part, raw=raw,
-    )  # fmt: skip
+        topic=topic,
+        offset=offset,
+        part=part,
+        raw=raw,
+    )
 
 
 class WaitTimeoutError(ExclusiveLogError, TimeoutError):

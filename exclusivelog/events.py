@@ -94,9 +94,7 @@ class Event:
             "to": self.target,
         }  # fmt: skip
         if self.group is not None:
-            facts |= {
-                "group": self.group, "resource": self.resource, "generation": self.generation,
-            }  # fmt: skip
+            facts |= {"group": self.group, "resource": self.resource, "generation": self.generation}
         return _encode(facts).encode()
 
     @classmethod

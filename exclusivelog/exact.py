@@ -135,9 +135,12 @@ def _pack(value: Any) -> bytes:
 
 
 _extensions = _core.Extensions(
-    "exact", msgpack.unpackb, [load for _, _, load in _KINDS],
-    [_OF_TEXT.get(kind, load) for kind, _, load in _KINDS], stacks.with_deep_stack,
-)  # fmt: skip
+    "exact",
+    msgpack.unpackb,
+    [load for _, _, load in _KINDS],
+    [_OF_TEXT.get(kind, load) for kind, _, load in _KINDS],
+    stacks.with_deep_stack,
+)
 
 
 def loads(data: bytes) -> Any:
@@ -157,11 +160,22 @@ def _check_time_of_key(value: Any, hashed: bool) -> None:
 # Without bool, Decimal and complex: True equals 1, and Decimal("1.0") equals Decimal("1").
 _keys = _core.Plain(
     "exact",
-    (str, int, float, bytes, tuple, frozenset, dt.datetime, dt.date, dt.time, dt.timedelta,
-     uuid.UUID),
+    (
+        str,
+        int,
+        float,
+        bytes,
+        tuple,
+        frozenset,
+        dt.datetime,
+        dt.date,
+        dt.time,
+        dt.timedelta,
+        uuid.UUID,
+    ),
     {**_EXTENDED, dt.datetime: _check_time_of_key, dt.time: _check_time_of_key},
     key=True,
-)  # fmt: skip
+)
 
 
 def dumps_key(value: Any) -> bytes:

@@ -88,9 +88,13 @@ class LockRequest:
     """A request for a lock: `future` has the role, and `lock_of` makes a lock of it."""
 
     def __init__(
-        self, engine: Opened, name: str, timeout: float | None, priority: int,
+        self,
+        engine: Opened,
+        name: str,
+        timeout: float | None,
+        priority: int,
         on_lost: OnLost | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if on_lost is not None and not callable(on_lost):
             raise TypeError("on_lost takes a function of (lock, error)")
         self._engine, self._on_lost = engine, on_lost
@@ -98,9 +102,18 @@ class LockRequest:
         self._lock: Lock | None = None
         self._error: OwnershipLostError | None = None
         self.future = request_role(
-            engine, name, (), (), {}, AccessMode.WAIT_FOR_EXCLUSIVE, priority, timeout, 0.0,
-            self._lose, kind="lock",
-        )  # fmt: skip
+            engine,
+            name,
+            (),
+            (),
+            {},
+            AccessMode.WAIT_FOR_EXCLUSIVE,
+            priority,
+            timeout,
+            0.0,
+            self._lose,
+            kind="lock",
+        )
 
     def give_up(self) -> None:
         """Leave the queue. If the lock was granted already, release it."""

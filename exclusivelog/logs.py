@@ -141,17 +141,23 @@ def is_blocked(stream: Any, size: int = select.PIPE_BUF) -> bool:
 
 
 def _log_without(
-    blocked: list[logging.Handler], log: logging.Logger, line: Line, facts: Mapping[str, object],
+    blocked: list[logging.Handler],
+    log: logging.Logger,
+    line: Line,
+    facts: Mapping[str, object],
     error: BaseException | None,
-) -> None:  # fmt: skip
+) -> None:
     """As `Logger.log`, but without the blocked handlers."""
     _handle(blocked, log, _record(log, line, facts, error, stacklevel=4))
 
 
 def _record(
-    log: logging.Logger, line: Line, facts: Mapping[str, object], error: BaseException | None,
+    log: logging.Logger,
+    line: Line,
+    facts: Mapping[str, object],
+    error: BaseException | None,
     stacklevel: int = 3,
-) -> logging.LogRecord:  # fmt: skip
+) -> logging.LogRecord:
     file, number, function, _ = log.findCaller(stacklevel=stacklevel)
     told = None if error is None else (type(error), error, error.__traceback__)
     return log.makeRecord(
@@ -271,95 +277,107 @@ _WHO = "engine %(engine)r (id %(engine_id)s, pid %(pid)s)"
 # ---- engines -----------------------------------------------------------------------------
 
 OPENED = _line(
-    "opened", _I,
+    "opened",
+    _I,
     f"{_WHO} opened in %(seconds).3f s: durability %(durability)s, keepalive "
     "%(keepalive)s s, readonly %(readonly)s",
-)  # fmt: skip
+)
 CLOSED = _line("closed", _I, f"{_WHO} closed")
 CLOSING_FAILED = _line(
-    "closing_failed", _W,
-    "engine %(engine)r is closed, but met an error while closing: %(reason)s",
-)  # fmt: skip
+    "closing_failed", _W, "engine %(engine)r is closed, but met an error while closing: %(reason)s"
+)
 NOT_CLEARED = _line(
-    "not_cleared", _W,
-    "engine %(engine)r is open, but could not delete what dead processes have left: "
-    "%(reason)s",
-)  # fmt: skip
+    "not_cleared",
+    _W,
+    "engine %(engine)r is open, but could not delete what dead processes have left: %(reason)s",
+)
 WORKER_REFUSED = _line(
-    "worker_refused", _W,
-    "the background worker of engine %(engine)r met an error, and tries again: "
-    "%(reason)s",
-)  # fmt: skip
+    "worker_refused",
+    _W,
+    "the background worker of engine %(engine)r met an error, and tries again: %(reason)s",
+)
 WORKER_FAILED = _line(
-    "worker_failed", _E,
-    "unexpected error in the background worker of engine %(engine)r, which tries "
-    "again: %(reason)s",
-)  # fmt: skip
+    "worker_failed",
+    _E,
+    "unexpected error in the background worker of engine %(engine)r, which tries again: %(reason)s",
+)
 THREAD_FAILED = _line(
-    "thread_failed", _E,
-    "unexpected error in thread %(thread_of)r of engine %(engine)r, which continues: "
-    "%(reason)s",
-)  # fmt: skip
+    "thread_failed",
+    _E,
+    "unexpected error in thread %(thread_of)r of engine %(engine)r, which continues: %(reason)s",
+)
 DROPPED = _line(
-    "lines_dropped", _W,
+    "lines_dropped",
+    _W,
     "%(count)d lines of background threads were dropped: a log handler is slower than they come",
-)  # fmt: skip
+)
 WAITERS_WAIT_ON = _line(
-    "waiters_wait_on", _W,
+    "waiters_wait_on",
+    _W,
     "topic %(topic)r: an error while engine %(engine)r was promoting its waiters, which is tried "
     "again: %(reason)s",
-)  # fmt: skip
+)
 CALLBACK_FAILED = _line(
-    "callback_failed", _E,
+    "callback_failed",
+    _E,
     "a callback of the application, called by engine %(engine)r, raised %(reason)s",
-)  # fmt: skip
+)
 ENGINE_GONE = _line(
-    "engine_gone", _W,
+    "engine_gone",
+    _W,
     f"{_WHO} is %(reason)s (%(silence)s); it was evicted from its topics (%(count)d): %(topics)s",
-)  # fmt: skip
+)
 
 # ---- who may write -----------------------------------------------------------------------
 
 GRANTED = _line(
-    "granted", _I,
+    "granted",
+    _I,
     "topic %(topic)r was granted to producer %(producer)r of engine %(engine)r (pid %(pid)s), mode "
     "%(mode)s, epoch %(epoch)s, reason %(reason)s, after %(waited).3f s",
-)  # fmt: skip
+)
 PROMOTED = _line(
-    "promoted", _I,
+    "promoted",
+    _I,
     f"topic %(topic)r was granted by this process to producer %(producer)r of {_WHO}, epoch "
     "%(epoch)s, reason %(reason)s",
-)  # fmt: skip
+)
 RELEASED = _line(
-    "released", _I,
+    "released",
+    _I,
     f"topic %(topic)r was released by producer %(producer)r of {_WHO}, epoch %(epoch)s, reason "
     "%(reason)s",
-)  # fmt: skip
+)
 EVICTED = _line(
-    "evicted", _I,
+    "evicted",
+    _I,
     f"topic %(topic)r was taken from producer %(producer)r of {_WHO}, epoch %(epoch)s, reason "
     "%(reason)s; it goes to %(rival)s",
-)  # fmt: skip
+)
 LOST = _line(
-    "lost", _I,
+    "lost",
+    _I,
     "topic %(topic)r was lost by producer %(producer)r of engine %(engine)r (pid %(pid)s), epoch "
     "%(epoch)s: %(reason)s",
-)  # fmt: skip
+)
 HAND_OVER = _line(
-    "hand_over", _I,
+    "hand_over",
+    _I,
     "topic %(topic)r: hand-over from %(source)s to %(target)s: %(step)s, epoch %(epoch)s, reason "
     "%(reason)s",
-)  # fmt: skip
+)
 CLAIM = _line(
-    "claim", _I,
+    "claim",
+    _I,
     "claim on resource %(resource)r of group %(group)r, generation %(generation)s: %(step)s, from "
     "%(source)s to %(target)s, reason %(reason)s",
-)  # fmt: skip
+)
 CLAIM_OF_GONE = _line(
-    "claim_of_gone", _W,
+    "claim_of_gone",
+    _W,
     "claim on resource %(resource)r of group %(group)r was revoked: its holder, "
     f"{_WHO}, is %(reason)s (%(silence)s)",
-)  # fmt: skip
+)
 TERMINATED = _line(
     "terminated", _I, "topic %(topic)r was terminated at offset %(offset)d: it takes no messages"
 )
@@ -368,154 +386,167 @@ DELETED = _line("deleted", _I, "topic %(topic)r was deleted at epoch %(epoch)s")
 # ---- stalls ------------------------------------------------------------------------------
 
 SLOW_LOCK = _line(
-    "slow_lock", _W,
-    "%(waiting)s wait for %(holder)s, which holds %(lock)s and %(doing)s",
-)  # fmt: skip
+    "slow_lock", _W, "%(waiting)s wait for %(holder)s, which holds %(lock)s and %(doing)s"
+)
 SLOW_OPENING = _line(
-    "slow_opening", _W,
+    "slow_opening",
+    _W,
     "no process can open the ledger until %(holder)s has opened it. It %(doing)s",
-)  # fmt: skip
+)
 KILLING = _line(
-    "killing", _E,
-    "killing the unresponsive %(holder)s, which is longer than its keepalive, "
-    "%(reason)s",
-)  # fmt: skip
+    "killing",
+    _E,
+    "killing the unresponsive %(holder)s, which is longer than its keepalive, %(reason)s",
+)
 NOT_KILLED = _line(
-    "not_killed", _W,
+    "not_killed",
+    _W,
     "the unresponsive process %(pid)d cannot be killed: %(reason)s. Resume or end it",
-)  # fmt: skip
+)
 SLOW_FLUSH = _line(
-    "slow_flush", _W,
+    "slow_flush",
+    _W,
     "a flush of the journal took %(seconds).3f s, and durable sends waited for it. "
     "Look for other writers on this disk, or for a failing disk",
-)  # fmt: skip
+)
 PINNED = _line(
-    "pinned", _W,
+    "pinned",
+    _W,
     "data.mdb grows, because a read has lasted %(seconds).0f s and is %(behind)d "
     "transactions behind. End the read, or its process: %(holder)s",
-)  # fmt: skip
+)
 
 # ---- room --------------------------------------------------------------------------------
 
 DISK_LOW = _line(
-    "disk_low", _W,
+    "disk_low",
+    _W,
     "the disk has little room left: %(free)d bytes, %(percent).1f %% of its size. Make "
     "room, or trim topics: sends fail with LedgerFullError once nothing is left",
-)  # fmt: skip
+)
 BLOCKS_SHARED = _line(
-    "blocks_shared", _W,
+    "blocks_shared",
+    _W,
     "the disk has no room to give %(files)s blocks of its own, which it shares with a copy or a "
     "snapshot. If the disk becomes full, the ledger fails: make room, or remove the copy",
-)  # fmt: skip
+)
 DISK_ENOUGH = _line("disk_enough", _I, "the disk has room again: %(free)d bytes are free")
 MAP_GROWS = _line(
-    "map_grows", _W,
+    "map_grows",
+    _W,
     "the tables have grown from %(before)d to %(used)d bytes. Trim topics, or look for "
     "a read that lasts: engine.stats().oldest_reader",
-)  # fmt: skip
+)
 MAP_LOW = _line(
-    "map_low", _W,
+    "map_low",
+    _W,
     "the tables use %(used)d of map_size=%(map_size)d bytes. Open the ledger with a "
     "larger map_size, or trim topics",
-)  # fmt: skip
+)
 
 # ---- what is kept ------------------------------------------------------------------------
 
 CHECKPOINT = _line(
-    "checkpoint", _I,
-    "a checkpoint moved %(bytes)d bytes from the journal into the tables in "
-    "%(seconds).3f s",
-)  # fmt: skip
+    "checkpoint",
+    _I,
+    "a checkpoint moved %(bytes)d bytes from the journal into the tables in %(seconds).3f s",
+)
 CHECKPOINT_REFUSED = _line(
-    "checkpoint_refused", _W,
-    "a checkpoint failed, and is tried again; messages stay in the journal until then: "
-    "%(reason)s",
-)  # fmt: skip
+    "checkpoint_refused",
+    _W,
+    "a checkpoint failed, and is tried again; messages stay in the journal until then: %(reason)s",
+)
 CHECKPOINT_FAILED = _line(
-    "checkpoint_failed", _E,
-    "unexpected error in a checkpoint, which is tried again: %(reason)s",
-)  # fmt: skip
+    "checkpoint_failed", _E, "unexpected error in a checkpoint, which is tried again: %(reason)s"
+)
 CHECKPOINTS_FAILED = _line(
-    "checkpoints_failed", _E,
+    "checkpoints_failed",
+    _E,
     "unexpected error in the checkpoint thread, which continues: %(reason)s",
-)  # fmt: skip
+)
 BACKLOG_KEPT = _line(
-    "backlog_kept", _W,
+    "backlog_kept",
+    _W,
     "the last checkpoint of a closing engine failed; its messages stay in the journal, "
     "and another engine moves them: %(reason)s",
-)  # fmt: skip
+)
 COMMIT_REFUSED = _line("commit_refused", _D, "a commit of queued messages failed: %(reason)s")
 COMMIT_FAILED = _line(
-    "commit_failed", _E,
-    "unexpected error in a commit of queued messages: %(reason)s",
-)  # fmt: skip
+    "commit_failed", _E, "unexpected error in a commit of queued messages: %(reason)s"
+)
 COMMIT_INTERRUPTED = _line(
-    "commit_interrupted", _E,
+    "commit_interrupted",
+    _E,
     "a commit of queued messages was interrupted, and is tried again: %(reason)s",
-)  # fmt: skip
+)
 TRIMMED = _line(
     "trimmed", _I, "topic %(topic)r: trimmed before offset %(offset)d, %(count)d messages"
 )
 COMPACTED = _line(
-    "compacted", _I,
+    "compacted",
+    _I,
     "topic %(topic)r: compacted before offset %(offset)d in %(seconds).3f s: the view keeps "
     "%(kept)d of %(count)d messages that were read",
-)  # fmt: skip
+)
 SNAPSHOT = _line(
-    "snapshot", _I,
+    "snapshot",
+    _I,
     "topic %(topic)r: a snapshot as of offset %(offset)d, %(count)d items; took %(seconds).3f s",
-)  # fmt: skip
+)
 BACKUP = _line("backup", _I, "backed up into %(target)s in %(seconds).3f s")
 NO_SNAPSHOT = _line("no_snapshot", _W, "topic %(topic)r: no snapshot: %(reason)s")
 SNAPSHOT_DAMAGED = _line(
-    "snapshot_damaged", _W,
+    "snapshot_damaged",
+    _W,
     "topic %(topic)r: its snapshot cannot be used, so all messages are read: %(reason)s",
-)  # fmt: skip
+)
 CHECKPOINT_NOT_KEPT = _line(
-    "checkpoint_not_kept", _W,
+    "checkpoint_not_kept",
+    _W,
     "topic %(topic)r: its checkpoint was not stored, so opening it reads more records: %(reason)s",
-)  # fmt: skip
+)
 RETENTION_REFUSED = _line("retention_refused", _W, "retention failed, and tries again: %(reason)s")
 RETENTION_FAILED = _line(
-    "retention_failed", _E,
-    "unexpected error in retention, which tries again: %(reason)s",
-)  # fmt: skip
+    "retention_failed", _E, "unexpected error in retention, which tries again: %(reason)s"
+)
 RETENTION_WAITS = _line(
-    "retention_waits", _W,
+    "retention_waits",
+    _W,
     "topic %(topic)r has messages that are older than max_age by more than an hour. "
     "Was the clock set ahead? They are removed in %(seconds).0f s unless it is set back",
-)  # fmt: skip
+)
 NOT_COMPRESSED_AGAIN = _line(
-    "not_compressed_again", _W,
-    "old messages could not be compressed again: %(reason)s",
-)  # fmt: skip
+    "not_compressed_again", _W, "old messages could not be compressed again: %(reason)s"
+)
 
 # ---- damage ------------------------------------------------------------------------------
 
 FAILED = _line("failed", _E, "this process cannot use the ledger any more: %(reason)s")
 ROW_DAMAGED = _line("row_damaged", _E, "%(reason)s; %(consequence)s", begin="")
 JOURNAL_DAMAGED = _line(
-    "journal_damaged", _E,
+    "journal_damaged",
+    _E,
     "/journal is damaged at position %(position)d, or is an older one that was put back. Messages "
-    "may be missing: run `exclusivelog verify`", begin="%(ledger)s",
-)  # fmt: skip
+    "may be missing: run `exclusivelog verify`",
+    begin="%(ledger)s",
+)
 RECOVERY_PUT_OFF = _line(
-    "recovery_put_off", _W,
-    "the messages in the journal stay there until the tables have room for them: "
-    "%(reason)s",
-)  # fmt: skip
+    "recovery_put_off",
+    _W,
+    "the messages in the journal stay there until the tables have room for them: %(reason)s",
+)
 RESERVE_SPENT = _line(
-    "reserve_spent", _W,
-    "a trim or deletion uses the room that was kept for it: %(reason)s",
-)  # fmt: skip
+    "reserve_spent", _W, "a trim or deletion uses the room that was kept for it: %(reason)s"
+)
 SETTING_DAMAGED = _line(
     "setting_damaged", _E, "%(reason)s. New messages are not compressed until then", begin=""
 )
 PRODUCER_ROW_DAMAGED = _line(
-    "producer_row_damaged", _E,
+    "producer_row_damaged",
+    _E,
     "the row of producer %(key)r is damaged; it is written again, with the sequence id "
     "in the journal",
-)  # fmt: skip
+)
 PRODUCER_DAMAGED = _line(
     "producer_damaged",
     _E,
@@ -523,44 +554,52 @@ PRODUCER_DAMAGED = _line(
     begin="",
 )
 GAP = _line(
-    "gap", _E,
+    "gap",
+    _E,
     "the journal continues topic %(topic)r at offset %(offset)d, but the topic ends at "
     "%(end)d. Run `exclusivelog verify`",
-)  # fmt: skip
+)
 OFFSETS_SKIPPED = _line(
-    "offsets_skipped", _E,
+    "offsets_skipped",
+    _E,
     "a part of the journal is destroyed, and may have held the last messages of topic %(topic)r: "
     "it goes on at offset %(stop)d, and readers get an error for %(start)d to the one before. Run "
     "`exclusivelog verify`",
-)  # fmt: skip
+)
 REPEATED = _line(
-    "repeated", _E,
+    "repeated",
+    _E,
     "the journal has %(count)d messages of topic %(topic)r at offset %(offset)d, which other "
     "messages have already; they are left out. Two processes have sent as one owner",
-)  # fmt: skip
+)
 NOTES_DAMAGED = _line(
-    "notes_damaged", _E,
+    "notes_damaged",
+    _E,
     "%(count)d frames of the journal with positions of reader groups are damaged: a group may read "
     "again what it has read",
-)  # fmt: skip
+)
 NOTES_DOUBTED = _line(
-    "notes_doubted", _E,
+    "notes_doubted",
+    _E,
     "%(bytes)d bytes of the journal are destroyed. If they had positions of reader groups, a group "
     "may read again what it has read",
-)  # fmt: skip
+)
 FOREIGN = _line(
-    "foreign", _E,
+    "foreign",
+    _E,
     "another process has sent to the topic with id %(topic_id)d as its exclusive owner, which this "
     "process is. Those messages are kept, and this process continues after them. Open an engine in "
     "each process",
-)  # fmt: skip
+)
 ENTRY_DAMAGED = _line("entry_damaged", _D, "%(reason)s")
 SPACE_KEPT = _line(
-    "space_kept", _W,
+    "space_kept",
+    _W,
     "a damaged entry of the topic with id %(topic_id)d keeps its space in segments/",
-)  # fmt: skip
+)
 SEGMENT_KEPT = _line(
-    "segment_kept", _W,
+    "segment_kept",
+    _W,
     "%(file)s is not used any more, but cannot be removed: %(reason)s. The next open tries again",
     begin="",
-)  # fmt: skip
+)

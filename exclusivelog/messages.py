@@ -46,9 +46,13 @@ class Columns(NamedTuple):
 
 
 def encode_message(
-    value: Any, key: Any, properties: Any, event_time: Any, sequence_id: Any,
+    value: Any,
+    key: Any,
+    properties: Any,
+    event_time: Any,
+    sequence_id: Any,
     dumps: Serializer | None,
-) -> Encoded:  # fmt: skip
+) -> Encoded:
     """Encode one message; TypeError or ValueError for an invalid field."""
     if dumps is not None and value is not None:
         value = _dumped(dumps, value)
@@ -283,8 +287,12 @@ def arrow_column(values: Any, argument: str) -> _core.Strings | None:
         return None
     kind = values.type
     if kind not in (
-        pa.binary(), pa.large_binary(), pa.large_string(), pa.string(), pa.null()
-    ) and not pa.types.is_fixed_size_binary(kind):  # fmt: skip
+        pa.binary(),
+        pa.large_binary(),
+        pa.large_string(),
+        pa.string(),
+        pa.null(),
+    ) and not pa.types.is_fixed_size_binary(kind):
         raise TypeError(f"{argument} takes an arrow array of binary or string, not {kind}")
     # Not `nbytes`, which follows the offsets: a hand-made array may have wrong ones.
     if (
@@ -348,10 +356,16 @@ def arrow_stream(batches: Iterable[Any]) -> Any:
 def _types(pa: Any) -> dict[str, Any]:
     time = pa.timestamp("us", "UTC")
     return {
-        "offset": pa.int64(), "epoch": pa.int64(), "key": pa.binary(), "value": pa.binary(),
-        "publish_time": time, "event_time": time, "producer": pa.string(),
-        "sequence_id": pa.int64(), "properties": pa.map_(pa.string(), pa.string()),
-    }  # fmt: skip
+        "offset": pa.int64(),
+        "epoch": pa.int64(),
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "publish_time": time,
+        "event_time": time,
+        "producer": pa.string(),
+        "sequence_id": pa.int64(),
+        "properties": pa.map_(pa.string(), pa.string()),
+    }
 
 
 def _from_messages(pa: Any, messages: Sequence[_core.Message], columns: Sequence[str]) -> Any:

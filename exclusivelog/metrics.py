@@ -138,18 +138,26 @@ class Collector:
             yield self._family(metric, ("ledger",), values)
         behind = [((path,), _behind(stats)) for path, (stats, _) in found.items()]
         yield self._family(BEHIND, ("ledger",), behind)
-        yield self._family(LAG, ("ledger", "group", "topic"), [
-            ((path, info.group, info.topic), info.lag)
-            for path, (stats, _) in found.items()
-            for info in stats.groups
-            if info.lag is not None
-        ])  # fmt: skip
+        yield self._family(
+            LAG,
+            ("ledger", "group", "topic"),
+            [
+                ((path, info.group, info.topic), info.lag)
+                for path, (stats, _) in found.items()
+                for info in stats.groups
+                if info.lag is not None
+            ],
+        )
         for metric in OF_TOPICS if self._topics else ():
-            yield self._family(metric, ("ledger", "topic"), [
-                ((path, name), getattr(topic, metric[2]))
-                for path, (_, topics) in found.items()
-                for name, topic in topics
-            ])  # fmt: skip
+            yield self._family(
+                metric,
+                ("ledger", "topic"),
+                [
+                    ((path, name), getattr(topic, metric[2]))
+                    for path, (_, topics) in found.items()
+                    for name, topic in topics
+                ],
+            )
 
     def _read(self, engine: Engine) -> tuple[EngineStats, list[tuple[str, TopicStats]]] | None:
         """The figures of a ledger and of its topics; None if they cannot be read."""
@@ -160,9 +168,11 @@ class Collector:
             return None
 
     def _family(
-        self, metric: tuple[str, str, str, str], labels: Sequence[str],
+        self,
+        metric: tuple[str, str, str, str],
+        labels: Sequence[str],
         values: Sequence[tuple[tuple[str, ...], Any]],
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         name, kind, _, about = metric
         family = self._families[kind](PREFIX + name, about, labels=labels)
         for label, value in values:
@@ -224,9 +234,10 @@ def _families() -> dict[str, Any]:
             "metrics need prometheus_client; pip install 'exclusivelog[metrics]'"
         ) from None
     return {
-        COUNTER: core.CounterMetricFamily, GAUGE: core.GaugeMetricFamily,
+        COUNTER: core.CounterMetricFamily,
+        GAUGE: core.GaugeMetricFamily,
         HISTOGRAM: core.HistogramMetricFamily,
-    }  # fmt: skip
+    }
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:

@@ -77,10 +77,14 @@ class Model(_core.Coder, Checked):
 def is_model(cls: Any) -> bool:
     """Whether `Model` takes this class."""
     return isinstance(cls, type) and (
-        is_pydantic(cls) or is_duck(cls) or dataclasses.is_dataclass(cls)
-        or typing.is_typeddict(cls) or hasattr(cls, "__struct_fields__")
-        or hasattr(cls, "__attrs_attrs__") or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
-    )  # fmt: skip
+        is_pydantic(cls)
+        or is_duck(cls)
+        or dataclasses.is_dataclass(cls)
+        or typing.is_typeddict(cls)
+        or hasattr(cls, "__struct_fields__")
+        or hasattr(cls, "__attrs_attrs__")
+        or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
+    )
 
 
 def is_pydantic(cls: Any) -> bool:

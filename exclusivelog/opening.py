@@ -158,15 +158,27 @@ def open(
     backend = None
     try:
         backend = Runtime(
-            ledger, name or f"engine-{os.getpid()}", properties or {}, keepalive, readonly, _map_at,
-            unflushed=durability == "process", kill_stalled=kill_stalled,
-        )  # fmt: skip
+            ledger,
+            name or f"engine-{os.getpid()}",
+            properties or {},
+            keepalive,
+            readonly,
+            _map_at,
+            unflushed=durability == "process",
+            kill_stalled=kill_stalled,
+        )
         backend.start()
         logs.emit(
-            log, logs.OPENED, ledger=ledger.path, engine=backend.name, engine_id=backend.id,
-            durability=durability, keepalive=keepalive, readonly=readonly,
+            log,
+            logs.OPENED,
+            ledger=ledger.path,
+            engine=backend.name,
+            engine_id=backend.id,
+            durability=durability,
+            keepalive=keepalive,
+            readonly=readonly,
             seconds=_core.monotonic() - began,
-        )  # fmt: skip
+        )
         return Engine(backend)
     except BaseException:
         if backend is not None and backend.started:
@@ -177,9 +189,13 @@ def open(
 
 
 def _check_cluster_options(
-    durability: str, keepalive: float | None, mode: int, map_size: int, max_readers: int,
+    durability: str,
+    keepalive: float | None,
+    mode: int,
+    map_size: int,
+    max_readers: int,
     kill_stalled: bool,
-) -> None:  # fmt: skip
+) -> None:
     if durability != "power":
         raise UnsupportedError(
             f"durability={durability!r}: the cluster's replicas and flushes decide; leave it out"
@@ -198,9 +214,12 @@ def _check_cluster_options(
 
 
 def _open_cluster(
-    url: str, name: str | None, properties: Mapping[str, str], readonly: bool,
+    url: str,
+    name: str | None,
+    properties: Mapping[str, str],
+    readonly: bool,
     options: Mapping[str, Any],
-) -> Engine:  # fmt: skip
+) -> Engine:
     from exclusivelog.cluster.engine import ClusterEngine  # imported only for a cluster
     from exclusivelog.cluster.places import find
 

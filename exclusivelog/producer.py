@@ -124,9 +124,13 @@ class ProducerSender:
     )  # fmt: skip
 
     def __init__(
-        self, engine: EngineBackend, topic: str, session: ProducerSession, options: Options,
+        self,
+        engine: EngineBackend,
+        topic: str,
+        session: ProducerSession,
+        options: Options,
         producer: weakref.ref[Producer] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.topic = topic
         self.appender = session.sending.appender
         self.engine, self.session = engine, session
@@ -254,9 +258,11 @@ class ProducerSender:
         return self.call(_not_paused, None, 0 if numbered else None)
 
     def call(
-        self, call: Callable[[ProducerSession, float | None], Sent], timeout: float | None,
+        self,
+        call: Callable[[ProducerSession, float | None], Sent],
+        timeout: float | None,
         sequence: int | None = None,
-    ) -> Sent:  # fmt: skip
+    ) -> Sent:
         """Return `call(session, seconds left)` as soon as the session is not paused; after a
         hand-over within this process, with the next session."""
         waited: list[ProducerSession] = []  # for the end of a pause
@@ -268,9 +274,12 @@ class ProducerSender:
                     session.sending.served()
 
     def _call(
-        self, call: Callable[[ProducerSession, float | None], Sent], timeout: float | None,
-        sequence: int | None, waited: list[ProducerSession],
-    ) -> Sent:  # fmt: skip
+        self,
+        call: Callable[[ProducerSession, float | None], Sent],
+        timeout: float | None,
+        sequence: int | None,
+        waited: list[ProducerSession],
+    ) -> Sent:
         deadline = None if timeout is None else _core.monotonic() + timeout
         left = timeout
         while True:
@@ -502,9 +511,14 @@ class Producer(SendingProducer, Closing):
         """
         appender = self._sender.session.sending.appender
         return ProducerStats(
-            self.topic, self.name, self.topic_epoch, appender.sent, appender.pending_messages,
-            appender.pending_bytes, self.last_sequence_id,
-        )  # fmt: skip
+            self.topic,
+            self.name,
+            self.topic_epoch,
+            appender.sent,
+            appender.pending_messages,
+            appender.pending_bytes,
+            self.last_sequence_id,
+        )
 
     @property
     def state(self) -> State:
@@ -597,11 +611,16 @@ class Producer(SendingProducer, Closing):
         self._sender.call(lambda session, _: session.verify(), None)
 
     def send(
-        self, value: Any, *, key: bytes | str | None = None,
+        self,
+        value: Any,
+        *,
+        key: bytes | str | None = None,
         properties: Mapping[str, str] | None = None,
-        event_time: dt.datetime | int | None = None, sequence_id: int | None = None,
-        timeout: float | None = None, transaction: Transaction | None = None,
-    ) -> int:  # fmt: skip
+        event_time: dt.datetime | int | None = None,
+        sequence_id: int | None = None,
+        timeout: float | None = None,
+        transaction: Transaction | None = None,
+    ) -> int:
         """Append one message; return its offset once the message is durable (rules B9, H1).
 
         - `value`: bytes, or what the producer's serializer takes; None is a tombstone.
@@ -624,10 +643,16 @@ class Producer(SendingProducer, Closing):
         0
         """
         if (
-            type(value) is bytes and key is None and properties is None and event_time is None
-            and sequence_id is None and self._dumps is None and timeout is None
-            and transaction is None and len(value) < SENT_AT_ONCE
-        ):  # fmt: skip
+            type(value) is bytes
+            and key is None
+            and properties is None
+            and event_time is None
+            and sequence_id is None
+            and self._dumps is None
+            and timeout is None
+            and transaction is None
+            and len(value) < SENT_AT_ONCE
+        ):
             # The most frequent call by far. A closed or lost appender raises by itself.
             try:
                 offset = self._sender.appender.send(value)
@@ -653,10 +678,14 @@ class Producer(SendingProducer, Closing):
             raise self._sender.session.sending.duplicate(appender, message[4])
 
     def send_async(
-        self, value: Any, *, key: bytes | str | None = None,
+        self,
+        value: Any,
+        *,
+        key: bytes | str | None = None,
         properties: Mapping[str, str] | None = None,
-        event_time: dt.datetime | int | None = None, sequence_id: int | None = None,
-    ) -> Receipt:  # fmt: skip
+        event_time: dt.datetime | int | None = None,
+        sequence_id: int | None = None,
+    ) -> Receipt:
         """Queue one message, and return at once. The `Receipt` is a future with the offset: it can
         be waited for, given callbacks, and awaited.
 
@@ -671,9 +700,14 @@ class Producer(SendingProducer, Closing):
         sender = self._sender
         appender = sender.appender
         if (
-            type(value) is bytes and key is None and properties is None and event_time is None
-            and sequence_id is None and self._dumps is None and len(value) < SENT_AT_ONCE
-        ):  # fmt: skip
+            type(value) is bytes
+            and key is None
+            and properties is None
+            and event_time is None
+            and sequence_id is None
+            and self._dumps is None
+            and len(value) < SENT_AT_ONCE
+        ):
             # The most frequent call by far. A closed or lost appender raises by itself.
             try:
                 receipt = appender.add(value, None, None, None, None, True)
@@ -696,12 +730,16 @@ class Producer(SendingProducer, Closing):
         )
 
     def send_many(
-        self, values: Iterable[Any], *, keys: Iterable[bytes | str | None] | None = None,
+        self,
+        values: Iterable[Any],
+        *,
+        keys: Iterable[bytes | str | None] | None = None,
         properties: Iterable[Mapping[str, str] | None] | None = None,
         event_times: Iterable[dt.datetime | int | None] | None = None,
-        sequence_id: int | None = None, timeout: float | None = None,
+        sequence_id: int | None = None,
+        timeout: float | None = None,
         transaction: Transaction | None = None,
-    ) -> range:  # fmt: skip
+    ) -> range:
         """Append messages atomically: after any crash all of them are in the log, or none (rule
         G3).
 
@@ -737,8 +775,9 @@ class Producer(SendingProducer, Closing):
             return range(-1, -1)
         first = self._sender.call(
             lambda session, left: session.sending.send_batch(columns, sequence, left),
-            timeout, sequence,
-        )  # fmt: skip
+            timeout,
+            sequence,
+        )
         return range(first, first + count)
 
     def _put_batch(self, appender: _core.Appender, columns: Columns, sequence: int | None) -> None:
@@ -749,9 +788,12 @@ class Producer(SendingProducer, Closing):
     # ---- announce ------------------------------------------------------------------------
 
     def announce(
-        self, info: Mapping[str, str], *, message: Any = NO_MESSAGE,
+        self,
+        info: Mapping[str, str],
+        *,
+        message: Any = NO_MESSAGE,
         transaction: Transaction | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Publish facts about this owner that may change, such as its address or progress.
 
         An announcement is durable and fenced, as a send is (rules B2, B3). Any process reads it as

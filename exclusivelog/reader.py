@@ -92,10 +92,18 @@ class Reader(GroupMember, Closing):
     """
 
     def __init__(
-        self, store: EngineBackend, topic: int, name: str, start: Start, *, inclusive: bool,
-        deserializer: Any, key_deserializer: Any = None, read_compacted: bool = False,
+        self,
+        store: EngineBackend,
+        topic: int,
+        name: str,
+        start: Start,
+        *,
+        inclusive: bool,
+        deserializer: Any,
+        key_deserializer: Any = None,
+        read_compacted: bool = False,
         trimmed: str = "error",
-    ) -> None:  # fmt: skip
+    ) -> None:
         if trimmed not in ("error", "earliest"):
             raise ValueError(f"trimmed={trimmed!r}: it takes 'error' or 'earliest'")
         self.membership: GroupCursor | None = None
@@ -106,9 +114,12 @@ class Reader(GroupMember, Closing):
         self.topic = name
         self._store = store
         self.cursor = store.open_cursor(
-            topic, name, _deserializer(name, deserializer, key_deserializer), read_compacted,
+            topic,
+            name,
+            _deserializer(name, deserializer, key_deserializer),
+            read_compacted,
             trimmed == "earliest",
-        )  # fmt: skip
+        )
         self.seek(start, inclusive=inclusive)
 
     # ---- the position --------------------------------------------------------------------

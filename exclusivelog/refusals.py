@@ -71,9 +71,15 @@ NO_OWNER = "shared producers have it, it has no owner"
 
 
 def refused(
-    what: str, verdict: Verdict, *, epoch: int, claim: int | None, by: OwnerInfo | None,
-    moving: str = "", holds: str = "producer",
-) -> ExclusiveLogError:  # fmt: skip
+    what: str,
+    verdict: Verdict,
+    *,
+    epoch: int,
+    claim: int | None,
+    by: OwnerInfo | None,
+    moving: str = "",
+    holds: str = "producer",
+) -> ExclusiveLogError:
     """The error of a request with this verdict. `epoch`: the topic's; `claim`: the request's
     `topic_epoch`; `by`: who holds the topic; `moving`: of `moving_to`."""
     if verdict is Verdict.INVALID:
@@ -174,9 +180,8 @@ def name_fencing_engine(
 
 
 def claim_refused(
-    group: str, resource: str, wanted: int | None, last: int,
-    holder: tuple[EngineInfo, int] | None,
-) -> OwnershipError:  # fmt: skip
+    group: str, resource: str, wanted: int | None, last: int, holder: tuple[EngineInfo, int] | None
+) -> OwnershipError:
     """The error of a claim that is refused. `last`: the resource's last generation; `holder`: the
     live engine that holds it, and since when (ms since 1970)."""
     what = f"resource {resource!r} of group {group!r}"
@@ -214,9 +219,11 @@ def claim_revoked(claim: str, rival: EngineInfo | None) -> OwnershipLostError:
 def reader_fenced(topics: str, group: str, later: EngineInfo | None) -> ReaderFencedError:
     """The error for a group's reader of these topics after a later one has come, which is this
     engine's (rule F6)."""
-    by = "" if later is None else (
-        f": engine {later.name!r} (id {later.id}, pid {later.pid}) is the reader now"
-    )  # fmt: skip
+    by = (
+        ""
+        if later is None
+        else (f": engine {later.name!r} (id {later.id}, pid {later.pid}) is the reader now")
+    )
     return ReaderFencedError(
         f"topic {topics}: this reader of group {group!r} was fenced by a later one{by}. Close this "
         "reader and open a new one"

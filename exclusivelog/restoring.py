@@ -28,10 +28,16 @@ NEW = Options(True, 0o700, DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, readonly=False
 
 
 def restore(
-    path: str | os.PathLike[str], url: str, topics: Iterable[str] | None = None, *,
-    timeout: float = 60.0, admin: str | None = None, token: str | None = None,
-    token_file: str | None = None, tls_trust_certs: str | None = None,
-) -> dict[str, int]:  # fmt: skip
+    path: str | os.PathLike[str],
+    url: str,
+    topics: Iterable[str] | None = None,
+    *,
+    timeout: float = 60.0,
+    admin: str | None = None,
+    token: str | None = None,
+    token_file: str | None = None,
+    tls_trust_certs: str | None = None,
+) -> dict[str, int]:
     """Create a ledger from topics that were mirrored to a Pulsar namespace (rule J4), or that
     engines on a cluster wrote there.
 

@@ -229,11 +229,17 @@ class Role(Closing):
         return Producer(self._engine, topic, opened, options)
 
     def reader(
-        self, topic: str, *, group: str | None = None, start: Start = "earliest",
-        inclusive: bool = True, read_compacted: bool = False,
-        trimmed: Literal["error", "earliest"] = "error", deserializer: Any = None,
+        self,
+        topic: str,
+        *,
+        group: str | None = None,
+        start: Start = "earliest",
+        inclusive: bool = True,
+        read_compacted: bool = False,
+        trimmed: Literal["error", "earliest"] = "error",
+        deserializer: Any = None,
         key_deserializer: Any = None,
-    ) -> Reader:  # fmt: skip
+    ) -> Reader:
         """Open the reader of one topic of a group that the role binds (rule F6).
 
         - `group`: may be left out if only one of the role's groups reads the topic.
@@ -246,18 +252,27 @@ class Role(Closing):
         chosen = self._group(group, topic)
         self.claim.check()
         reader: Reader = self.claim.engine.topic(topic, create=False).reader(
-            start, inclusive=inclusive, read_compacted=read_compacted, trimmed=trimmed,
-            deserializer=deserializer, key_deserializer=key_deserializer,
-        )  # fmt: skip
+            start,
+            inclusive=inclusive,
+            read_compacted=read_compacted,
+            trimmed=trimmed,
+            deserializer=deserializer,
+            key_deserializer=key_deserializer,
+        )
         reader._join(self._memberships[chosen])
         return reader
 
     def group_reader(
-        self, group: str | None = None, *, start: Start = "earliest",
-        inclusive: bool = True, read_compacted: bool = False,
-        trimmed: Literal["error", "earliest"] = "error", deserializer: Any = None,
+        self,
+        group: str | None = None,
+        *,
+        start: Start = "earliest",
+        inclusive: bool = True,
+        read_compacted: bool = False,
+        trimmed: Literal["error", "earliest"] = "error",
+        deserializer: Any = None,
         key_deserializer: Any = None,
-    ) -> GroupReader:  # fmt: skip
+    ) -> GroupReader:
         """Open one reader on all topics of a group that the role binds; see `Engine.reader`.
 
         - `group`: may be left out if the role has one group only.
@@ -266,11 +281,15 @@ class Role(Closing):
         self.claim.check()
         readers = [
             self.claim.engine.topic(topic, create=False).reader(
-                start, inclusive=inclusive, read_compacted=read_compacted, trimmed=trimmed,
-                deserializer=deserializer, key_deserializer=key_deserializer,
+                start,
+                inclusive=inclusive,
+                read_compacted=read_compacted,
+                trimmed=trimmed,
+                deserializer=deserializer,
+                key_deserializer=key_deserializer,
             )
             for topic in self._topics_of[chosen]
-        ]  # fmt: skip
+        ]
         return GroupReader(readers, self._memberships[chosen])
 
     def _group(self, group: str | None, topic: str | None) -> str:
@@ -376,9 +395,14 @@ class RoleFuture(GrantFuture[Role]):
     _engine: EngineBackend
 
     def __init__(
-        self, engine: Opened, name: str, definition: RoleDefinition, on_lost: OnLost | None,
-        until: int = 0, kind: str = "role",
-    ) -> None:  # fmt: skip
+        self,
+        engine: Opened,
+        name: str,
+        definition: RoleDefinition,
+        on_lost: OnLost | None,
+        until: int = 0,
+        kind: str = "role",
+    ) -> None:
         own, self._topic = engine.backend.role_store.own_topic(name, until)
         super().__init__(engine.backend, own)
         self.engine, self.name = engine, name
@@ -424,10 +448,18 @@ class RoleFuture(GrantFuture[Role]):
 
 
 def request_role(
-    engine: Opened, name: str, topics: Iterable[str], groups: Groups,
-    claims: ClaimsOfGroups, access_mode: AccessMode | ModeName, priority: int,
-    timeout: float | None, settle: float, on_lost: OnLost | None, kind: str = "role",
-) -> RoleFuture:  # fmt: skip
+    engine: Opened,
+    name: str,
+    topics: Iterable[str],
+    groups: Groups,
+    claims: ClaimsOfGroups,
+    access_mode: AccessMode | ModeName,
+    priority: int,
+    timeout: float | None,
+    settle: float,
+    on_lost: OnLost | None,
+    kind: str = "role",
+) -> RoleFuture:
     """What `Engine.role_async` does, with its checks of the arguments. `kind`: what errors call
     it."""
     backend: EngineBackend = engine.backend
@@ -454,9 +486,13 @@ def request_role(
     future = RoleFuture(engine, name, definition, on_lost, until, kind)
     try:
         request = ProducerRequest(
-            future.topic_id, chosen.value, priority=priority, timeout=timeout,
-            settle=int(settle * 1e9), role=definition,
-        )  # fmt: skip
+            future.topic_id,
+            chosen.value,
+            priority=priority,
+            timeout=timeout,
+            settle=int(settle * 1e9),
+            role=definition,
+        )
         backend.open_producer(future, request)
     except BaseException:
         future.give_up()  # interrupted

@@ -84,9 +84,10 @@ def _nodes(schema: Any, name: str) -> Iterator[tuple[Node, str]]:
         fields = _fields_of(node)
         left += [(each, f"{where}.{name}") for name, each in fields.items()]
         left += [
-            (part, where) for key, part in node.items()
+            (part, where)
+            for key, part in node.items()
             if key not in _NOT_FOR_DECODING and not (fields and key == "fields")
-        ]  # fmt: skip
+        ]
 
 
 _NOT_FOR_DECODING = {
@@ -132,9 +133,10 @@ def _is_left_out(node: Node) -> bool:
 def _defaults(node: Node, rewrites: bool) -> dict[type, frozenset[str]]:
     """The fields of a model that may be left out, and have a default of this process's own."""
     names = frozenset(
-        name for name, each in _inner_fields(node).items()
+        name
+        for name, each in _inner_fields(node).items()
         if (rewrites or _is_left_out(each)) and _has_own_default(each)
-    )  # fmt: skip
+    )
     return {node["cls"]: names} if names else {}
 
 

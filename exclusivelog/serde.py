@@ -83,9 +83,8 @@ def _check_timestamp(value: Any, hashed: bool) -> None:
 
 
 _plain_msgpack = _core.Plain(
-    "msgpack", _MSGPACK,
-    {_msgpack.ExtType: _check_extension, _msgpack.Timestamp: _check_timestamp},
-)  # fmt: skip
+    "msgpack", _MSGPACK, {_msgpack.ExtType: _check_extension, _msgpack.Timestamp: _check_timestamp}
+)
 # Depth is bounded, so a list in itself is found without looking for it.
 _to_json = _json.JSONEncoder(
     separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False

@@ -309,12 +309,24 @@ class Topic(OfThisProcess):
 producer; it is held by producer 'leader' ...
         """
         future, request = self._request(
-            access_mode, name=name, priority=priority, topic_epoch=topic_epoch, timeout=timeout,
-            settle=settle, properties=properties, announce=announce, linger=linger,
-            max_batch_messages=max_batch_messages, max_batch_bytes=max_batch_bytes,
-            max_pending_bytes=max_pending_bytes, serializer=serializer, on_fenced=on_fenced,
-            on_wanted=on_wanted, follow=follow, claim=claim,
-        )  # fmt: skip
+            access_mode,
+            name=name,
+            priority=priority,
+            topic_epoch=topic_epoch,
+            timeout=timeout,
+            settle=settle,
+            properties=properties,
+            announce=announce,
+            linger=linger,
+            max_batch_messages=max_batch_messages,
+            max_batch_bytes=max_batch_bytes,
+            max_pending_bytes=max_pending_bytes,
+            serializer=serializer,
+            on_fenced=on_fenced,
+            on_wanted=on_wanted,
+            follow=follow,
+            claim=claim,
+        )
         try:
             self._engine.open_producer(future, request)
             return future.result()
@@ -348,9 +360,14 @@ producer; it is held by producer 'leader' ...
         return future
 
     def terms(
-        self, name: str | None = None, priority: int = 0, *, timeout: float | None = None,
-        settle: float = 0.0, **options: Unpack[TermOptions],
-    ) -> Terms:  # fmt: skip
+        self,
+        name: str | None = None,
+        priority: int = 0,
+        *,
+        timeout: float | None = None,
+        settle: float = 0.0,
+        **options: Unpack[TermOptions],
+    ) -> Terms:
         """Lead in a loop: iterate over the turns of this process as the topic's owner. Between two
         turns it waits in the queue.
 
@@ -386,9 +403,15 @@ producer; it is held by producer 'leader' ...
 
         def request(seconds: float | None, on_fenced: OnFenced) -> ProducerFuture:
             return self.producer_async(
-                mode, name=name, priority=priority, timeout=seconds, settle=settle, follow=False,
-                on_fenced=on_fenced, **options,
-            )  # fmt: skip
+                mode,
+                name=name,
+                priority=priority,
+                timeout=seconds,
+                settle=settle,
+                follow=False,
+                on_fenced=on_fenced,
+                **options,
+            )
 
         return Terms(request, timeout)
 
@@ -418,9 +441,12 @@ producer; it is held by producer 'leader' ...
         return self._store.compact()
 
     def trim(
-        self, before: int | dt.datetime | None = None, max_bytes: int | None = None, *,
+        self,
+        before: int | dt.datetime | None = None,
+        max_bytes: int | None = None,
+        *,
         dry_run: bool = False,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Remove old messages permanently (rule G8). Returns the topic's new first offset.
 
         - `before`: an offset, or a datetime (naive: local time). Earlier messages are removed.
@@ -620,10 +646,16 @@ producer; it is held by producer 'leader' ...
         if group is None and generation is not None:
             raise ValueError(f"generation={generation!r}: it needs group= as well")
         reader = Reader(
-            self._engine, self.id, self.name, start, inclusive=inclusive,
-            deserializer=deserializer, key_deserializer=key_deserializer,
-            read_compacted=read_compacted, trimmed=trimmed,
-        )  # fmt: skip
+            self._engine,
+            self.id,
+            self.name,
+            start,
+            inclusive=inclusive,
+            deserializer=deserializer,
+            key_deserializer=key_deserializer,
+            read_compacted=read_compacted,
+            trimmed=trimmed,
+        )
         if group is not None:  # only now: a call that is refused must not fence another reader
             given = as_int(generation)
             reader._join(self._engine.join_group(group, {self.name: self.id}, given))
@@ -720,9 +752,11 @@ def open_many(
 
 
 def _queue_many(
-    backend: EngineBackend, names: list[str], futures: list[ProducerFuture],
+    backend: EngineBackend,
+    names: list[str],
+    futures: list[ProducerFuture],
     request: ProducerRequest,
-) -> None:  # fmt: skip
+) -> None:
     try:
         backend.queue_producers(names, futures, request)
     except BaseException:
@@ -786,10 +820,18 @@ def _request_for(
     if announce is not None and mode is AccessMode.SHARED:
         raise ValueError("announce: a shared producer cannot announce; use another access_mode")
     return ProducerRequest(
-        topic.id, mode.value, name, priority, epoch, timeout, int(settle * 1e9),
-        dict(properties), None if announce is None else check_info(announce, "announce"),
-        notify, _claim_id(topic, options.get("claim")),
-    )  # fmt: skip
+        topic.id,
+        mode.value,
+        name,
+        priority,
+        epoch,
+        timeout,
+        int(settle * 1e9),
+        dict(properties),
+        None if announce is None else check_info(announce, "announce"),
+        notify,
+        _claim_id(topic, options.get("claim")),
+    )
 
 
 def _claim_id(topic: Topic, claim: Claim | None) -> int:

@@ -92,12 +92,14 @@ def _wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
 
 def _begin(tracer: trace.Tracer, producer: Any) -> trace.Span:
     return tracer.start_span(
-        f"send {producer.topic}", kind=trace.SpanKind.PRODUCER,
+        f"send {producer.topic}",
+        kind=trace.SpanKind.PRODUCER,
         attributes={
-            **_messaging(producer.topic, "send", "send"), "messaging.client.id": producer.name,
+            **_messaging(producer.topic, "send", "send"),
+            "messaging.client.id": producer.name,
             "exclusivelog.epoch": producer.topic_epoch,
         },
-    )  # fmt: skip
+    )
 
 
 def _messaging(topic: str, operation: str, kind: str | None = None) -> Attributes:
@@ -142,8 +144,10 @@ def _send_many(
     tracer: trace.Tracer, original: Any, producer: Any, values: Iterable[Any], **options: Any
 ) -> range:
     def sent(offsets: range) -> Attributes:
-        return {"messaging.batch.message_count": len(offsets),
-                "messaging.message.id": str(offsets.start)}  # fmt: skip
+        return {
+            "messaging.batch.message_count": len(offsets),
+            "messaging.message.id": str(offsets.start),
+        }
 
     call = functools.partial(original, producer, values, **options)
     found: range = _traced(_begin(tracer, producer), call, sent)
@@ -174,9 +178,12 @@ def _end(span: trace.Span, receipt: Any) -> None:
 
 
 async def _awaited_send(
-    tracer: trace.Tracer, original: Callable[..., Awaitable[int]], producer: Any, value: Any,
+    tracer: trace.Tracer,
+    original: Callable[..., Awaitable[int]],
+    producer: Any,
+    value: Any,
     **options: Any,
-) -> int:  # fmt: skip
+) -> int:
     span = _begin(tracer, producer)
     span.set_attributes(_size(value))
     with trace.use_span(
@@ -207,13 +214,18 @@ def _promoted(
     since, parent = getattr(future, "requested", (None, trace.INVALID_SPAN_CONTEXT))
     context = trace.set_span_in_context(trace.NonRecordingSpan(parent))
     span = tracer.start_span(
-        f"promote {future._topic}", context, start_time=since,
+        f"promote {future._topic}",
+        context,
+        start_time=since,
         attributes={
-            **_messaging(future._topic, "promote"), "messaging.client.id": session.name,
-            "exclusivelog.epoch": session.epoch, "exclusivelog.engine": future._engine.name,
-            "exclusivelog.access_mode": session.mode, "exclusivelog.priority": session.priority,
+            **_messaging(future._topic, "promote"),
+            "messaging.client.id": session.name,
+            "exclusivelog.epoch": session.epoch,
+            "exclusivelog.engine": future._engine.name,
+            "exclusivelog.access_mode": session.mode,
+            "exclusivelog.priority": session.priority,
         },
-    )  # fmt: skip
+    )
     call = functools.partial(original, future, session, last_sequence)
     made: Producer = _traced(span, call, lambda producer: {})
     return made
@@ -229,19 +241,25 @@ def _hand_over(
     return tracer.start_span(
         f"hand over {name}",
         attributes={
-            **attributes, "exclusivelog.target": to,
+            **attributes,
+            "exclusivelog.target": to,
             **({} if ledger is None else {"exclusivelog.ledger": ledger}),
         },
-    )  # fmt: skip
+    )
 
 
 def _tell(span: trace.Span, moves: Iterable[Move]) -> Attributes:
     failed = []
     for move in moves:
-        span.add_event(move.state, {
-            "messaging.destination.name": move.topic, "exclusivelog.epoch": move.epoch,
-            "exclusivelog.engine": move.target.name, "exclusivelog.reason": move.reason,
-        })  # fmt: skip
+        span.add_event(
+            move.state,
+            {
+                "messaging.destination.name": move.topic,
+                "exclusivelog.epoch": move.epoch,
+                "exclusivelog.engine": move.target.name,
+                "exclusivelog.reason": move.reason,
+            },
+        )
         failed += [] if move.ok else [f"{move.topic}: {move.reason or move.state}"]
     if failed:
         span.set_status(trace.StatusCode.ERROR, "; ".join(failed))
@@ -253,9 +271,14 @@ def _names(topics: str | Iterable[str]) -> list[str]:
 
 
 def _unload(
-    tracer: trace.Tracer, original: Any, engine: Engine, topics: str | Iterable[str], to: str,
-    *arguments: Any, **options: Any,
-) -> list[Move]:  # fmt: skip
+    tracer: trace.Tracer,
+    original: Any,
+    engine: Engine,
+    topics: str | Iterable[str],
+    to: str,
+    *arguments: Any,
+    **options: Any,
+) -> list[Move]:
     names = _names(topics)
     span = _hand_over(tracer, names, to, engine.path)
     call = functools.partial(original, engine, names, to, *arguments, **options)
@@ -264,9 +287,14 @@ def _unload(
 
 
 def _unload_async(
-    tracer: trace.Tracer, original: Any, engine: Engine, topics: str | Iterable[str], to: str,
-    *arguments: Any, **options: Any,
-) -> Any:  # fmt: skip
+    tracer: trace.Tracer,
+    original: Any,
+    engine: Engine,
+    topics: str | Iterable[str],
+    to: str,
+    *arguments: Any,
+    **options: Any,
+) -> Any:
     names = _names(topics)
     span = _hand_over(tracer, names, to, engine.path)
     try:
@@ -288,9 +316,13 @@ def _unload_async(
 
 
 def _move(
-    tracer: trace.Tracer, original: Any, producer: Producer, to: str, *arguments: Any,
+    tracer: trace.Tracer,
+    original: Any,
+    producer: Producer,
+    to: str,
+    *arguments: Any,
     **options: Mapping[str, Any],
-) -> Move:  # fmt: skip
+) -> Move:
     span = _hand_over(tracer, [producer.topic], to)
     call = functools.partial(original, producer, to, *arguments, **options)
     move: Move = _traced(span, call, lambda move: _tell(span, [move]))

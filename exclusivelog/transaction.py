@@ -211,9 +211,12 @@ def check_transaction(given: object) -> Transaction:
 
 
 def own(
-    engine: Opened, group: str | Mapping[str, int | None] | None,
-    resources: Mapping[str, int | None] | None, timeout: float | None, on_lost: OnLost | None,
-) -> Claim:  # fmt: skip
+    engine: Opened,
+    group: str | Mapping[str, int | None] | None,
+    resources: Mapping[str, int | None] | None,
+    timeout: float | None,
+    on_lost: OnLost | None,
+) -> Claim:
     """Check the arguments, and make a claim within `timeout` seconds; see `Engine.own`."""
     backend: EngineBackend = engine.backend
     backend.check_writable()

@@ -129,9 +129,12 @@ class Queueing(Protocol):
 
 
 def queued(
-    queue: Queueing, add: Callable[[], Any], sequence: int | None, timeout: float | None,
+    queue: Queueing,
+    add: Callable[[], Any],
+    sequence: int | None,
+    timeout: float | None,
     count: int = 1,
-) -> tuple[_core.Receipt, float | None]:  # fmt: skip
+) -> tuple[_core.Receipt, float | None]:
     """Queue messages by `add`; returns their receipt, and what is left of `timeout`.
 
     If messages that wait have used the sequence id, their outcome decides whether these ones are

@@ -124,12 +124,24 @@ def open(
     ('worker-1', [])
     """
     call = _functools.partial(
-        _opening.open, path, name, properties, durability=durability, keepalive=keepalive,
-        readonly=readonly, create=create, mode=mode, map_size=map_size, max_readers=max_readers,
+        _opening.open,
+        path,
+        name,
+        properties,
+        durability=durability,
+        keepalive=keepalive,
+        readonly=readonly,
+        create=create,
+        mode=mode,
+        map_size=map_size,
+        max_readers=max_readers,
         kill_stalled=kill_stalled,
-        admin=admin, token=token, token_file=token_file, tls_trust_certs=tls_trust_certs,
+        admin=admin,
+        token=token,
+        token_file=token_file,
+        tls_trust_certs=tls_trust_certs,
         check_policies=check_policies,
-    )  # fmt: skip
+    )
 
     async def begin() -> _engines.Engine:
         return _engines.Engine(await _calls.opened(call, _SyncEngine.close))

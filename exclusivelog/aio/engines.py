@@ -157,20 +157,32 @@ class Engine(Handle[SyncEngine]):
 
     @overload
     def producers(
-        self, names: Iterable[str], access_mode: AccessMode | ModeName = AccessMode.SHARED, *,
-        wait: Literal[True] = True, **options: Unpack[ManyOptions],
-    ) -> Opening[list[Producer]]: ...  # fmt: skip
+        self,
+        names: Iterable[str],
+        access_mode: AccessMode | ModeName = AccessMode.SHARED,
+        *,
+        wait: Literal[True] = True,
+        **options: Unpack[ManyOptions],
+    ) -> Opening[list[Producer]]: ...
 
     @overload
     def producers(
-        self, names: Iterable[str], access_mode: AccessMode | ModeName = AccessMode.SHARED, *,
-        wait: Literal[False], **options: Unpack[ManyOptions],
-    ) -> Opening[list[asyncio.Task[Producer]]]: ...  # fmt: skip
+        self,
+        names: Iterable[str],
+        access_mode: AccessMode | ModeName = AccessMode.SHARED,
+        *,
+        wait: Literal[False],
+        **options: Unpack[ManyOptions],
+    ) -> Opening[list[asyncio.Task[Producer]]]: ...
 
     def producers(
-        self, names: Iterable[str], access_mode: AccessMode | ModeName = AccessMode.SHARED, *,
-        wait: bool = True, **options: Unpack[ManyOptions],
-    ) -> Opening[list[Producer]] | Opening[list[asyncio.Task[Producer]]]:  # fmt: skip
+        self,
+        names: Iterable[str],
+        access_mode: AccessMode | ModeName = AccessMode.SHARED,
+        *,
+        wait: bool = True,
+        **options: Unpack[ManyOptions],
+    ) -> Opening[list[Producer]] | Opening[list[asyncio.Task[Producer]]]:
         """Open a producer on each of many topics, as `exclusivelog.Engine.producers`: `await` the
         call, or enter it by `async with`. Waiting in the queues needs no thread. If cancelled,
         producers that were opened are closed, and the others leave their queues.
@@ -196,12 +208,18 @@ class Engine(Handle[SyncEngine]):
     # ---- readers -------------------------------------------------------------------------
 
     def reader(
-        self, topics: Iterable[str], *, group: str, generation: int | None = None,
-        start: Start = "earliest", inclusive: bool = True,
-        read_compacted: bool = False, trimmed: Literal["error", "earliest"] = "error",
+        self,
+        topics: Iterable[str],
+        *,
+        group: str,
+        generation: int | None = None,
+        start: Start = "earliest",
+        inclusive: bool = True,
+        read_compacted: bool = False,
+        trimmed: Literal["error", "earliest"] = "error",
         deserializer: Any = None,
         key_deserializer: Any = None,
-    ) -> GroupReader:  # fmt: skip
+    ) -> GroupReader:
         """Open one reader of a group on several topics; the parameters are those of
         `exclusivelog.Engine.reader`. It claims the topics, which may have to wait: so it is opened
         when it is awaited, entered by `async with`, or first read from.
@@ -217,11 +235,17 @@ class Engine(Handle[SyncEngine]):
         [('a', b'to a'), ('b', b'to b')]
         """
         make = functools.partial(
-            self.sync.reader, topics, group=group, generation=generation, start=start,
-            inclusive=inclusive, read_compacted=read_compacted, trimmed=trimmed,
+            self.sync.reader,
+            topics,
+            group=group,
+            generation=generation,
+            start=start,
+            inclusive=inclusive,
+            read_compacted=read_compacted,
+            trimmed=trimmed,
             deserializer=deserializer,
-                key_deserializer=key_deserializer,
-        )  # fmt: skip
+            key_deserializer=key_deserializer,
+        )
         return GroupReader(cast(Any, None))._opens_late("engine.reader(...)", make)
 
     @like(SyncEngine.groups)
@@ -236,19 +260,29 @@ class Engine(Handle[SyncEngine]):
 
     @overload
     def own(
-        self, group: str | None, resources: Mapping[str, int | None],
-        timeout: float | None = None, *, on_lost: OnLost | None = None,
-    ) -> Opening[Claim]: ...  # fmt: skip
+        self,
+        group: str | None,
+        resources: Mapping[str, int | None],
+        timeout: float | None = None,
+        *,
+        on_lost: OnLost | None = None,
+    ) -> Opening[Claim]: ...
     @overload
     def own(
-        self, group: Mapping[str, int | None], *, timeout: float | None = None,
+        self,
+        group: Mapping[str, int | None],
+        *,
+        timeout: float | None = None,
         on_lost: OnLost | None = None,
-    ) -> Opening[Claim]: ...  # fmt: skip
+    ) -> Opening[Claim]: ...
     def own(
-        self, group: str | Mapping[str, int | None] | None = None,
-        resources: Mapping[str, int | None] | None = None, timeout: float | None = None, *,
+        self,
+        group: str | Mapping[str, int | None] | None = None,
+        resources: Mapping[str, int | None] | None = None,
+        timeout: float | None = None,
+        *,
         on_lost: OnLost | None = None,
-    ) -> Opening[Claim]:  # fmt: skip
+    ) -> Opening[Claim]:
         """Claim resources, as `exclusivelog.Engine.own`: `await` the call, or enter it by `async
         with`. `on_lost` is called in the loop; it may be a coroutine function. If cancelled, a
         claim that was granted is released.
@@ -289,11 +323,18 @@ class Engine(Handle[SyncEngine]):
     # ---- roles ---------------------------------------------------------------------------
 
     def role(
-        self, name: str, *, topics: Iterable[str] = (), groups: Groups = (),
+        self,
+        name: str,
+        *,
+        topics: Iterable[str] = (),
+        groups: Groups = (),
         claims: ClaimsOfGroups = MappingProxyType({}),
-        access_mode: AccessMode | ModeName = AccessMode.WAIT_FOR_EXCLUSIVE, priority: int = 0,
-        timeout: float | None = None, settle: float = 0.0, on_lost: OnRoleLost | None = None,
-    ) -> Opening[Role]:  # fmt: skip
+        access_mode: AccessMode | ModeName = AccessMode.WAIT_FOR_EXCLUSIVE,
+        priority: int = 0,
+        timeout: float | None = None,
+        settle: float = 0.0,
+        on_lost: OnRoleLost | None = None,
+    ) -> Opening[Role]:
         """Become the only holder of a role, as `exclusivelog.Engine.role`: `await` the call, or
         enter it by `async with`. Waiting in the role's queue needs no thread.
 
@@ -312,10 +353,17 @@ class Engine(Handle[SyncEngine]):
         async def begin() -> Role:
             callbacks: Callbacks[Any, Role] = Callbacks(Role)
             ask = functools.partial(
-                self.sync.role_async, name, topics=topics, groups=groups, claims=claims,
-                access_mode=access_mode, priority=priority, timeout=timeout, settle=settle,
+                self.sync.role_async,
+                name,
+                topics=topics,
+                groups=groups,
+                claims=claims,
+                access_mode=access_mode,
+                priority=priority,
+                timeout=timeout,
+                settle=settle,
                 on_lost=callbacks.of(on_lost),
-            )  # fmt: skip
+            )
             future = await opened(ask, SyncRoleFuture.give_up)
             return callbacks.twin(await outcome_of(future, future.give_up))
 
@@ -334,9 +382,13 @@ class Engine(Handle[SyncEngine]):
     # ---- locks ---------------------------------------------------------------------------
 
     def lock(
-        self, name: str, timeout: float | None = None, *, priority: int = 0,
+        self,
+        name: str,
+        timeout: float | None = None,
+        *,
+        priority: int = 0,
         on_lost: OnLockLost | None = None,
-    ) -> Opening[Lock]:  # fmt: skip
+    ) -> Opening[Lock]:
         """Wait for a lock that one process at a time holds, as `exclusivelog.Engine.lock`: `await`
         the call, or enter it by `async with`. Waiting needs no thread.
 
@@ -373,9 +425,14 @@ class Engine(Handle[SyncEngine]):
     # ---- hand-over -----------------------------------------------------------------------
 
     async def unload(
-        self, topics: str | Iterable[str], to: str, timeout: float = 10.0, *,
-        groups: Iterable[str] = (), producer: str | None = None,
-    ) -> list[Move]:  # fmt: skip
+        self,
+        topics: str | Iterable[str],
+        to: str,
+        timeout: float = 10.0,
+        *,
+        groups: Iterable[str] = (),
+        producer: str | None = None,
+    ) -> list[Move]:
         """Move the ownership of topics to another engine, as `exclusivelog.Engine.unload`. If
         cancelled, topics that have not been released stay with their owners."""
         return await (
@@ -383,9 +440,14 @@ class Engine(Handle[SyncEngine]):
         )
 
     async def unload_async(
-        self, topics: str | Iterable[str], to: str, timeout: float = 10.0, *,
-        groups: Iterable[str] = (), producer: str | None = None,
-    ) -> UnloadFuture:  # fmt: skip
+        self,
+        topics: str | Iterable[str],
+        to: str,
+        timeout: float = 10.0,
+        *,
+        groups: Iterable[str] = (),
+        producer: str | None = None,
+    ) -> UnloadFuture:
         """Begin to move topics, and return a task; cancelling it ends the moves of topics that have
         not been released.
 

@@ -192,9 +192,12 @@ class Opening(_NoWith, Coroutine[Any, None, T], Generic[T]):
     _misused = False  # set by `with`, which raises: no warning is needed then
 
     def __init__(
-        self, call: str, kind: type, begin: Callable[[], Coroutine[Any, Any, T]],
+        self,
+        call: str,
+        kind: type,
+        begin: Callable[[], Coroutine[Any, Any, T]],
         leave: Callable[[T], Coroutine[Any, Any, None]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._call, self._kind = call, kind
         self._begin, self._leave = begin, leave
         self._steps: Coroutine[Any, Any, T] | None = None  # set while a task runs it

@@ -184,17 +184,26 @@ class Producer(Sender):
 
     @like(SyncProducer.send)
     async def send(
-        self, value: Any, *, key: bytes | str | None = None,
+        self,
+        value: Any,
+        *,
+        key: bytes | str | None = None,
         properties: Mapping[str, str] | None = None,
-        event_time: dt.datetime | int | None = None, sequence_id: int | None = None,
-        timeout: float | None = None, transaction: Transaction | None = None,
-    ) -> int:  # fmt: skip
+        event_time: dt.datetime | int | None = None,
+        sequence_id: int | None = None,
+        timeout: float | None = None,
+        transaction: Transaction | None = None,
+    ) -> int:
         check_timeout(timeout)
         if transaction is not None:  # nothing is appended before the commit, so it does not wait
             return self.sync.send(
-                value, key=key, properties=properties, event_time=event_time,
-                sequence_id=sequence_id, transaction=joined(transaction, self),
-            )  # fmt: skip
+                value,
+                key=key,
+                properties=properties,
+                event_time=event_time,
+                sequence_id=sequence_id,
+                transaction=joined(transaction, self),
+            )
         message = self.sync._sender.encode(value, key, properties, event_time, sequence_id)
         # Queue it at once, so that several sends that a task gathers stay in order.
         receipt = None if self._line else self.sync._sender.offer(message)
@@ -241,10 +250,14 @@ class Producer(Sender):
 
     @like(SyncProducer.send_async)
     def send_async(
-        self, value: Any, *, key: bytes | str | None = None,
+        self,
+        value: Any,
+        *,
+        key: bytes | str | None = None,
         properties: Mapping[str, str] | None = None,
-        event_time: dt.datetime | int | None = None, sequence_id: int | None = None,
-    ) -> Receipt:  # fmt: skip
+        event_time: dt.datetime | int | None = None,
+        sequence_id: int | None = None,
+    ) -> Receipt:
         message = self.sync._sender.encode(value, key, properties, event_time, sequence_id)
         receipt = None if self._line else self.sync._sender.offer(message)
         if receipt is not None:
@@ -257,19 +270,28 @@ class Producer(Sender):
 
     @like(SyncProducer.send_many)
     async def send_many(
-        self, values: Iterable[Any], *, keys: Iterable[bytes | str | None] | None = None,
+        self,
+        values: Iterable[Any],
+        *,
+        keys: Iterable[bytes | str | None] | None = None,
         properties: Iterable[Mapping[str, str] | None] | None = None,
         event_times: Iterable[dt.datetime | int | None] | None = None,
-        sequence_id: int | None = None, timeout: float | None = None,
+        sequence_id: int | None = None,
+        timeout: float | None = None,
         transaction: Transaction | None = None,
-    ) -> range:  # fmt: skip
+    ) -> range:
         check_timeout(timeout)
         await self._turn(timeout)
         return await in_thread(
-            self.sync.send_many, values, keys=keys, properties=properties,
-            event_times=event_times, sequence_id=sequence_id, timeout=timeout,
+            self.sync.send_many,
+            values,
+            keys=keys,
+            properties=properties,
+            event_times=event_times,
+            sequence_id=sequence_id,
+            timeout=timeout,
             transaction=joined(transaction, self),
-        )  # fmt: skip
+        )
 
     async def catch_up(self, reader: Reader) -> AsyncIterator[Message]:
         """Iterate over this topic from the reader's position to its end (rule D8), as
@@ -297,9 +319,12 @@ class Producer(Sender):
 
     @like(SyncProducer.announce)
     async def announce(
-        self, info: Mapping[str, str], *, message: Any = NO_MESSAGE,
+        self,
+        info: Mapping[str, str],
+        *,
+        message: Any = NO_MESSAGE,
         transaction: Transaction | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         await self._turn()
         await in_thread(
             self.sync.announce, info, message=message, transaction=joined(transaction, self)

@@ -80,36 +80,56 @@ class Role(Handle[SyncRole]):
         return Opening("role.producer(...)", Producer, begin, Producer.close)
 
     def reader(
-        self, topic: str, *, group: str | None = None, start: Start = "earliest",
-        inclusive: bool = True, read_compacted: bool = False,
-        trimmed: Literal["error", "earliest"] = "error", deserializer: object = None,
+        self,
+        topic: str,
+        *,
+        group: str | None = None,
+        start: Start = "earliest",
+        inclusive: bool = True,
+        read_compacted: bool = False,
+        trimmed: Literal["error", "earliest"] = "error",
+        deserializer: object = None,
         key_deserializer: object = None,
-    ) -> Reader:  # fmt: skip
+    ) -> Reader:
         """Open the reader of one topic of a group that the role binds, as
         `exclusivelog.Role.reader`. It is open at once, because the role already has the group."""
         return Reader(
             self.sync.reader(
-                topic, group=group, start=start, inclusive=inclusive,
-                read_compacted=read_compacted, trimmed=trimmed, deserializer=deserializer,
+                topic,
+                group=group,
+                start=start,
+                inclusive=inclusive,
+                read_compacted=read_compacted,
+                trimmed=trimmed,
+                deserializer=deserializer,
                 key_deserializer=key_deserializer,
             )
-        )  # fmt: skip
+        )
 
     def group_reader(
-        self, group: str | None = None, *, start: Start = "earliest",
-        inclusive: bool = True, read_compacted: bool = False,
-        trimmed: Literal["error", "earliest"] = "error", deserializer: object = None,
+        self,
+        group: str | None = None,
+        *,
+        start: Start = "earliest",
+        inclusive: bool = True,
+        read_compacted: bool = False,
+        trimmed: Literal["error", "earliest"] = "error",
+        deserializer: object = None,
         key_deserializer: object = None,
-    ) -> GroupReader:  # fmt: skip
+    ) -> GroupReader:
         """Open one reader on all topics of a group that the role binds, as
         `exclusivelog.Role.group_reader`. It is open at once."""
         return GroupReader(
             self.sync.group_reader(
-                group, start=start, inclusive=inclusive, read_compacted=read_compacted,
-                trimmed=trimmed, deserializer=deserializer,
+                group,
+                start=start,
+                inclusive=inclusive,
+                read_compacted=read_compacted,
+                trimmed=trimmed,
+                deserializer=deserializer,
                 key_deserializer=key_deserializer,
             )
-        )  # fmt: skip
+        )
 
     # ---- the end -------------------------------------------------------------------------
 

@@ -51,9 +51,8 @@ class _Call:
     __slots__ = ("call", "future", "outcome", "state", "traffic", "waiter")
 
     def __init__(
-        self, state: Shared, call: Callable[[], Any], waiter: asyncio.Future[Any],
-        traffic: Traffic,
-    ) -> None:  # fmt: skip
+        self, state: Shared, call: Callable[[], Any], waiter: asyncio.Future[Any], traffic: Traffic
+    ) -> None:
         self.state, self.call, self.waiter, self.traffic = state, call, waiter, traffic
         self.future: concurrent.futures.Future[Any] | None = None
         # The outcome, if there is no future.
@@ -255,23 +254,34 @@ class SharedState(_Shared[_state.SharedState[S, Op]], Generic[S, Op]):
     """
 
     def __init__(
-        self, topic: Topic, initial: Callable[[], S] = dict,  # type: ignore[assignment]
-        apply: Callable[[S, Op], S | None] | None = None, *,
+        self,
+        topic: Topic,
+        initial: Callable[[], S] = dict,  # type: ignore[assignment]
+        apply: Callable[[S, Op], S | None] | None = None,
+        *,
         encode: Callable[[Any], bytes] = serde.exact.dumps,
         decode: Callable[[bytes], Any] = serde.exact.loads,
         encode_state: Callable[[S], bytes] | None = None,
         decode_state: Callable[[bytes], S] | None = None,
         snapshot_every: int | None = SNAPSHOT_EVERY,
-        copy: Callable[[Any], Any] | None = _copy.deepcopy, timeout: float | None = None,
-    ) -> None:  # fmt: skip
+        copy: Callable[[Any], Any] | None = _copy.deepcopy,
+        timeout: float | None = None,
+    ) -> None:
         self._topic = _checked(topic, "SharedState")
 
         def make() -> _state.SharedState[S, Op]:
             return _state.SharedState(
-                topic._named.made(), initial, apply, encode=encode, decode=decode,
-                encode_state=encode_state, decode_state=decode_state,
-                snapshot_every=snapshot_every, copy=copy, timeout=timeout,
-            )  # fmt: skip
+                topic._named.made(),
+                initial,
+                apply,
+                encode=encode,
+                decode=decode,
+                encode_state=encode_state,
+                decode_state=decode_state,
+                snapshot_every=snapshot_every,
+                copy=copy,
+                timeout=timeout,
+            )
 
         self._opens_late("exclusivelog.aio.SharedState(...)", make)
 
@@ -308,9 +318,14 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
     """
 
     def __init__(
-        self, topic: Topic, key: Any = serde.str, value: Any = serde.msgpack, *,
-        snapshot_every: int | None = SNAPSHOT_EVERY, timeout: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        topic: Topic,
+        key: Any = serde.str,
+        value: Any = serde.msgpack,
+        *,
+        snapshot_every: int | None = SNAPSHOT_EVERY,
+        timeout: float | None = None,
+    ) -> None:
         self._topic = _checked(topic, "SharedMap")
 
         def make() -> _map.SharedMap[K, V]:
@@ -336,9 +351,12 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
 
     @like(_map.SharedMap.scan)
     async def scan(
-        self, fn: Callable[[K, V], object] | None = None, *,
-        filter: Callable[[K], object] | None = None, latest: bool = False,
-    ) -> list[tuple[K, V]]:  # fmt: skip
+        self,
+        fn: Callable[[K, V], object] | None = None,
+        *,
+        filter: Callable[[K], object] | None = None,
+        latest: bool = False,
+    ) -> list[tuple[K, V]]:
         return await called(self.sync, self.sync.scan, fn, filter=filter, latest=latest)
 
     @like(_map.SharedMap.list_keys)
@@ -428,9 +446,12 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
     # ---- changes, and the past -----------------------------------------------------------
 
     def watch(
-        self, key: K | None = None, *, prefix: Any = None,
+        self,
+        key: K | None = None,
+        *,
+        prefix: Any = None,
         start: Literal["earliest", "latest"] | At | None = None,
-    ) -> MapWatch[K, V]:  # fmt: skip
+    ) -> MapWatch[K, V]:
         """Watch every change of one key, of the keys that begin with `prefix`, or of all keys, as
         `exclusivelog.SharedMap.watch`. It is opened when it is awaited, entered by `async with`, or
         first read from; without `start`, it returns the changes after that.

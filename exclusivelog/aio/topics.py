@@ -287,9 +287,14 @@ class Topic(_ByName):
     producer_async = in_task(producer)
 
     def terms(
-        self, name: str | None = None, priority: int = 0, *, timeout: float | None = None,
-        settle: float = 0.0, **options: Unpack[TermOptions],
-    ) -> Terms:  # fmt: skip
+        self,
+        name: str | None = None,
+        priority: int = 0,
+        *,
+        timeout: float | None = None,
+        settle: float = 0.0,
+        **options: Unpack[TermOptions],
+    ) -> Terms:
         """Lead in a loop, as `exclusivelog.Topic.terms`: `async for term in topic.terms()`, and in
         it `async with term as producer`. The loss of the topic cancels the body of that block, and
         only the body. Waiting in the queue needs no thread.
@@ -306,9 +311,15 @@ class Topic(_ByName):
 
         def request(seconds: float | None, on_fenced: SyncOnFenced) -> ProducerFuture:
             return self._named.made().producer_async(
-                AccessMode.WAIT_FOR_EXCLUSIVE, name=name, priority=priority, timeout=seconds,
-                settle=settle, follow=False, on_fenced=on_fenced, **options,
-            )  # fmt: skip
+                AccessMode.WAIT_FOR_EXCLUSIVE,
+                name=name,
+                priority=priority,
+                timeout=seconds,
+                settle=settle,
+                follow=False,
+                on_fenced=on_fenced,
+                **options,
+            )
 
         return Terms(request, timeout)
 
@@ -320,9 +331,12 @@ class Topic(_ByName):
 
     @like(SyncTopic.trim)
     async def trim(
-        self, before: int | dt.datetime | None = None, max_bytes: int | None = None, *,
+        self,
+        before: int | dt.datetime | None = None,
+        max_bytes: int | None = None,
+        *,
         dry_run: bool = False,
-    ) -> int:  # fmt: skip
+    ) -> int:
         trim = functools.partial(SyncTopic.trim, dry_run=dry_run)
         return await self._named.run(trim, before, max_bytes)
 
@@ -374,10 +388,15 @@ class Topic(_ByName):
 
         def make() -> Any:
             return self._named.made().reader(
-                start, inclusive=inclusive, read_compacted=read_compacted, group=group,
-                generation=generation, trimmed=trimmed, deserializer=deserializer,
+                start,
+                inclusive=inclusive,
+                read_compacted=read_compacted,
+                group=group,
+                generation=generation,
+                trimmed=trimmed,
+                deserializer=deserializer,
                 key_deserializer=key_deserializer,
-            )  # fmt: skip
+            )
 
         if group is None and self._named.exists:
             return Reader(make())

@@ -80,9 +80,11 @@ def report(engine: Engine, to: str | Path, topics: Sequence[str] | None = None) 
 
 
 def write_page(
-    engine: Engine, to: str | Path, names: Sequence[str],
+    engine: Engine,
+    to: str | Path,
+    names: Sequence[str],
     read: Callable[[Mapping[str, int]], Iterable[Record]],
-) -> LeaderReport:  # fmt: skip
+) -> LeaderReport:
     """Write the page about topics. `read` returns their runs; its argument is {topic: length of its
     buckets in ms}."""
     from exclusivelog.audit.judging import verdicts

@@ -84,9 +84,8 @@ class Summary:
 
 
 def verdicts(
-    topics: Iterable[str], found: Iterable[Record], changes: Changes,
-    held: Set[Epoch] = frozenset(),
-) -> list[Verdict]:  # fmt: skip
+    topics: Iterable[str], found: Iterable[Record], changes: Changes, held: Set[Epoch] = frozenset()
+) -> list[Verdict]:
     """The verdicts on these topics. `found`: their runs; `changes`: the changes of owner, read
     after the runs; `held`: the epochs that have an owner now (see `owned`)."""
     judged = []
@@ -109,9 +108,10 @@ def _summaries(found: Iterable[Record], topics: Iterable[str]) -> list[Summary]:
 def _grants(changes: Iterable[Change]) -> Counter[int]:
     """Epoch -> the number of its grants, without reconnects."""
     return Counter(
-        change.epoch for change in changes
+        change.epoch
+        for change in changes
         if change.kind == "grant" and change.reason != "reconnect"
-    )  # fmt: skip
+    )
 
 
 def _known_since(grants: Counter[int]) -> int:
@@ -145,9 +145,11 @@ def _tenures(
 
 
 def judge(
-    summary: Summary, grants: Counter[int], tenures: Mapping[int, EpochOwner] | None = None,
+    summary: Summary,
+    grants: Counter[int],
+    tenures: Mapping[int, EpochOwner] | None = None,
     since: int = 0,
-) -> list[Verdict]:  # fmt: skip
+) -> list[Verdict]:
     """The verdicts on one topic. The grants of epochs before `since` are no longer recorded.
 
     >>> summary = Summary("orders")
@@ -222,9 +224,10 @@ def _in_between(spans: Sequence[Span], tenure: EpochOwner | None) -> list[str]:
     if owner is None or owner.last - owner.first + 1 == owner.messages:
         return []
     return [
-        span.producer for span in spans
+        span.producer
+        for span in spans
         if span is not owner and (tenure is None or any(map(tenure.covers, span.times)))
-    ]  # fmt: skip
+    ]
 
 
 def _granted(summary: Summary, grants: Counter[int], since: int) -> Found:

@@ -39,9 +39,15 @@ class Change(NamedTuple):
         """Make it from an event."""
         party: Party = (event.target if event.kind == "grant" else event.source) or {}
         return cls(
-            event.time, event.topic, event.epoch, event.kind, event.reason,
-            party.get("producer") or "?", party.get("engine_name") or "", party.get("pid") or 0,
-        )  # fmt: skip
+            event.time,
+            event.topic,
+            event.epoch,
+            event.kind,
+            event.reason,
+            party.get("producer") or "?",
+            party.get("engine_name") or "",
+            party.get("pid") or 0,
+        )
 
 
 @dataclass
@@ -88,9 +94,10 @@ def _columns(values: Sequence[bytes]) -> Iterator[Change]:
     ])  # fmt: skip
     data = b"\n".join(values)
     table = pj.read_json(
-        io.BytesIO(data), pj.ReadOptions(block_size=len(data) + 1),
+        io.BytesIO(data),
+        pj.ReadOptions(block_size=len(data) + 1),
         pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-    )  # fmt: skip
+    )
     granted = pc.equal(table["kind"], "grant")
 
     def of_party(name: str, default: Any) -> Any:

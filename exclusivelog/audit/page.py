@@ -46,14 +46,22 @@ def chart_of(story: Story) -> Chart:
     start, end = story.span
     lanes = lanes_of(story)
     index = lane_of(lanes)
-    gaps = [(t.before.end, t.after.start) for t in story.take_overs
-            if t.before.end is not None and t.leaderless]  # fmt: skip
+    gaps = [
+        (t.before.end, t.after.start)
+        for t in story.take_overs
+        if t.before.end is not None and t.leaderless
+    ]
     return {
-        "start": start, "end": max(end, start + 1) - start, "lanes": lanes,
-        "bars": _bars(story, index, start, end), "marks": _marks(story, index, start, end),
-        "gaps": _longest(gaps, start), "pauses": _longest(story.pauses, start),
-        "load": _load(story, lanes, index), "silences": _silences(story, start),
-    }  # fmt: skip
+        "start": start,
+        "end": max(end, start + 1) - start,
+        "lanes": lanes,
+        "bars": _bars(story, index, start, end),
+        "marks": _marks(story, index, start, end),
+        "gaps": _longest(gaps, start),
+        "pauses": _longest(story.pauses, start),
+        "load": _load(story, lanes, index),
+        "silences": _silences(story, start),
+    }
 
 
 # ---- lanes -------------------------------------------------------------------------------
@@ -83,9 +91,12 @@ def _bars(story: Story, index: Callable[[str], int], start: int, end: int) -> li
     """The tenures as bars. If there are too many, tenures of a lane that lie close together are
     merged into one bar."""
     found: list[Bar] = sorted(
-        ([index(t.engine), t.start - start, (end if t.end is None else t.end) - start, 1, t]
-         for t in (*story.tenures, *story.shared)), key=itemgetter(1),
-    )  # fmt: skip
+        (
+            [index(t.engine), t.start - start, (end if t.end is None else t.end) - start, 1, t]
+            for t in (*story.tenures, *story.shared)
+        ),
+        key=itemgetter(1),
+    )
     apart = 0.0
     while len(found) > MOST_BARS:
         apart = max(1.0, 2 * apart, (end - start) / 20_000)
@@ -216,20 +227,32 @@ def page(told: LeaderReport) -> str:
     """The whole page."""
     jinja2, plotly = parts()
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_part), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.FunctionLoader(_part),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
+    )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     environment.filters |= {"lasting": lasting, "clock": clock, "rate": rate}
     drawn = [story for story in told.stories if story.tenures or story.messages][:MOST_TOPICS]
     rest = [story for story in told.stories if story not in drawn]
-    return str(environment.get_template("page.html.j2").render(
-        told=told, head=_head(told), engines=_engines(told.stories),
-        topics=[(story, chart_of(story), _table(story)) for story in drawn], rest=rest,
-        verdicts=sorted(told.verdicts, key=lambda verdict: verdict.holds), shown=SHOWN,
-        failures=FAILURES, version=__version__, style=_part("page.css"), script=_part("page.js"),
-        plotly=plotly.read_text(encoding="utf-8"),
-    ))  # fmt: skip
+    return str(
+        environment.get_template("page.html.j2").render(
+            told=told,
+            head=_head(told),
+            engines=_engines(told.stories),
+            topics=[(story, chart_of(story), _table(story)) for story in drawn],
+            rest=rest,
+            verdicts=sorted(told.verdicts, key=lambda verdict: verdict.holds),
+            shown=SHOWN,
+            failures=FAILURES,
+            version=__version__,
+            style=_part("page.css"),
+            script=_part("page.js"),
+            plotly=plotly.read_text(encoding="utf-8"),
+        )
+    )
 
 
 def _part(name: str) -> str:

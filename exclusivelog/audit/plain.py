@@ -34,10 +34,17 @@ def _rows(batch: Sequence[Message], bucket_ms: int) -> Iterator[Record]:
     for (epoch, producer, bucket), found in rows.items():
         times = [message.publish_time for message in found]
         yield {
-            "epoch": epoch, "producer": producer, "bucket": bucket,
-            "first_offset": found[0].offset, "last_offset": found[-1].offset,
-            "messages": len(found), "first_time": min(times), "last_time": max(times),
-            "first_sequence_id": found[0].sequence_id, "last_sequence_id": found[-1].sequence_id,
-            "falls": falls[producer], "gaps": gaps,
-        }  # fmt: skip
+            "epoch": epoch,
+            "producer": producer,
+            "bucket": bucket,
+            "first_offset": found[0].offset,
+            "last_offset": found[-1].offset,
+            "messages": len(found),
+            "first_time": min(times),
+            "last_time": max(times),
+            "first_sequence_id": found[0].sequence_id,
+            "last_sequence_id": found[-1].sequence_id,
+            "falls": falls[producer],
+            "gaps": gaps,
+        }
         gaps = 0  # only the first row of a batch counts them

@@ -83,10 +83,11 @@ def _about_locks(locks: Sequence[LastingLock]) -> Finding:
     since = f"{first.seconds:.1f} s or longer"
     if first.ended:
         return Finding(
-            "locks", True,
+            "locks",
+            True,
             f"a thread that has ended ({first.holder}) still holds {names}, for {since}. An engine "
             "that runs takes a dead thread's lock: resume those that are stopped, or end them",
-        )  # fmt: skip
+        )
     held = f"{first.holder} has held {names} for {since}"
     if first.stopped:
         return Finding("locks", True, f"{held}, and is stopped: resume or end its process")

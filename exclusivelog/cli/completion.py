@@ -12,9 +12,12 @@ SHELLS = ("bash", "zsh", "fish")
 
 @program.command()
 @click.argument(
-    "shell", cls=Argument, metavar="bash|zsh|fish", type=click.Choice(SHELLS),
+    "shell",
+    cls=Argument,
+    metavar="bash|zsh|fish",
+    type=click.Choice(SHELLS),
     help="The shell that reads it.",
-)  # fmt: skip
+)
 def completion(shell: str) -> None:
     """Print the completion for a shell.
 

@@ -253,9 +253,11 @@ class Child:
         # In a session of its own, so that only the parent gets Ctrl-C; it ends the child by stdin.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "exclusivelog.cli.demo", name, *arguments],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
-        )  # fmt: skip
+        )
         self.pid = self._process.pid
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
@@ -332,9 +334,17 @@ class Run:
     """Runs three workers on one ledger, and kills them."""
 
     def __init__(
-        self, path: str, data: Path, events: list[bytes], *, kills: int, seed: int, rate: float,
-        screen: Screen, access: Mapping[str, Any],
-    ) -> None:  # fmt: skip
+        self,
+        path: str,
+        data: Path,
+        events: list[bytes],
+        *,
+        kills: int,
+        seed: int,
+        rate: float,
+        screen: Screen,
+        access: Mapping[str, Any],
+    ) -> None:
         self.path, self.access = path, access
         self.events = events
         self.tenures: list[Tenure] = []
@@ -477,7 +487,7 @@ def judge(
         _judge_order(tenures),
         sound,
         _judge_lines(messages, history.truth),
-    ]  # fmt: skip
+    ]
 
 
 def check_log(engine: xl.Engine) -> Judgement:
@@ -491,15 +501,21 @@ def check_log(engine: xl.Engine) -> Judgement:
 
 def judge_report(report: xl.Report) -> Judgement:
     """The finding for a report of `verify`."""
-    return Judgement("the ledger is sound", report.ok, "; ".join(report.problems)
-                   or f"{report.entries:,} entries, every checksum holds")  # fmt: skip
+    return Judgement(
+        "the ledger is sound",
+        report.ok,
+        "; ".join(report.problems) or f"{report.entries:,} entries, every checksum holds",
+    )
 
 
 def judge_audit(verdicts: Sequence[Verdict]) -> Judgement:
     """The finding for the verdicts of `audit`."""
     wrong = [f"{each.claim}: {each.facts}" for each in verdicts if not each.holds]
-    return Judgement("the audit of its grants and messages", not wrong, "; ".join(wrong)
-                   or f"{len(verdicts)} claims hold")  # fmt: skip
+    return Judgement(
+        "the audit of its grants and messages",
+        not wrong,
+        "; ".join(wrong) or f"{len(verdicts)} claims hold",
+    )
 
 
 def _judge_events(messages: Sequence[xl.Message], events: Sequence[bytes]) -> Judgement:
@@ -524,11 +540,18 @@ def _judge_epochs(messages: Sequence[xl.Message]) -> Judgement:
     for message in messages:
         producer = (message.producer_name, message.session)
         if message.epoch < last:
-            return Judgement(claim, False, f"epoch {message.epoch} at offset {message.offset} "
-                           f"follows epoch {last}")  # fmt: skip
+            return Judgement(
+                claim,
+                False,
+                f"epoch {message.epoch} at offset {message.offset} follows epoch {last}",
+            )
         if producers.setdefault(message.epoch, producer) != producer:
-            return Judgement(claim, False, f"epoch {message.epoch} has a second producer, "
-                           f"{producer[0]}, at offset {message.offset}")  # fmt: skip
+            return Judgement(
+                claim,
+                False,
+                f"epoch {message.epoch} has a second producer, "
+                f"{producer[0]}, at offset {message.offset}",
+            )
         last = message.epoch
     return Judgement(claim, True, f"{len(producers)} epochs")
 
@@ -543,8 +566,12 @@ def _judge_order(tenures: Sequence[Tenure]) -> Judgement:
             count += 1
             # A better waiter may have joined between the two reads, but never a worse one.
             if after.priority < before.best_waiter:
-                return Judgement(claim, False, f"epoch {after.epoch} went to priority "
-                               f"{after.priority}, {before.best_waiter} waited")  # fmt: skip
+                return Judgement(
+                    claim,
+                    False,
+                    f"epoch {after.epoch} went to priority "
+                    f"{after.priority}, {before.best_waiter} waited",
+                )
     return Judgement(claim, True, f"{count} promotions")
 
 
@@ -579,16 +606,19 @@ class Plain:
         """One line."""
         self._console.print(
             f"epoch {tenure.epoch}: {tenure.name} (pid {tenure.pid}, priority {tenure.priority}) "
-            f"goes on from event {tenure.begins_at:,}", highlight=False, soft_wrap=True,
-        )  # fmt: skip
+            f"goes on from event {tenure.begins_at:,}",
+            highlight=False,
+            soft_wrap=True,
+        )
 
     def killed(self, tenure: Tenure, kills: int, wanted: int) -> None:
         """One line."""
         self._console.print(
             f"epoch {tenure.epoch}: {tenure.name} (pid {tenure.pid}) is killed, {kills} of "
             f"{wanted}",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+            highlight=False,
+            soft_wrap=True,
+        )
 
     def progress(self, done: int) -> None:
         """Nothing."""
@@ -601,9 +631,13 @@ class Live:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("events, {task.fields[kills]}"), console=console, transient=True,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("events, {task.fields[kills]}"),
+            console=console,
+            transient=True,
+        )
         self._task = self.bar.add_task("starting", total=total, kills=f"0 of {wanted} kills")
 
     def leads(self, tenure: Tenure) -> None:
@@ -639,8 +673,16 @@ def show_tenures(
     from rich.table import Table
 
     counts, ms = Counter(message.epoch for message in messages), takeovers(tenures)
-    table = Table("epoch", "leader", "pid", "priority", "messages", "end", "take-over ms",
-                  box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2)  # fmt: skip
+    table = Table(
+        "epoch",
+        "leader",
+        "pid",
+        "priority",
+        "messages",
+        "end",
+        "take-over ms",
+        box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2,
+    )
     for column in (0, 2, 3, 4, 6):
         table.columns[column].justify = "right"
     earlier = sum(counts.values()) - sum(counts[tenure.epoch] for tenure in tenures)
@@ -648,8 +690,15 @@ def show_tenures(
         table.add_row("", "before", "", "", f"{earlier:,}", "", "")
     for tenure in tenures:
         taken = f"{ms[tenure.epoch]:.1f}" if tenure.epoch in ms else "-"
-        table.add_row(str(tenure.epoch), tenure.name, str(tenure.pid), str(tenure.priority),
-                      f"{counts[tenure.epoch]:,}", tenure.end, taken)  # fmt: skip
+        table.add_row(
+            str(tenure.epoch),
+            tenure.name,
+            str(tenure.pid),
+            str(tenure.priority),
+            f"{counts[tenure.epoch]:,}",
+            tenure.end,
+            taken,
+        )
     console.print(table)
 
 
@@ -667,10 +716,17 @@ def show_verdict(console: Console, findings: Sequence[Judgement]) -> None:
 
 
 def demo(
-    console: Console, *, path: str | None = None, data: Path | None = None,
-    events: int | None = None, kills: int = DEFAULT_KILLS, seed: int | None = None,
-    rate: float = DEFAULT_RATE, report: Path | None = None, access: Mapping[str, Any] | None = None,
-) -> bool:  # fmt: skip
+    console: Console,
+    *,
+    path: str | None = None,
+    data: Path | None = None,
+    events: int | None = None,
+    kills: int = DEFAULT_KILLS,
+    seed: int | None = None,
+    rate: float = DEFAULT_RATE,
+    report: Path | None = None,
+    access: Mapping[str, Any] | None = None,
+) -> bool:
     """Run the job and show it; True if every claim holds. Raises DemoError.
 
     - `path`: the ledger's directory, or the URL of a cluster's namespace. It is kept afterwards,
@@ -693,14 +749,22 @@ def demo(
         done = _prepare(where, history.events, access)
         console.print(
             f"{len(history.events):,} events, {done:,} of them in the log; {kills} kills, "
-            f"seed {seed}; ledger {where}", highlight=False, soft_wrap=True,
-        )  # fmt: skip
+            f"seed {seed}; ledger {where}",
+            highlight=False,
+            soft_wrap=True,
+        )
         begun = time.monotonic()
         with _screen(console, len(history.events), kills) as screen:
             run = Run(
-                where, data, history.events, kills=kills, seed=seed, rate=rate, screen=screen,
+                where,
+                data,
+                history.events,
+                kills=kills,
+                seed=seed,
+                rate=rate,
+                screen=screen,
                 access=access,
-            )  # fmt: skip
+            )
             if done < len(history.events):
                 run.go()
         seconds = time.monotonic() - begun

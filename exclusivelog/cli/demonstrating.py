@@ -11,18 +11,25 @@ KILLS, RATE = 20, 4000.0  # as in demo.py, which is not imported for the help te
 
 @program.command()
 @click.option(
-    "--kills", metavar="N", type=click.IntRange(min=0), default=KILLS,
+    "--kills",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=KILLS,
     help="How many leaders to kill.",
-)  # fmt: skip
+)
 @click.option("--seed", metavar="N", type=int, help="Seed of the moments. Default: random.")
 @click.option(
-    "--path", metavar="DIR|URL", type=PATH,
+    "--path",
+    metavar="DIR|URL",
+    type=PATH,
     help="The log's directory, or a cluster's URL; kept and continued. Default: a temporary one.",
-)  # fmt: skip
+)
 @click.option(
-    "--data", metavar="DIR", type=PATH,
+    "--data",
+    metavar="DIR",
+    type=PATH,
     help="The events and their expected result. Default: those of the package.",
-)  # fmt: skip
+)
 @click.option(
     "--events", metavar="N", type=click.IntRange(min=1), help="Send only the first N events."
 )
@@ -30,14 +37,21 @@ KILLS, RATE = 20, 4000.0  # as in demo.py, which is not imported for the help te
     "--rate", metavar="N", type=click.FloatRange(min=1), default=RATE, help="Events per second."
 )
 @click.option(
-    "--report", metavar="FILE", type=PATH,
+    "--report",
+    metavar="FILE",
+    type=PATH,
     help="Audit the log with Spark, and write an HTML page with charts of its leaders.",
-)  # fmt: skip
+)
 @access_options
 def demo(
-    kills: int, seed: int | None, path: str | None, data: str | None, events: int | None,
-    rate: float, report: str | None,
-) -> None:  # fmt: skip
+    kills: int,
+    seed: int | None,
+    path: str | None,
+    data: str | None,
+    events: int | None,
+    rate: float,
+    report: str | None,
+) -> None:
     """Send real events while leaders are killed, then check that each is in the log once."""
     import signal
     from pathlib import Path
@@ -54,9 +68,16 @@ def demo(
 
     try:
         held = job.demo(
-            Console(), path=path, data=where(data), events=events, kills=kills, seed=seed,
-            rate=rate, report=where(report), access=access(),
-        )  # fmt: skip
+            Console(),
+            path=path,
+            data=where(data),
+            events=events,
+            kills=kills,
+            seed=seed,
+            rate=rate,
+            report=where(report),
+            access=access(),
+        )
     except job.DemoError as error:
         raise ValueError(str(error)) from error
     if not held:

@@ -38,9 +38,13 @@ ARROW_BYTES = 8 << 20
 @ledger_path
 @topic_name
 @click.argument(
-    "file", cls=Argument, metavar="[FILE]", required=False, type=PATH,
+    "file",
+    cls=Argument,
+    metavar="[FILE]",
+    required=False,
+    type=PATH,
     help="Where to write. Default: stdout.",
-)  # fmt: skip
+)
 @click.option(
     "--format",
     "kind",
@@ -48,17 +52,28 @@ ARROW_BYTES = 8 << 20
     help="Default: the ending of FILE; without an ending, jsonl.",
 )
 @click.option(
-    "--from", "--since", "start", metavar="earliest|OFFSET|TIME|AGE", default="earliest",
+    "--from",
+    "--since",
+    "start",
+    metavar="earliest|OFFSET|TIME|AGE",
+    default="earliest",
     help="The first message. An AGE: 90s, 15m, 1h, 7d. A TIME without a zone is local.",
-)  # fmt: skip
+)
 @click.option("--to", "end", metavar="OFFSET|TIME|AGE", help="End before this one. Default: all.")
 @click.option("--key", "-k", help="Only messages with this key.")
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @as_json
 def export(
-    path: str, topic: str, file: str | None, kind: str | None, start: str, end: str | None,
-    key: str | None, force: bool, as_json: bool,
-) -> None:  # fmt: skip
+    path: str,
+    topic: str,
+    file: str | None,
+    kind: str | None,
+    start: str,
+    end: str | None,
+    key: str | None,
+    force: bool,
+    as_json: bool,
+) -> None:
     """Write a topic's messages to a file or to stdout.
 
     FILE appears when it is complete. In JSON lines, a value that is not UTF-8 text is in the field

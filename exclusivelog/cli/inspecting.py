@@ -69,11 +69,16 @@ def _topic_row(topic: xl.Topic) -> Sequence[object]:
 def _topic_object(topic: xl.Topic) -> dict[str, object]:
     first, end = topic.first_offset, topic.next_offset
     return {
-        "topic": topic.name, "kind": topic.kind, "serializers": topic.serializers,
-        "messages": end - first, "first_offset": first, "next_offset": end, "epoch": topic.epoch,
+        "topic": topic.name,
+        "kind": topic.kind,
+        "serializers": topic.serializers,
+        "messages": end - first,
+        "first_offset": first,
+        "next_offset": end,
+        "epoch": topic.epoch,
         "holders": [fields_of(holder) for holder in topic.holders],
         "waiters": [fields_of(waiter) for waiter in topic.waiters],
-    }  # fmt: skip
+    }
 
 
 @program.command()
@@ -117,10 +122,11 @@ def _show_topic(topic: xl.Topic, as_json: bool) -> None:
         print_table(("name", "value"), _topic_facts(topic), header=False)
         return
     last = _last_message(topic)
-    print(json.dumps({
-        **_topic_object(topic),
-        "last_message": None if last is None else message_facts(last),
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {**_topic_object(topic), "last_message": None if last is None else message_facts(last)}
+        )
+    )
 
 
 def _topic_facts(topic: xl.Topic) -> Iterator[Sequence[object]]:

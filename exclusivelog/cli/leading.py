@@ -31,9 +31,14 @@ _libc = ctypes.CDLL(None)
 
 
 def lead(
-    path: str, name: str, command: Sequence[str], priority: int, timeout: float | None,
-    grace: float, keepalive: float,
-) -> int:  # fmt: skip
+    path: str,
+    name: str,
+    command: Sequence[str],
+    priority: int,
+    timeout: float | None,
+    grace: float,
+    keepalive: float,
+) -> int:
     """Wait for the lock, and run the command; its exit status."""
     engine_name = os.path.basename(command[0]) or None
     with Signals() as signals:
@@ -45,9 +50,14 @@ def lead(
 
 
 def _run_in_turn(
-    engine: xl.Engine, name: str, command: Sequence[str], priority: int, timeout: float | None,
-    grace: float, signals: Signals,
-) -> int:  # fmt: skip
+    engine: xl.Engine,
+    name: str,
+    command: Sequence[str],
+    priority: int,
+    timeout: float | None,
+    grace: float,
+    signals: Signals,
+) -> int:
     notify(f"READY=1\nSTATUS=waits for lock {name}")
     with engine.lock(name, timeout, priority=priority, on_lost=lambda *_: signals.wake()) as lock:
         signals.ends_waits = False

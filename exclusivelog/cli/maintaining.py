@@ -39,9 +39,13 @@ def compact(path: str, topic: str, as_json: bool) -> None:
 @ledger_path
 @topic_name
 @click.argument(
-    "method", cls=Argument, metavar="[METHOD]", required=False,
-    type=click.Choice(("lz4", "zstd", "none")), help="lz4, zstd or none; without it, show it.",
-)  # fmt: skip
+    "method",
+    cls=Argument,
+    metavar="[METHOD]",
+    required=False,
+    type=click.Choice(("lz4", "zstd", "none")),
+    help="lz4, zstd or none; without it, show it.",
+)
 @as_json
 def compression(
     path: str, topic: str, method: Literal["lz4", "zstd", "none"] | None, as_json: bool
@@ -74,9 +78,12 @@ def _show_compression(stats: xl.TopicStats, as_json: bool) -> None:
 @program.command()
 @ledger_path
 @click.argument(
-    "to", cls=Argument, metavar="TO", type=PATH,
+    "to",
+    cls=Argument,
+    metavar="TO",
+    type=PATH,
     help="A new or empty directory, or one with an unfinished backup.",
-)  # fmt: skip
+)
 @as_json
 def backup(path: str, to: str, as_json: bool) -> None:
     """Copy a ledger to another directory, consistently, also while it is in use.
@@ -91,9 +98,12 @@ def backup(path: str, to: str, as_json: bool) -> None:
 @program.command()
 @local_path
 @click.option(
-    "--backup", "to", metavar="TO", type=PATH,
+    "--backup",
+    "to",
+    metavar="TO",
+    type=PATH,
     help="A new or empty directory for the backup. Default: PATH.format-N.",
-)  # fmt: skip
+)
 @click.option("--despite-damage", is_flag=True, help="Upgrade although the ledger is damaged.")
 @as_json
 def upgrade(path: str, to: str | None, despite_damage: bool, as_json: bool) -> None:

@@ -48,18 +48,24 @@ MESSAGES = ("offset", "epoch", "time", "producer", "key", "value", "properties")
 @topic_name
 @click.option("--follow", "-f", is_flag=True, help="At the end, wait for new messages.")
 @click.option(
-    "-n", "count", metavar="N", type=click.IntRange(min=0),
+    "-n",
+    "count",
+    metavar="N",
+    type=click.IntRange(min=0),
     help="The last N messages (default 10). With --from: the first N from there.",
-)  # fmt: skip
+)
 @click.option(
-    "--from", "--since", "start", metavar="earliest|latest|OFFSET|TIME|AGE",
+    "--from",
+    "--since",
+    "start",
+    metavar="earliest|latest|OFFSET|TIME|AGE",
     help="Start there, and show all messages up to the end. An AGE: 90s, 15m, 1h, 7d. A TIME "
     "without a zone is local.",
-)  # fmt: skip
+)
 @as_json
 def tail(
     path: str, topic: str, follow: bool, count: int | None, start: str | None, as_json: bool
-) -> None:  # fmt: skip
+) -> None:
     """Show a topic's messages.
 
     A line has offset, epoch, time, producer, key, value and properties, separated by tabs; on a
@@ -136,9 +142,12 @@ def _parts(message: xl.Message) -> list[str]:
 @ledger_path
 @topic_name
 @click.argument(
-    "values", cls=Argument, metavar="[VALUE]...", nargs=-1,
+    "values",
+    cls=Argument,
+    metavar="[VALUE]...",
+    nargs=-1,
     help="Messages. Default: the lines of stdin.",
-)  # fmt: skip
+)
 @click.option("--key", "-k", help="A key for every message.")
 @click.option(
     "--mode", type=click.Choice(MODES), default="shared", help="The producer's access mode."
@@ -149,18 +158,31 @@ def _parts(message: xl.Message) -> list[str]:
     "--timeout", metavar="SECONDS", type=float, help="Wait in the queue at most this long."
 )
 @click.option(
-    "--property", "properties", metavar="K=V", multiple=True,
+    "--property",
+    "properties",
+    metavar="K=V",
+    multiple=True,
     help="A property for every message. Repeatable.",
-)  # fmt: skip
+)
 @click.option(
-    "--json", "as_json", is_flag=True,
+    "--json",
+    "as_json",
+    is_flag=True,
     help="Each message is a JSON object as tail --json prints it: value, key, properties, "
     "event_time.",
-)  # fmt: skip
+)
 def send(
-    path: str, topic: str, values: tuple[str, ...], key: str | None, mode: str, name: str | None,
-    priority: int, timeout: float | None, properties: tuple[str, ...], as_json: bool,
-) -> None:  # fmt: skip
+    path: str,
+    topic: str,
+    values: tuple[str, ...],
+    key: str | None,
+    mode: str,
+    name: str | None,
+    priority: int,
+    timeout: float | None,
+    properties: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Send messages, and print the offset of each once it is durable: a line with a number.
 
     The ledger and the topic are created if they are missing. With --json, a line that is no message

@@ -29,38 +29,55 @@ PROGRESS_SECONDS = 2.0
 @local_path
 @click.argument(
     "topics", cls=Argument, metavar="[TOPIC]...", nargs=-1, help="Only these. Default: all."
-)  # fmt: skip
+)
 @click.option(
-    "--to", metavar="URL",
+    "--to",
+    metavar="URL",
     help="Copy to this Pulsar namespace: pulsar://host:6650/tenant/namespace.",
-)  # fmt: skip
+)
 @click.option(
-    "--from", "origin", metavar="URL",
+    "--from",
+    "origin",
+    metavar="URL",
     help="Restore a log: create PATH, a new directory, from the topics of this namespace.",
-)  # fmt: skip
+)
 @click.option("--follow", "-f", is_flag=True, help="Continue with later messages.")
 @click.option(
-    "--plain", is_flag=True,
+    "--plain",
+    is_flag=True,
     help="One Pulsar message for each message, for any consumer; slower. Default: frames of many "
     "messages.",
-)  # fmt: skip
+)
 @click.option(
     "--verify", is_flag=True, help="Compare all that is mirrored with PATH; copy nothing."
 )
 @click.option(
-    "--trimmed", type=click.Choice(("error", "earliest")), default="error",
+    "--trimmed",
+    type=click.Choice(("error", "earliest")),
+    default="error",
     help="If the oldest messages were trimmed before the first copy: fail, or begin with the rest.",
-)  # fmt: skip
+)
 @click.option(
-    "--timeout", metavar="SECONDS", type=click.FloatRange(min=1), default=60.0,
+    "--timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(min=1),
+    default=60.0,
     help="Seconds that the broker has to store a message.",
-)  # fmt: skip
+)
 @access_options
 @as_json
 def mirror(
-    path: str, topics: tuple[str, ...], to: str | None, origin: str | None, follow: bool,
-    plain: bool, verify: bool, trimmed: Any, timeout: float, as_json: bool,
-) -> None:  # fmt: skip
+    path: str,
+    topics: tuple[str, ...],
+    to: str | None,
+    origin: str | None,
+    follow: bool,
+    plain: bool,
+    verify: bool,
+    trimmed: Any,
+    timeout: float,
+    as_json: bool,
+) -> None:
     """Copy a log to a namespace of a Pulsar cluster, exactly once, or restore it from there.
 
     Every few seconds it prints the progress of each topic. You can stop it at any time and run it
@@ -83,7 +100,7 @@ def mirror(
     with xl.open(path, ENGINE_NAME, readonly=True) as engine:
         with Mirror(
             engine, to, topics or None, plain=plain, trimmed=trimmed, timeout=timeout, **access()
-        ) as copy:  # fmt: skip
+        ) as copy:
             if verify:
                 for name, found in copy.verify().items():
                     text = f"{found.compared:,} compared, no difference; {found.lag:,} behind"
@@ -95,7 +112,7 @@ def mirror(
 
 def _restore_from(
     path: str, topics: Sequence[str], origin: str, timeout: float, as_json: bool
-) -> None:  # fmt: skip
+) -> None:
     from exclusivelog.restoring import restore
 
     given = {name: value for name, value in access().items() if name != "check_policies"}

@@ -75,9 +75,11 @@ LEAST_WIDTH = 16  # of a column whose cells are folded
 
 
 def print_table(
-    names: Sequence[str], rows: Iterable[Sequence[object]], header: bool = True,
+    names: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    header: bool = True,
     spare: Sequence[str] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Print a table on a terminal, and tab-separated lines elsewhere."""
     Table(names, header, spare=spare).print(rows)
 
@@ -92,9 +94,13 @@ class Table:
     """
 
     def __init__(
-        self, names: Sequence[str], header: bool = True, *, grows: str = "",
+        self,
+        names: Sequence[str],
+        header: bool = True,
+        *,
+        grows: str = "",
         spare: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._names, self._header, self._grows = names, header, grows
         self._spare = list(spare)
         self._widths: dict[str, int] | None = None
@@ -159,9 +165,12 @@ class Table:
 
         names = max(map(len, self._names))
         table = Table(
-            Column(width=names), Column(overflow="fold"), box=None, show_header=False,
+            Column(width=names),
+            Column(overflow="fold"),
+            box=None,
+            show_header=False,
             pad_edge=False,
-        )  # fmt: skip
+        )
         for name, cell in zip(self._names, line, strict=True):
             table.add_row(Text(name, style="bold"), Text(cell))
         table.add_row()
@@ -249,9 +258,10 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, xl.Histogram):
         buckets = zip(value.bounds, value.counts, strict=True)
         return {
-            "count": value.count, "sum": value.sum,
+            "count": value.count,
+            "sum": value.sum,
             "buckets": [[None if bound == float("inf") else bound, n] for bound, n in buckets if n],
-        }  # fmt: skip
+        }
     if is_dataclass(value):
         return {name: jsonable(held) for name, held in items_of(value)}
     if isinstance(value, Mapping):

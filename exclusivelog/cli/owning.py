@@ -58,11 +58,21 @@ def owners(path: str, topic: str | None, history: bool, as_json: bool) -> None:
                     print(json.dumps(facts))
             return
         print_table(
-            ("topic", "state", "producer", "mode", "priority", "epoch", "engine", "engine id",
-             "pid", "since"),
+            (
+                "topic",
+                "state",
+                "producer",
+                "mode",
+                "priority",
+                "epoch",
+                "engine",
+                "engine id",
+                "pid",
+                "since",
+            ),
             (row for name in names for row in _owner_rows(engine.topic(name))),
             spare=("engine id", "priority", "mode"),
-        )  # fmt: skip
+        )
         for name in names:
             if said := announcement_of(engine.topic(name)):
                 print(f"topic {name!r}, announced: {said}")
@@ -78,49 +88,95 @@ def _owner_rows(topic: xl.Topic) -> Iterator[Sequence[object]]:
     for h in topic.holders:
         shared = h.access_mode is xl.AccessMode.SHARED
         yield (
-            topic.name, "holds", h.producer_name, h.access_mode, h.priority,
-            "-" if shared else h.epoch, h.engine_name, h.engine_id, h.pid, second_of(h.since),
-        )  # fmt: skip
+            topic.name,
+            "holds",
+            h.producer_name,
+            h.access_mode,
+            h.priority,
+            "-" if shared else h.epoch,
+            h.engine_name,
+            h.engine_id,
+            h.pid,
+            second_of(h.since),
+        )
     for t in topic.transfers:
         yield (
-            topic.name, t.state, t.producer or (t.source.producer_name if t.source else "-"),
-            "-", "-", "-", t.target.name, t.target.id, t.target.pid, f"until {second_of(t.until)}",
-        )  # fmt: skip
+            topic.name,
+            t.state,
+            t.producer or (t.source.producer_name if t.source else "-"),
+            "-",
+            "-",
+            "-",
+            t.target.name,
+            t.target.id,
+            t.target.pid,
+            f"until {second_of(t.until)}",
+        )
     for w in topic.waiters:
         yield (
-            topic.name, "waits", w.producer_name, xl.AccessMode.WAIT_FOR_EXCLUSIVE, w.priority,
-            "-", w.engine_name, w.engine_id, w.pid, second_of(w.since),
-        )  # fmt: skip
+            topic.name,
+            "waits",
+            w.producer_name,
+            xl.AccessMode.WAIT_FOR_EXCLUSIVE,
+            w.priority,
+            "-",
+            w.engine_name,
+            w.engine_id,
+            w.pid,
+            second_of(w.since),
+        )
 
 
 def _owner_facts(topic: xl.Topic) -> Iterator[dict[str, object]]:
     """The topic's holders ("holds"), hand-overs ("releasing", "assigned") and waiters ("waits")."""
     for h in topic.holders:
         yield {
-            "topic": topic.name, "state": "holds", "producer": h.producer_name,
-            "mode": str(h.access_mode), "priority": h.priority, "epoch": h.epoch,
-            "engine": h.engine_name, "engine_id": h.engine_id, "pid": h.pid, "since": h.since,
+            "topic": topic.name,
+            "state": "holds",
+            "producer": h.producer_name,
+            "mode": str(h.access_mode),
+            "priority": h.priority,
+            "epoch": h.epoch,
+            "engine": h.engine_name,
+            "engine_id": h.engine_id,
+            "pid": h.pid,
+            "since": h.since,
             "properties": dict(h.properties),
-        }  # fmt: skip
+        }
     for t in topic.transfers:
         source = t.source
         yield {
-            "topic": topic.name, "state": t.state, "producer": t.producer,
-            "from": source and {
-                "producer": source.producer_name, "engine": source.engine_name,
-                "engine_id": source.engine_id, "pid": source.pid, "epoch": source.epoch,
+            "topic": topic.name,
+            "state": t.state,
+            "producer": t.producer,
+            "from": source
+            and {
+                "producer": source.producer_name,
+                "engine": source.engine_name,
+                "engine_id": source.engine_id,
+                "pid": source.pid,
+                "epoch": source.epoch,
             },
-            "engine": t.target.name, "engine_id": t.target.id, "pid": t.target.pid,
-            "engine_properties": dict(t.target.properties), "until": t.until,
+            "engine": t.target.name,
+            "engine_id": t.target.id,
+            "pid": t.target.pid,
+            "engine_properties": dict(t.target.properties),
+            "until": t.until,
             "groups": list(t.groups),
-        }  # fmt: skip
+        }
     for w in topic.waiters:
         yield {
-            "topic": topic.name, "state": "waits", "producer": w.producer_name,
-            "mode": xl.AccessMode.WAIT_FOR_EXCLUSIVE.value, "priority": w.priority,
-            "engine": w.engine_name, "engine_id": w.engine_id, "pid": w.pid, "since": w.since,
+            "topic": topic.name,
+            "state": "waits",
+            "producer": w.producer_name,
+            "mode": xl.AccessMode.WAIT_FOR_EXCLUSIVE.value,
+            "priority": w.priority,
+            "engine": w.engine_name,
+            "engine_id": w.engine_id,
+            "pid": w.pid,
+            "since": w.since,
             "properties": dict(w.properties),
-        }  # fmt: skip
+        }
 
 
 def _show_events(events: Iterable[xl.Event], as_json: bool) -> None:
@@ -132,13 +188,19 @@ def _show_events(events: Iterable[xl.Event], as_json: bool) -> None:
         ("time", "topic", "epoch", "what", "reason", "from", "to", "priority"),
         (
             (
-                time_of(event.time), event.topic, event.epoch, event.kind, event.reason,
-                party_of(event.source), party_of(event.target), event.priority,
+                time_of(event.time),
+                event.topic,
+                event.epoch,
+                event.kind,
+                event.reason,
+                party_of(event.source),
+                party_of(event.target),
+                event.priority,
             )
             for event in events
             if event.group is None
         ),
-    )  # fmt: skip
+    )
 
 
 @program.command()
@@ -150,8 +212,11 @@ def claims(path: str, group: str | None, history: bool, as_json: bool) -> None:
     """Show each claimed resource and its holder, including the readers of reader groups."""
     with open_to_read(path) as engine:
         if history:
-            records = (_claim_event(event) for event in engine.history(group=group)
-                       if event.group is not None)  # fmt: skip
+            records = (
+                _claim_event(event)
+                for event in engine.history(group=group)
+                if event.group is not None
+            )
             print_records(CLAIM_HISTORY, records, as_json)
         else:
             held = (row for info in engine.claims(group) for row in _claim_rows(info))
@@ -161,18 +226,28 @@ def claims(path: str, group: str | None, history: bool, as_json: bool) -> None:
 def _claim_rows(info: xl.ClaimInfo) -> Iterator[dict[str, Any]]:
     for resource, generation in info.generations.items():
         yield {
-            "group": info.group, "resource": resource, "generation": generation,
-            "kind": "reader" if info.reader else "claim", "engine": info.engine_name,
-            "engine_id": info.engine_id, "pid": info.pid, "since": info.since,
-        }  # fmt: skip
+            "group": info.group,
+            "resource": resource,
+            "generation": generation,
+            "kind": "reader" if info.reader else "claim",
+            "engine": info.engine_name,
+            "engine_id": info.engine_id,
+            "pid": info.pid,
+            "since": info.since,
+        }
 
 
 def _claim_event(event: xl.Event) -> dict[str, Any]:
     return {
-        "time": event.time, "group": event.group, "resource": event.resource,
-        "generation": event.generation, "kind": event.kind, "reason": event.reason,
-        "from": event.source, "to": event.target,
-    }  # fmt: skip
+        "time": event.time,
+        "group": event.group,
+        "resource": event.resource,
+        "generation": event.generation,
+        "kind": event.kind,
+        "reason": event.reason,
+        "from": event.source,
+        "to": event.target,
+    }
 
 
 @program.command()
@@ -194,13 +269,17 @@ def roles(path: str, role: str | None, history: bool, as_json: bool) -> None:
 def _role_row(info: xl.RoleInfo) -> dict[str, Any]:
     holder = info.holder
     return {
-        "role": info.name, "epoch": info.epoch, "topics": list(info.topics),
+        "role": info.name,
+        "epoch": info.epoch,
+        "topics": list(info.topics),
         "groups": {group: list(topics) for group, topics in info.groups.items()},
         "claims": {group: list(resources) for group, resources in info.claims.items()},
-        "waiting": len(info.waiters), "engine": holder and holder.engine_name,
-        "engine_id": holder and holder.engine_id, "pid": holder and holder.pid,
+        "waiting": len(info.waiters),
+        "engine": holder and holder.engine_name,
+        "engine_id": holder and holder.engine_id,
+        "pid": holder and holder.pid,
         "since": holder and holder.since,
-    }  # fmt: skip
+    }
 
 
 @program.command()
@@ -236,41 +315,61 @@ def _delete_group(path: str, group: str | None, yes: bool, as_json: bool) -> Non
 def _group_row(info: xl.GroupInfo) -> dict[str, Any]:
     reader = info.reader
     return {
-        "group": info.group, "topic": info.topic, "position": info.position, "lag": info.lag,
+        "group": info.group,
+        "topic": info.topic,
+        "position": info.position,
+        "lag": info.lag,
         "engine": None if reader is None else reader.engine_name,
         "engine_id": None if reader is None else reader.engine_id,
         "pid": None if reader is None else reader.pid,
         "since": None if reader is None else reader.since,
-    }  # fmt: skip
+    }
 
 
 @program.command()
 @ledger_path
 @click.argument(
-    "topics", cls=Argument, metavar="TOPIC...", nargs=-1, required=True,
+    "topics",
+    cls=Argument,
+    metavar="TOPIC...",
+    nargs=-1,
+    required=True,
     help="Topics, or one prefix of topic names.",
-)  # fmt: skip
+)
 @click.option("--to", metavar="ENGINE", required=True, help="Its id or its name.")
 @click.option(
-    "--timeout", metavar="SECONDS", type=click.FloatRange(min=0), default=10.0,
+    "--timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    default=10.0,
     help="Seconds; a topic not released by then keeps its owner.",
-)  # fmt: skip
+)
 @click.option(
-    "--group", metavar="GROUP", multiple=True,
+    "--group",
+    metavar="GROUP",
+    multiple=True,
     help="Also move this group's claims on the topics. Repeatable.",
-)  # fmt: skip
+)
 @click.option("--producer", metavar="NAME", help="Move only this producer.")
 @as_json
 def unload(
-    path: str, topics: tuple[str, ...], to: str, timeout: float, group: tuple[str, ...],
-    producer: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    path: str,
+    topics: tuple[str, ...],
+    to: str,
+    timeout: float,
+    group: tuple[str, ...],
+    producer: str | None,
+    as_json: bool,
+) -> None:
     """Hand topics over to a chosen engine, whatever the order of the queue."""
     with open_to_write(path) as engine:
         moves = engine.unload(
-            topics[0] if len(topics) == 1 else topics, to=_engine_id(engine, to), timeout=timeout,
-            groups=group, producer=producer,
-        )  # fmt: skip
+            topics[0] if len(topics) == 1 else topics,
+            to=_engine_id(engine, to),
+            timeout=timeout,
+            groups=group,
+            producer=producer,
+        )
     print_records(MOVES, map(_move_row, moves), as_json)
     if not all(move.ok for move in moves):
         leave(1)
@@ -278,10 +377,13 @@ def unload(
 
 def _move_row(move: xl.Move) -> dict[str, Any]:
     return {
-        "topic": move.topic, "state": move.state, "epoch": move.epoch,
-        "from": None if move.source is None else move.source.engine_name, "to": move.target.name,
+        "topic": move.topic,
+        "state": move.state,
+        "epoch": move.epoch,
+        "from": None if move.source is None else move.source.engine_name,
+        "to": move.target.name,
         "reason": move.reason,
-    }  # fmt: skip
+    }
 
 
 def _engine_id(engine: xl.Engine, to: str) -> str:

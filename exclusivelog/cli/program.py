@@ -24,19 +24,24 @@ AGE = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 # Advice in the library's errors, and the option of the command that replaces it.
-ADVICE = tuple((re.compile(pattern), said) for pattern, said in (
-    (r'seek\("(earliest|latest)"\) ', r"--from \1 "),
-    (r"seek\((\d+)\) steps over it", r"--from \1 goes on behind it"),
-    (r" holds no ledger, and (?:readonly=True|create=False)", " holds no ledger"),
-    (r"^to=('.*?') is not", r"--to \1 is not"),
-    (r",? or open it with readonly=True", ""),
-    (r" and open it with readonly=True, or read a backup", ", or read a backup"),
-    (r"topic\.compression\(\.\.\.\)", "exclusivelog compression PATH TOPIC METHOD"),
-    (r"admin=, --admin", "--admin"),
-    (r"^(topic)=('.*?') is internal", r"\1 \2 is internal"),
-    (r"open (?:it|the ledger) with a larger map_size",
-     "let a program open it with a larger map_size"),
-))  # fmt: skip
+ADVICE = tuple(
+    (re.compile(pattern), said)
+    for pattern, said in (
+        (r'seek\("(earliest|latest)"\) ', r"--from \1 "),
+        (r"seek\((\d+)\) steps over it", r"--from \1 goes on behind it"),
+        (r" holds no ledger, and (?:readonly=True|create=False)", " holds no ledger"),
+        (r"^to=('.*?') is not", r"--to \1 is not"),
+        (r",? or open it with readonly=True", ""),
+        (r" and open it with readonly=True, or read a backup", ", or read a backup"),
+        (r"topic\.compression\(\.\.\.\)", "exclusivelog compression PATH TOPIC METHOD"),
+        (r"admin=, --admin", "--admin"),
+        (r"^(topic)=('.*?') is internal", r"\1 \2 is internal"),
+        (
+            r"open (?:it|the ledger) with a larger map_size",
+            "let a program open it with a larger map_size",
+        ),
+    )
+)
 
 
 class _Command(click.Command):
@@ -160,10 +165,15 @@ def leave(status: int) -> NoReturn:
 
 
 @click.group(
-    cls=_Commands, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100,
-                      "show_default": True},
-)  # fmt: skip
+    cls=_Commands,
+    invoke_without_command=True,
+    subcommand_metavar="COMMAND [ARGS]...",
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "show_default": True,
+    },
+)
 @click.version_option(
     __version__, message="%(prog)s %(version)s", help="Show the version, and exit."
 )
@@ -249,10 +259,13 @@ local_path = click.argument(
 def ledger_path(command: Command) -> Command:
     """Add the argument PATH, and the options for the case that it is a URL."""
     argument = click.argument(
-        "path", cls=Argument, metavar="PATH", type=PATH,
+        "path",
+        cls=Argument,
+        metavar="PATH",
+        type=PATH,
         help="The directory of the log, or a namespace of a cluster: "
         "pulsar://host:6650/tenant/namespace.",
-    )  # fmt: skip
+    )
     return argument(access_options(command))
 
 

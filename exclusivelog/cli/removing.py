@@ -101,19 +101,22 @@ NONE = "none"
 @ledger_path
 @topic_name
 @click.option(
-    "--before", metavar="OFFSET|TIME|AGE",
+    "--before",
+    metavar="OFFSET|TIME|AGE",
     help="Remove messages before this offset or time, or older than an AGE: 90s, 15m, 1h, 7d. A "
     "TIME without a zone is local.",
-)  # fmt: skip
+)
 @click.option(
-    "--max-bytes", metavar="BYTES", type=_Bytes(),
+    "--max-bytes",
+    metavar="BYTES",
+    type=_Bytes(),
     help="Keep at most so many bytes of the newest messages: 1000000, 10MB, 1GB, 1GiB.",
-)  # fmt: skip
+)
 @yes
 @as_json
 def trim(
     path: str, topic: str, before: str | None, max_bytes: int | None, yes: bool, as_json: bool
-) -> None:  # fmt: skip
+) -> None:
     """Remove a topic's old messages permanently.
 
     On a terminal it says how many, and asks first.
@@ -170,26 +173,36 @@ def terminate(path: str, topic: str, yes: bool, as_json: bool) -> None:
 @ledger_path
 @topic_name
 @click.option(
-    "--max-age", metavar="AGE", type=_OrNone(_Age()),
+    "--max-age",
+    metavar="AGE",
+    type=_OrNone(_Age()),
     help="Remove messages older than this: 90s, 15m, 24h, 7d; none: no limit.",
-)  # fmt: skip
+)
 @click.option(
-    "--max-bytes", metavar="BYTES", type=_OrNone(_Bytes()),
+    "--max-bytes",
+    metavar="BYTES",
+    type=_OrNone(_Bytes()),
     help="Keep at most so many bytes of the newest messages: 1000000, 10MB, 1GB; none: no limit.",
-)  # fmt: skip
+)
 @click.option(
-    "--keep", type=click.Choice(("keys", NONE)),
+    "--keep",
+    type=click.Choice(("keys", NONE)),
     help="keys: compact the topic before messages are removed, so that compacted readers find the "
     "last message of every key.",
-)  # fmt: skip
+)
 @click.option("--off", is_flag=True, help="Keep everything; for __events__, the default limit.")
 @yes
 @as_json
 def retention(
-    path: str, topic: str, max_age: float | Literal["none"] | None,
-    max_bytes: int | Literal["none"] | None, keep: Literal["keys", "none"] | None, off: bool,
-    yes: bool, as_json: bool,
-) -> None:  # fmt: skip
+    path: str,
+    topic: str,
+    max_age: float | Literal["none"] | None,
+    max_bytes: int | Literal["none"] | None,
+    keep: Literal["keys", "none"] | None,
+    off: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
     """Show a topic's retention; or change it, to remove old messages in the background.
 
     An option that is left out stays as it is. On a terminal it says how many messages will be

@@ -11,26 +11,44 @@ from exclusivelog.cli.program import Argument, leave, local_path, program
 @local_path
 @click.argument("name", cls=Argument, metavar="NAME", help="The lock's name.")
 @click.argument(
-    "command", cls=Argument, metavar="COMMAND...", nargs=-1, required=True,
-    type=click.UNPROCESSED, help="The command and its arguments, after --.",
-)  # fmt: skip
+    "command",
+    cls=Argument,
+    metavar="COMMAND...",
+    nargs=-1,
+    required=True,
+    type=click.UNPROCESSED,
+    help="The command and its arguments, after --.",
+)
 @click.option("--priority", metavar="N", type=int, default=0, help="In the queue; higher is first.")
 @click.option(
-    "--timeout", metavar="SECONDS", type=click.FloatRange(min=0),
+    "--timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
     help="Give up after that wait; 0 tries once. Default: wait without limit.",
-)  # fmt: skip
+)
 @click.option(
-    "--grace", metavar="SECONDS", type=click.FloatRange(min=0), default=10.0,
+    "--grace",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    default=10.0,
     help="From SIGTERM to SIGKILL, when the lock is lost.",
-)  # fmt: skip
+)
 @click.option(
-    "--keepalive", metavar="SECONDS", type=click.FloatRange(min=0), default=30.0,
+    "--keepalive",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    default=30.0,
     help="Of silence, after which a paused process loses the lock.",
-)  # fmt: skip
+)
 def run(
-    path: str, name: str, command: tuple[str, ...], priority: int, timeout: float | None,
-    grace: float, keepalive: float,
-) -> None:  # fmt: skip
+    path: str,
+    name: str,
+    command: tuple[str, ...],
+    priority: int,
+    timeout: float | None,
+    grace: float,
+    keepalive: float,
+) -> None:
     """Run a command while holding a lock: one process at a time, of all that use the same PATH and
     NAME.
 

@@ -33,9 +33,11 @@ def set_up() -> None:
     _replaced.append(out)
     lines = out.line_buffering or out.write_through  # the latter with PYTHONUNBUFFERED
     sys.stdout = io.TextIOWrapper(
-        Waiting(io.FileIO(descriptor, "w", closefd=False)), out.encoding, "backslashreplace",
+        Waiting(io.FileIO(descriptor, "w", closefd=False)),
+        out.encoding,
+        "backslashreplace",
         line_buffering=lines,
-    )  # fmt: skip
+    )
 
 
 class Waiting(io.BufferedWriter):

@@ -36,9 +36,12 @@ ARROWS = {"A": "k", "B": "j"}
 @program.command()
 @ledger_path
 @click.option(
-    "--interval", metavar="SECONDS", type=click.FloatRange(min=0.1), default=1.0,
+    "--interval",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
     help="Between two samples.",
-)  # fmt: skip
+)
 @click.option(
     "-n", "samples", metavar="N", type=click.IntRange(min=1), help="End after so many samples."
 )
@@ -47,7 +50,7 @@ ARROWS = {"A": "k", "B": "j"}
 @as_json
 def top(
     path: str, interval: float, samples: int | None, sort: str, pattern: str, as_json: bool
-) -> None:  # fmt: skip
+) -> None:
     """Show a live view: the topics with their rates, owners and lag, the engines, and the latest
     changes of ownership.
 
@@ -117,10 +120,15 @@ class Watch:
                 rate = grown / max(now - self._at, 1e-9)
                 lines.append(
                     Line(
-                        name, rate, end - topic.first_offset, topic.epoch, holder_of(topic),
-                        len(topic.waiters), lag.get(name),
+                        name,
+                        rate,
+                        end - topic.first_offset,
+                        topic.epoch,
+                        holder_of(topic),
+                        len(topic.waiters),
+                        lag.get(name),
                     )
-                )  # fmt: skip
+                )
         flushed = stats.flush_seconds.count
         flushes = max(0, flushed - self._flushes) / max(now - self._at, 1e-9)
         self._ends, self._at, self._flushes = ends, now, flushed
@@ -181,9 +189,14 @@ class View:
 
 def _cells(line: Line) -> tuple[str, ...]:
     return (
-        line.topic, f"{line.rate:,.0f}", f"{line.messages:,}", str(line.epoch), line.owner,
-        str(line.waiters), "-" if line.lag is None else f"{line.lag:,}",
-    )  # fmt: skip
+        line.topic,
+        f"{line.rate:,.0f}",
+        f"{line.messages:,}",
+        str(line.epoch),
+        line.owner,
+        str(line.waiters),
+        "-" if line.lag is None else f"{line.lag:,}",
+    )
 
 
 def _engine_cells(engine: xl.EngineInfo) -> tuple[str, ...]:

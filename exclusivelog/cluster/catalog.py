@@ -39,9 +39,18 @@ def stats_of(log: TopicLog, lives: Callable[[str], bool]) -> TopicStats:
     with log.changed:
         first, end, epoch = max(0, log.recent.first), log.state.next, log.state.epoch
     return TopicStats(
-        None, 0, 0, 0, {}, messages=end - first, first_offset=first, next_offset=end, epoch=epoch,
-        holders=len(seen.holders), waiters=len(seen.queue),
-    )  # fmt: skip
+        None,
+        0,
+        0,
+        0,
+        {},
+        messages=end - first,
+        first_offset=first,
+        next_offset=end,
+        epoch=epoch,
+        holders=len(seen.holders),
+        waiters=len(seen.queue),
+    )
 
 
 class ClusterCatalog:
@@ -104,11 +113,14 @@ class ClusterCatalog:
         messages, size = self._engine.registry.pending()
         followed = [each for each in self._engine.topics.all() if not is_internal(each.name)]
         return EngineStats(
-            topics=len(self.topics()), engines=len(self.engines()),
+            topics=len(self.topics()),
+            engines=len(self.engines()),
             waiters=sum(stats_of(each, self._engine.lives).waiters for each in followed),
-            groups=tuple(self.groups()), pending_messages=messages, pending_bytes=size,
+            groups=tuple(self.groups()),
+            pending_messages=messages,
+            pending_bytes=size,
             **self._engine.figures.counted(),
-        )  # fmt: skip
+        )
 
     def topic_stats(self) -> list[tuple[str, TopicStats]]:
         """The size of each topic that this engine follows, as far as its log was read."""

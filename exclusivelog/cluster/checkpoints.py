@@ -236,9 +236,7 @@ class Saving:
 
     def is_due(self, part: int = 1) -> bool:
         """Is it time for a checkpoint? `part`: divide the limits by this."""
-        enough = (
-            self._records * part >= EVERY_RECORDS or self._bytes * part >= EVERY_BYTES
-        )  # fmt: skip
+        enough = self._records * part >= EVERY_RECORDS or self._bytes * part >= EVERY_BYTES
         return enough and self._enabled and not self._is_saving
 
     @property
@@ -263,9 +261,12 @@ class Saving:
                 beside.close()
         except ExclusiveLogError as error:
             logs.emit(
-                log, logs.CHECKPOINT_NOT_KEPT, ledger=self._place.url, topic=self._topic,
+                log,
+                logs.CHECKPOINT_NOT_KEPT,
+                ledger=self._place.url,
+                topic=self._topic,
                 reason=str(error),
-            )  # fmt: skip
+            )
 
     def close(self) -> None:
         """Wait for a checkpoint that is being saved."""

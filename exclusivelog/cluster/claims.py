@@ -203,9 +203,12 @@ class ClusterClaims:
         self._held: dict[int, ClusterClaim] = {}  # by session, to be notified of their loss
 
     def hold(
-        self, group: str, resources: Mapping[str, int | None],
-        make: Callable[[ClaimSession], Held], until: int = 0,
-    ) -> Held:  # fmt: skip
+        self,
+        group: str,
+        resources: Mapping[str, int | None],
+        make: Callable[[ClaimSession], Held],
+        until: int = 0,
+    ) -> Held:
         """Claim a resource; `make` turns the claim into the object that is registered."""
         claim = self._take(ClusterClaim, group, resources)
         try:
@@ -263,9 +266,15 @@ class ClusterClaims:
     def _holder(self, group: str, generation: int, reads: str) -> Holder:
         info = self._host.info
         return Holder(
-            info.id, info.name, info.pid, group, AccessMode.EXCLUSIVE_WITH_FENCING, 0, now_ms(),
+            info.id,
+            info.name,
+            info.pid,
+            group,
+            AccessMode.EXCLUSIVE_WITH_FENCING,
+            0,
+            now_ms(),
             {"generation": str(generation), "reads": reads},
-        )  # fmt: skip
+        )
 
     def mark(self) -> int:
         """A number that changes with every release that this engine reads."""
@@ -294,9 +303,15 @@ class ClusterClaims:
             return None
         holder = owner.holder
         return ClaimInfo(
-            owner.session, group, {resource: generation_of(log)}, holder.engine_id,
-            holder.engine_name, holder.pid, holder.since, bool(holder.properties.get("reads")),
-        )  # fmt: skip
+            owner.session,
+            group,
+            {resource: generation_of(log)},
+            holder.engine_id,
+            holder.engine_name,
+            holder.pid,
+            holder.since,
+            bool(holder.properties.get("reads")),
+        )
 
     def living(self, group: str | None) -> list[ClaimInfo]:
         """The claims that live engines hold, the oldest first."""

@@ -177,17 +177,24 @@ class PlainCopies:
         own = {name: properties.pop(PREFIX + name) for name in OWN if PREFIX + name in properties}
         content = Content(
             None if message._message.has_null_value() else message.data(),
-            _key_of(message.partition_key(), own.get("key")), properties,
-            _maybe_int(own.get("event_time")), int(own["publish_time"]), own["producer"],
+            _key_of(message.partition_key(), own.get("key")),
+            properties,
+            _maybe_int(own.get("event_time")),
+            int(own["publish_time"]),
+            own["producer"],
             int(own["sequence_id"]),
-        )  # fmt: skip
+        )
         return Copied(
             own.get("topic"),
             Frame(
-                int(own["epoch"]), int(own["session"]), int(own["offset"]), (content,),
-                int(own.get("gap", 0)), own["source"],
+                int(own["epoch"]),
+                int(own["session"]),
+                int(own["offset"]),
+                (content,),
+                int(own.get("gap", 0)),
+                own["source"],
             ),
-        )  # fmt: skip
+        )
 
 
 class AnyCopies:
@@ -225,11 +232,12 @@ def _outgoing(topic: str, frame: Frame, content: Content) -> Outgoing:
         own["key"] = base64.b64encode(content.key).decode()
     event_time = content.event_time
     return Outgoing(
-        content.value, key or None,
+        content.value,
+        key or None,
         {**content.properties, **{PREFIX + name: str(value) for name, value in own.items()}},
         # In Pulsar it is unsigned.
         event_time if event_time is not None and event_time >= 0 else None,
-    )  # fmt: skip
+    )
 
 
 def _text(key: bytes | None) -> str:

@@ -183,9 +183,7 @@ class ClusterCursor(_core.Cursor):
 
     # ---- the position --------------------------------------------------------------------
 
-    def seek(
-        self, start: str | int | dt.datetime, inclusive: bool, resumes: bool = False
-    ) -> None:  # fmt: skip
+    def seek(self, start: str | int | dt.datetime, inclusive: bool, resumes: bool = False) -> None:
         """Continue at "earliest", "latest", an offset, or a datetime (naive: UTC)."""
         if start == "earliest":
             if self._log.recent.first < 0:  # it stays what it is: nothing is ever trimmed
@@ -298,8 +296,9 @@ class ClusterCursor(_core.Cursor):
         have."""
         raise LedgerCorruptedError(
             f"topic {self.topic!r}: offsets {start} to {stop - 1} are damaged",
-            topic=self.topic, offsets=range(start, stop),
-        )  # fmt: skip
+            topic=self.topic,
+            offsets=range(start, stop),
+        )
 
     def close(self) -> bool:
         """Close the cursor, and wake a thread that waits. False if it was closed before, or its

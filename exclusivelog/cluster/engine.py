@@ -196,9 +196,13 @@ class ClusterEngine(Identity):
                 yield from history(self.topics.named(name))
 
     def open_cursor(
-        self, topic: int, name: str, loads: _core.Deserializer | None, compacted: bool,
+        self,
+        topic: int,
+        name: str,
+        loads: _core.Deserializer | None,
+        compacted: bool,
         skip_trimmed: bool,
-    ) -> ClusterCursor:  # fmt: skip
+    ) -> ClusterCursor:
         """A cursor on a topic."""
         if compacted:
             raise refusal("compaction")
@@ -253,18 +257,26 @@ class ClusterEngine(Identity):
                 future.set_exception(error)
 
     def open_session(
-        self, topic: str, session: Registration, last_sequence: int, options: SessionOptions,
+        self,
+        topic: str,
+        session: Registration,
+        last_sequence: int,
+        options: SessionOptions,
         keeper: object = None,
-    ) -> ClusterSession:  # fmt: skip
+    ) -> ClusterSession:
         """The open session of a producer, after its grant."""
         owning = self.registry.owning(session.id)
         assert owning is not None
         return ClusterSession(self, topic, session, owning, last_sequence, options)
 
     def moves(
-        self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
+        self,
+        topics: str | Iterable[str],
+        to: str,
+        timeout: float,
+        groups: Iterable[str],
         producer: str | None,
-    ) -> Moving:  # fmt: skip
+    ) -> Moving:
         """The hand-overs of one `Engine.unload`, to be begun or run."""
         return Moving(self, lambda: choose(self, topics), to, timeout, groups, producer)
 

@@ -58,7 +58,8 @@ class Figures:
     def counted(self) -> dict[str, Any]:
         """The fields of `EngineStats` that come from the counters."""
         return {
-            "appended_messages": self._messages, "appended_bytes": self._bytes,
+            "appended_messages": self._messages,
+            "appended_bytes": self._bytes,
             "flushed_messages": self._records.histogram(),
             "durable_seconds": self._seconds.histogram(),
-        }  # fmt: skip
+        }

@@ -347,9 +347,11 @@ class Owning:
             session.lose(error)
 
     def _settle(
-        self, appender: _core.Appender, ended: Iterable[tuple[_core.Batch | None, Ticket]],
+        self,
+        appender: _core.Appender,
+        ended: Iterable[tuple[_core.Batch | None, Ticket]],
         error: ExclusiveLogError | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         placed: list[tuple[_core.Batch, int]] = []
         for batch, ticket in ended:
             error = error or ticket.error
@@ -412,15 +414,18 @@ class Owning:
         with self.topic.changed:
             self.writer.release(reason)
         self.topic.await_change(
-            lambda: self.writer.status in ("closed", "fenced"), timeout,
+            lambda: self.writer.status in ("closed", "fenced"),
+            timeout,
             "the release of the topic was not read back",
-        )  # fmt: skip
+        )
 
 
 def _fail(
-    appender: _core.Appender, placed: list[tuple[_core.Batch, int]], error: ExclusiveLogError,
+    appender: _core.Appender,
+    placed: list[tuple[_core.Batch, int]],
+    error: ExclusiveLogError,
     later: ExclusiveLogError | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Fail all messages of this appender that are not in the log, and take no more. Later calls
     raise `later` (None: the same error), or that with which it was closed before."""
     appender.close_with(later or error)
@@ -498,9 +503,13 @@ class TopicLog:
     `changed` guards everything here, and is notified with every record."""
 
     def __init__(
-        self, host: ClusterEngine, name: str, number: int, log: OrderedLog,
+        self,
+        host: ClusterEngine,
+        name: str,
+        number: int,
+        log: OrderedLog,
         checkpoint: Checkpoint | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if log.max_bytes < MAX_BYTES:
             raise ValueError(
                 f"log takes records of {log.max_bytes} bytes; it must take {MAX_BYTES}"
@@ -567,9 +576,10 @@ class TopicLog:
             return
         state = self.state
         self.await_change(
-            lambda: state.position is not None and state.position >= end, timeout,
+            lambda: state.position is not None and state.position >= end,
+            timeout,
             "the log was not read to its end",
-        )  # fmt: skip
+        )
 
     @property
     def waiters(self) -> Waiters:
@@ -579,9 +589,12 @@ class TopicLog:
     # ---- asking --------------------------------------------------------------------------
 
     def ask(
-        self, holder: Holder, topic_epoch: int | None, seen: tuple[int, bool, int],
+        self,
+        holder: Holder,
+        topic_epoch: int | None,
+        seen: tuple[int, bool, int],
         timeout: float = ANSWER_SECONDS,
-    ) -> Owning | None:  # fmt: skip
+    ) -> Owning | None:
         """Ask for the topic on the basis of the records read so far. None if another record came
         first, or `tenure` differs from `seen`.
 
@@ -627,9 +640,10 @@ class TopicLog:
             self.check()
             self.queue.publish(record)
         self.await_change(
-            lambda: self.queue.is_published(record), ANSWER_SECONDS,
+            lambda: self.queue.is_published(record),
+            ANSWER_SECONDS,
             "the record of a waiting producer or of a move was not read back",
-        )  # fmt: skip
+        )
 
     def terminate(self) -> int:
         """End all writing for good; the next offset, which no message will have (rule G8)."""
@@ -721,10 +735,15 @@ class TopicLog:
         """Save a checkpoint, if one is due, and this engine owns the topic or no engine does."""
         free = not (self.state.owned or self.state.shared)
         if self.saving.is_due(part) and (free or self._writers.has_owner):
-            self.saving.save(Checkpoint(
-                self.saving.anchor, self.state, self.recent.first, self.recent.marks,
-                self.waiters.records(),
-            ))  # fmt: skip
+            self.saving.save(
+                Checkpoint(
+                    self.saving.anchor,
+                    self.state,
+                    self.recent.first,
+                    self.recent.marks,
+                    self.waiters.records(),
+                )
+            )
 
     def _take(self, judged: Judged, record: Record, before: tuple[int, bool]) -> bool:
         """Apply the next record. Returns whether a waiter may be promoted now. `before`: the last
@@ -872,9 +891,12 @@ class Having(NamedTuple):
 
 
 def look(
-    there: Having, queue: Sequence[Wait], assigned: Assign | None, lives: Callable[[str], bool],
+    there: Having,
+    queue: Sequence[Wait],
+    assigned: Assign | None,
+    lives: Callable[[str], bool],
     engine: str,
-) -> Seen:  # fmt: skip
+) -> Seen:
     """The same, from the facts: `queue` in order, and the assignment that is in force."""
     owner, shared, tenure = there
     having: list[Grant | Join] = [*([] if owner is None else [owner]), *shared]
@@ -891,19 +913,28 @@ def look(
         owner if owner_lives else None,
         tuple([each for each in shared if each.holder.engine_id in alive]),
         tuple([each for each in queue if each.engine_id in alive]),
-        tuple([each for each in having if each.holder.engine_id not in alive]), tenure, assigned,
-        elsewhere, everyone,
-    )  # fmt: skip
+        tuple([each for each in having if each.holder.engine_id not in alive]),
+        tenure,
+        assigned,
+        elsewhere,
+        everyone,
+    )
 
 
 def waiter_info(waiter: Wait) -> OwnerInfo:
     """A waiter, as errors show it."""
     return OwnerInfo(
-        engine_id=waiter.engine_id, engine_name=waiter.engine_name, pid=waiter.pid,
-        producer_name=waiter.producer_name, access_mode=AccessMode.WAIT_FOR_EXCLUSIVE,
-        priority=waiter.priority, epoch=0, since=waiter.since, session=waiter.number,
+        engine_id=waiter.engine_id,
+        engine_name=waiter.engine_name,
+        pid=waiter.pid,
+        producer_name=waiter.producer_name,
+        access_mode=AccessMode.WAIT_FOR_EXCLUSIVE,
+        priority=waiter.priority,
+        epoch=0,
+        since=waiter.since,
+        session=waiter.number,
         properties=waiter.properties,
-    )  # fmt: skip
+    )
 
 
 # ---- the topics of an engine --------------------------------------------------------------

@@ -96,9 +96,14 @@ class Content(NamedTuple):
     def of(cls, message: Message) -> Content:
         """The content of a message that was read from a log."""
         return cls(
-            message.raw_value, message.key, message.properties, message.event_time,
-            message.publish_time, message.producer_name, message.sequence_id,
-        )  # fmt: skip
+            message.raw_value,
+            message.key,
+            message.properties,
+            message.event_time,
+            message.publish_time,
+            message.producer_name,
+            message.sequence_id,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +160,25 @@ class Packed(Frame):
 
     def __init__(self, epoch: int, session: int, first: int, entries: Sequence[bytes]) -> None:
         for name, value in (
-            ("epoch", epoch), ("session", session), ("first", first), ("gap", 0), ("source", None),
-            ("number", 0), ("_entries", tuple(entries)), ("_opened", tuple(map(Entry, entries))),
-        ):  # fmt: skip
+            ("epoch", epoch),
+            ("session", session),
+            ("first", first),
+            ("gap", 0),
+            ("source", None),
+            ("number", 0),
+            ("_entries", tuple(entries)),
+            ("_opened", tuple(map(Entry, entries))),
+        ):
             object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:
         mine = (self.epoch, self.session, self.first, self._entries)
         return isinstance(other, Packed) and mine == (
-            other.epoch, other.session, other.first, other._entries,
-        )  # fmt: skip
+            other.epoch,
+            other.session,
+            other.first,
+            other._entries,
+        )
 
     def __hash__(self) -> int:
         return hash((self.epoch, self.session, self.first))
@@ -180,11 +194,13 @@ class Packed(Frame):
     @property
     def contents(self) -> tuple[Content, ...]:
         """Its messages."""
-        return tuple([
-            Content.of(entry.message(index))
-            for entry in self._opened
-            for index in range(entry.count)
-        ])  # fmt: skip
+        return tuple(
+            [
+                Content.of(entry.message(index))
+                for entry in self._opened
+                for index in range(entry.count)
+            ]
+        )
 
     @property
     def end(self) -> int:
@@ -241,11 +257,17 @@ class Holder:
     def owner(self, epoch: int, session: int) -> OwnerInfo:
         """The holder of a session, as errors and inspections show it."""
         return OwnerInfo(
-            engine_id=self.engine_id, engine_name=self.engine_name, pid=self.pid,
-            producer_name=self.producer_name, access_mode=self.access_mode,
-            priority=self.priority, epoch=epoch, since=self.since, session=session,
+            engine_id=self.engine_id,
+            engine_name=self.engine_name,
+            pid=self.pid,
+            producer_name=self.producer_name,
+            access_mode=self.access_mode,
+            priority=self.priority,
+            epoch=epoch,
+            since=self.since,
+            session=session,
             properties=self.properties,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,10 +381,15 @@ def _frame_row(frame: Frame) -> list[Any]:
     if frame.number:
         place = ["s", frame.epoch, frame.session, frame.number]
     return [
-        *place, _one_or_all(names), _counted_or_all(sequences), _one_or_all(published),
-        values, _none_or_all(keys), _none_or_all(events),
+        *place,
+        _one_or_all(names),
+        _counted_or_all(sequences),
+        _one_or_all(published),
+        values,
+        _none_or_all(keys),
+        _none_or_all(events),
         _none_or_all([each or None for each in properties]),
-    ]  # fmt: skip
+    ]
 
 
 def _one_or_all(column: list[Any]) -> Any:
@@ -381,9 +408,15 @@ def _none_or_all(column: list[Any]) -> Any:
 
 def _holder_row(holder: Holder) -> list[Any]:
     return [
-        holder.engine_id, holder.engine_name, holder.pid, holder.producer_name,
-        str(holder.access_mode), holder.priority, holder.since, holder.properties or None,
-    ]  # fmt: skip
+        holder.engine_id,
+        holder.engine_name,
+        holder.pid,
+        holder.producer_name,
+        str(holder.access_mode),
+        holder.priority,
+        holder.since,
+        holder.properties or None,
+    ]
 
 
 def split(frame: Frame, most: int = MAX_BYTES) -> Iterator[tuple[Frame, bytes]]:
@@ -493,17 +526,24 @@ def _parse_frame(row: list[Any]) -> Frame:
     elif gap != 0:
         raise _InvalidError("only a copied frame has a gap")
     return Frame(
-        _check_int("epoch", epoch, 0, U63), _check_int("session", session, 0, U64), first,
-        contents, _check_int("gap", gap, 0, first), source,
-    )  # fmt: skip
+        _check_int("epoch", epoch, 0, U63),
+        _check_int("session", session, 0, U64),
+        first,
+        contents,
+        _check_int("gap", gap, 0, first),
+        source,
+    )
 
 
 def _parse_shared(row: list[Any]) -> Frame:
     _, epoch, session, number, *columns = row
     return Frame(
-        _check_int("epoch", epoch, 0, U63), _check_int("session", session, 1, U64), 0,
-        _contents(columns), number=_check_int("number", number, 1, U63),
-    )  # fmt: skip
+        _check_int("epoch", epoch, 0, U63),
+        _check_int("session", session, 1, U64),
+        0,
+        _contents(columns),
+        number=_check_int("number", number, 1, U63),
+    )
 
 
 def _contents(columns: list[Any]) -> tuple[Content, ...]:
@@ -529,9 +569,11 @@ def _parse_packed(row: list[Any]) -> Frame:
     if type(entries) is not list or {*map(type, entries)} != {bytes}:
         raise _InvalidError("a packed frame has entries of bytes")
     frame = Packed(
-        _check_int("epoch", epoch, 1, U63), _check_int("session", session, 1, U64),
-        _check_int("first", first, 0, U63 - MAX_MESSAGES), entries,
-    )  # fmt: skip
+        _check_int("epoch", epoch, 1, U63),
+        _check_int("session", session, 1, U64),
+        _check_int("first", first, 0, U63 - MAX_MESSAGES),
+        entries,
+    )
     frame.check()
     if frame.end - first > MAX_MESSAGES:
         raise _InvalidError(f"a frame has 1 to {MAX_MESSAGES} messages")
@@ -541,19 +583,24 @@ def _parse_packed(row: list[Any]) -> Frame:
 def _parse_grant(row: list[Any]) -> Grant:
     _, epoch, first, session, continues, joins, *holder = row
     return Grant(
-        _check_int("epoch", epoch, 1, U63), _check_int("first", first, 0, U63),
-        _check_int("session", session, 1, U64), _holder(holder, EXCLUSIVE_MODES),
-        _check_int("continues", continues, 0, U64), _check_int("joins", joins, 0, U63),
-    )  # fmt: skip
+        _check_int("epoch", epoch, 1, U63),
+        _check_int("first", first, 0, U63),
+        _check_int("session", session, 1, U64),
+        _holder(holder, EXCLUSIVE_MODES),
+        _check_int("continues", continues, 0, U64),
+        _check_int("joins", joins, 0, U63),
+    )
 
 
 def _parse_join(row: list[Any]) -> Join:
     _, epoch, granted, joins, session, *holder = row
     return Join(
-        _check_int("epoch", epoch, 0, U63), _check_int("granted", granted, 0, U64),
-        _check_int("joins", joins, 0, U63), _check_int("session", session, 1, U64),
+        _check_int("epoch", epoch, 0, U63),
+        _check_int("granted", granted, 0, U64),
+        _check_int("joins", joins, 0, U63),
+        _check_int("session", session, 1, U64),
         _holder(holder, [str(AccessMode.SHARED)]),
-    )  # fmt: skip
+    )
 
 
 def _holder(fields: list[Any], modes: list[str]) -> Holder:
@@ -563,26 +610,29 @@ def _holder(fields: list[Any], modes: list[str]) -> Holder:
     if properties is not None:
         _check_properties(properties)
     return Holder(
-        _check_text("engine id", engine), _check_text("engine name", engine_name),
-        _check_int("pid", pid, 0, U63), _check_text("producer name", name), AccessMode(mode),
-        _check_int("priority", priority, -U63 - 1, U63), _check_int("since", since, 0, U63),
+        _check_text("engine id", engine),
+        _check_text("engine name", engine_name),
+        _check_int("pid", pid, 0, U63),
+        _check_text("producer name", name),
+        AccessMode(mode),
+        _check_int("priority", priority, -U63 - 1, U63),
+        _check_int("since", since, 0, U63),
         {} if properties is None else properties,
-    )  # fmt: skip
+    )
 
 
 def _parse_release(row: list[Any]) -> Release:
     _, epoch, session, reason = row
     return Release(
-        _check_int("epoch", epoch, 0, U63), _check_int("session", session, 1, U64),
+        _check_int("epoch", epoch, 0, U63),
+        _check_int("session", session, 1, U64),
         _check_text("reason", reason),
-    )  # fmt: skip
+    )
 
 
 def _parse_terminate(row: list[Any]) -> Terminate:
     _, epoch, granted = row
-    return Terminate(
-        _check_int("epoch", epoch, 0, U63), _check_int("granted", granted, 0, U64)
-    )  # fmt: skip
+    return Terminate(_check_int("epoch", epoch, 0, U63), _check_int("granted", granted, 0, U64))
 
 
 PARSERS: dict[str, tuple[Callable[[list[Any]], Parsed], int]] = {

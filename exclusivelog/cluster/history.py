@@ -45,21 +45,32 @@ def _told(topic: str, judged: Judged, before: Grant | None, time: int) -> Iterat
     if isinstance(record, Release | Terminate) and before is not None:
         why = "terminated" if isinstance(record, Terminate) else record.reason or "closed"
         yield Event(
-            time, topic, record.epoch, "release", why,
-            before.holder.priority, _party(before), None,
-        )  # fmt: skip
+            time, topic, record.epoch, "release", why, before.holder.priority, _party(before), None
+        )
     elif isinstance(record, Grant):
         mode = str(record.holder.access_mode)
         if before is not None:
             why = "fenced" if mode == "exclusive_with_fencing" else "dead"
             yield Event(
-                time, topic, record.epoch, "evict", why, before.holder.priority, _party(before),
+                time,
+                topic,
+                record.epoch,
+                "evict",
+                why,
+                before.holder.priority,
+                _party(before),
                 None,
-            )  # fmt: skip
+            )
         yield Event(
-            time, topic, record.epoch, "grant", _reason(record, mode), record.holder.priority, None,
+            time,
+            topic,
+            record.epoch,
+            "grant",
+            _reason(record, mode),
+            record.holder.priority,
+            None,
             _party(record),
-        )  # fmt: skip
+        )
 
 
 def _reason(grant: Grant, mode: str) -> str:
@@ -73,10 +84,13 @@ def _reason(grant: Grant, mode: str) -> str:
 def _party(grant: Grant) -> Party:
     holder = grant.holder
     return {
-        "engine": holder.engine_id, "engine_name": holder.engine_name, "pid": holder.pid,
-        "producer": holder.producer_name, "properties": holder.properties,
+        "engine": holder.engine_id,
+        "engine_name": holder.engine_name,
+        "pid": holder.pid,
+        "producer": holder.producer_name,
+        "properties": holder.properties,
         "engine_properties": {},
-    }  # fmt: skip
+    }
 
 
 # ---- of claims ----------------------------------------------------------------------------
@@ -99,6 +113,15 @@ def claim_event(event: Event, group: str, resource: str) -> Event:
         for each in (event.source, event.target)
     )
     return Event(
-        event.time, "", 0, KINDS[event.kind], reason, 0, source, target, group, resource,
+        event.time,
+        "",
+        0,
+        KINDS[event.kind],
+        reason,
+        0,
+        source,
+        target,
+        group,
+        resource,
         int(properties.get("generation", 0)),
-    )  # fmt: skip
+    )

@@ -170,9 +170,13 @@ class Ticket:
     )
 
     def __init__(
-        self, contents: Sequence[Content], weight: int, on_done: Callable[[Ticket], None] | None,
-        batch: Batch | None = None, time: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        contents: Sequence[Content],
+        weight: int,
+        on_done: Callable[[Ticket], None] | None,
+        batch: Batch | None = None,
+        time: int = 0,
+    ) -> None:
         self.contents = tuple(contents)
         self.batch, self.time = batch, time  # given instead of `contents`, and its publish time
         self.count = len(self.contents) if batch is None else batch.count
@@ -247,9 +251,13 @@ class Asker:
         state = self.state
         continues = state.session if continued else 0
         return Grant(
-            state.epoch if continued else state.epoch + 1, state.next, self._draw(continues),
-            self.holder, continues, state.joins,
-        )  # fmt: skip
+            state.epoch if continued else state.epoch + 1,
+            state.next,
+            self._draw(continues),
+            self.holder,
+            continues,
+            state.joins,
+        )
 
     def _join(self) -> Join:
         state = self.state
@@ -384,9 +392,16 @@ class Writer(Asker):
             sequence = sequence + 1 if wanted is None else wanted
             properties = {} if packed is None else msgpack.unpackb(packed)
             contents.append(
-                Content(value, key, properties, event_time, published,
-                        self.holder.producer_name, sequence)
-            )  # fmt: skip
+                Content(
+                    value,
+                    key,
+                    properties,
+                    event_time,
+                    published,
+                    self.holder.producer_name,
+                    sequence,
+                )
+            )
         self._published, self._sequence = published, sequence
         return contents
 
@@ -396,8 +411,9 @@ class Writer(Asker):
             raise DuplicateSequenceError(
                 f"sequence_id={wanted} is not above the last one of "
                 f"{self.holder.producer_name!r}, {last}",
-                sequence_id=wanted, last_sequence_id=last,
-            )  # fmt: skip
+                sequence_id=wanted,
+                last_sequence_id=last,
+            )
 
     def pump(self) -> None:
         """Append waiting sends while the window has room, and the release once all is settled."""

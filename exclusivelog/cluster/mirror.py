@@ -417,9 +417,10 @@ class Target:
             return first, first
         if last.frame.source != self.source:
             raise self.mismatch(
-                0, f"it is one of the log with the id {last.frame.source}; this log's is "
-                f"{self.source}. Mirror to a new namespace"
-            )  # fmt: skip
+                0,
+                f"it is one of the log with the id {last.frame.source}; this log's is "
+                f"{self.source}. Mirror to a new namespace",
+            )
         self.check_beginning()
         self._compare(topic, [last])
         if last.end < first:
@@ -440,9 +441,10 @@ class Target:
                 return last
             if _core.monotonic() > deadline:
                 raise self.mismatch(
-                    end, f"it ends before offset {end}, and the broker has got {sent}: messages of "
-                    "it were lost"
-                )  # fmt: skip
+                    end,
+                    f"it ends before offset {end}, and the broker has got {sent}: messages of "
+                    "it were lost",
+                )
             time.sleep(0.1)
 
     def _read_last(self) -> Copied | None:
@@ -467,8 +469,9 @@ class Target:
         return kind(
             f"topic {self.topic!r} at offset {offset}: {self._cluster.access.url} is not a mirror "
             f"of this log: {why}",
-            topic=self.topic, offset=offset,
-        )  # fmt: skip
+            topic=self.topic,
+            offset=offset,
+        )
 
     def check_beginning(self) -> None:
         """MirrorMismatchError unless the first copy is the beginning of the log."""
@@ -612,11 +615,20 @@ class Mirror(Closing):
     """
 
     def __init__(
-        self, source: Source, url: str, topics: Iterable[str] | None = None, *, plain: bool = False,
-        trimmed: Literal["error", "earliest"] = "error", timeout: float = 60.0,
-        check_policies: bool = True, admin: str | None = None, token: str | None = None,
-        token_file: str | None = None, tls_trust_certs: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        source: Source,
+        url: str,
+        topics: Iterable[str] | None = None,
+        *,
+        plain: bool = False,
+        trimmed: Literal["error", "earliest"] = "error",
+        timeout: float = 60.0,
+        check_policies: bool = True,
+        admin: str | None = None,
+        token: str | None = None,
+        token_file: str | None = None,
+        tls_trust_certs: str | None = None,
+    ) -> None:
         if isinstance(topics, str):
             raise TypeError(f"topics={topics!r}: it takes a list of names, or None for all")
         if trimmed not in ("error", "earliest"):

@@ -75,9 +75,14 @@ class Moving:
     """One call of `Engine.unload`; see `exclusivelog.backend.Moves`."""
 
     def __init__(
-        self, host: ClusterEngine, topics: Callable[[], list[str]], to: str, timeout: float,
-        groups: Iterable[str], producer: str | None,
-    ) -> None:  # fmt: skip
+        self,
+        host: ClusterEngine,
+        topics: Callable[[], list[str]],
+        to: str,
+        timeout: float,
+        groups: Iterable[str],
+        producer: str | None,
+    ) -> None:
         host.check_writable()
         check_engine_id(to)
         check_seconds(timeout, "timeout", "seconds from 0 on")
@@ -119,11 +124,16 @@ class Moving:
         one.number = secrets.randbits(62)
         log.publish(
             Assign(
-                one.number, 0 if seen.owner is None else seen.owner.session, self._target.id,
-                self._target.name, self._target.pid, dict(self._target.properties), now_ms(),
+                one.number,
+                0 if seen.owner is None else seen.owner.session,
+                self._target.id,
+                self._target.name,
+                self._target.pid,
+                dict(self._target.properties),
+                now_ms(),
                 self._until,
             )
-        )  # fmt: skip
+        )
         self._inspect(one)
         return one
 
@@ -143,9 +153,13 @@ class Moving:
         return "" if there else f"producer {self._producer!r} does not own it"
 
     def _state(
-        self, log: TopicLog, source: Grant | None, state: str, reason: str = "",
+        self,
+        log: TopicLog,
+        source: Grant | None,
+        state: str,
+        reason: str = "",
         owner: Grant | None = None,
-    ) -> Move:  # fmt: skip
+    ) -> Move:
         epoch = log.state.epoch if owner is None else owner.epoch
         shown = None if source is None else source.owner()
         return Move(log.name, log.id, epoch, shown, self._target, state, reason)

@@ -88,9 +88,11 @@ class PulsarPlace:
             self._cluster.failed("this engine cannot be announced", error)
 
     def _producer(self, name: str, facts: Mapping[str, str]) -> Native:
-        producer = admitted(lambda: self._cluster.client.create_producer(
-            self._address, producer_name=name, properties=dict(facts), batching_enabled=False
-        ))  # fmt: skip
+        producer = admitted(
+            lambda: self._cluster.client.create_producer(
+                self._address, producer_name=name, properties=dict(facts), batching_enabled=False
+            )
+        )
         return Native(producer, repr(self))
 
     def lives(self, engine: str) -> bool:
@@ -123,10 +125,13 @@ class PulsarPlace:
             if "pid" in facts:
                 found.append(
                     EngineInfo(
-                        publisher["producerName"], facts["name"], int(facts["pid"]),
-                        json.loads(facts["facts"]), 0.0,
+                        publisher["producerName"],
+                        facts["name"],
+                        int(facts["pid"]),
+                        json.loads(facts["facts"]),
+                        0.0,
                     )
-                )  # fmt: skip
+                )
         return found
 
     def close(self) -> None:

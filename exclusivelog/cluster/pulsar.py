@@ -84,9 +84,14 @@ class Access:
 
     @classmethod
     def parse(
-        cls, url: str, *, admin: str | None = None, token: str | None = None,
-        token_file: str | os.PathLike[str] | None = None, tls_trust_certs: str | None = None,
-    ) -> Access:  # fmt: skip
+        cls,
+        url: str,
+        *,
+        admin: str | None = None,
+        token: str | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        tls_trust_certs: str | None = None,
+    ) -> Access:
         """Make it from a URL such as pulsar://host:6650/tenant/namespace.
 
         `token_file` holds the token; without it and `token`, the environment variable
@@ -114,9 +119,13 @@ class Access:
                 "http://host:port or https://..."
             )
         return cls(
-            f"{kind}://{hosts}", tenant, namespace, admin.rstrip("/"), _token(token, token_file),
+            f"{kind}://{hosts}",
+            tenant,
+            namespace,
+            admin.rstrip("/"),
+            _token(token, token_file),
             tls_trust_certs,
-        )  # fmt: skip
+        )
 
     @property
     def path(self) -> str:
@@ -341,10 +350,11 @@ class Cluster(Closing):
         self.check_not_forked()
         access = self.access
         request = urllib.request.Request(
-            f"{access.admin}/admin/v2/{path}", method=method,
+            f"{access.admin}/admin/v2/{path}",
+            method=method,
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
-        )  # fmt: skip
+        )
         if access.token is not None:
             request.add_unredirected_header("Authorization", f"Bearer {access.token}")
         context = None
@@ -495,11 +505,16 @@ class Cluster(Closing):
     def _producer(self, full: str) -> Any:
         # No client batching: with it, the broker's deduplication drops messages that are not
         # stored.
-        return admitted(lambda: self.client.create_producer(
-            full, producer_name=PRODUCER_NAME, send_timeout_millis=int(self._timeout * 1000),
-            max_pending_messages=PENDING_MESSAGES, batching_enabled=False,
-            access_mode=self._pulsar.ProducerAccessMode.Exclusive,
-        ))  # fmt: skip
+        return admitted(
+            lambda: self.client.create_producer(
+                full,
+                producer_name=PRODUCER_NAME,
+                send_timeout_millis=int(self._timeout * 1000),
+                max_pending_messages=PENDING_MESSAGES,
+                batching_enabled=False,
+                access_mode=self._pulsar.ProducerAccessMode.Exclusive,
+            )
+        )
 
     def reader(self, topic: str, *, last: bool = False) -> TopicReader:
         """Read the Pulsar topic from its first message on; `last`: from its last one."""
@@ -510,11 +525,14 @@ class Cluster(Closing):
         ids = self._pulsar.MessageId
         while True:
             try:
-                return admitted(lambda: self.client.create_reader(
-                    self.address(topic), after or (ids.latest if last else ids.earliest),
-                    start_message_id_inclusive=last and after is None,
-                    receiver_queue_size=1 if last else 100,
-                ))  # fmt: skip
+                return admitted(
+                    lambda: self.client.create_reader(
+                        self.address(topic),
+                        after or (ids.latest if last else ids.earliest),
+                        start_message_id_inclusive=last and after is None,
+                        receiver_queue_size=1 if last else 100,
+                    )
+                )
             except EngineClosedError:
                 raise
             except ClusterError as error:

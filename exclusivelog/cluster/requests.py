@@ -164,10 +164,14 @@ class Requests:
         """Grant, queue or refuse this request. The future raises a refusal."""
         timeout = request.timeout
         asking = Asking(
-            topic, future, request, request.name or f"producer-{secrets.token_hex(8)}",
-            secrets.randbits(62), now_ms(),
+            topic,
+            future,
+            request,
+            request.name or f"producer-{secrets.token_hex(8)}",
+            secrets.randbits(62),
+            now_ms(),
             None if timeout is None else _core.monotonic() + timeout,
-        )  # fmt: skip
+        )
         future.producer_name = asking.name
         with asking.lock:
             try:
@@ -230,9 +234,10 @@ class Requests:
             if holder.producer_name == asking.name:
                 raise name_in_use(f"topic {topic.name!r}", holder)
         in_the_way = [
-            each for each in seen.dead
+            each
+            for each in seen.dead
             if isinstance(each, Grant) or each.holder.producer_name == asking.name
-        ]  # fmt: skip
+        ]
         for each in in_the_way:
             topic.evict(each)
         return not in_the_way and self._ask(asking, None, seen)
@@ -240,16 +245,28 @@ class Requests:
     def _holder_of(self, asking: Asking) -> Holder:
         info, request = self._host.info, asking.request
         return Holder(
-            info.id, info.name, info.pid, asking.name, asking.mode, request.priority, now_ms(),
+            info.id,
+            info.name,
+            info.pid,
+            asking.name,
+            asking.mode,
+            request.priority,
+            now_ms(),
             request.properties,
-        )  # fmt: skip
+        )
 
     def _wait_of(self, asking: Asking) -> Wait:
         info, request = self._host.info, asking.request
         return Wait(
-            asking.number, info.id, info.name, info.pid, asking.name, request.priority,
-            asking.since, request.properties,
-        )  # fmt: skip
+            asking.number,
+            info.id,
+            info.name,
+            info.pid,
+            asking.name,
+            request.priority,
+            asking.since,
+            request.properties,
+        )
 
     def _queue(self, asking: Asking) -> None:
         if asking.number not in self._waiting:
@@ -274,9 +291,16 @@ class Requests:
     def _grant(self, asking: Asking, owning: Owning) -> None:
         writer, request, future = owning.writer, asking.request, asking.future
         session = Registration(
-            writer.session, asking.topic.id, asking.name, request.mode, request.priority,
-            writer.epoch, request.properties, request.notify_on_contention, not writer.is_shared,
-        )  # fmt: skip
+            writer.session,
+            asking.topic.id,
+            asking.name,
+            request.mode,
+            request.priority,
+            writer.epoch,
+            request.properties,
+            request.notify_on_contention,
+            not writer.is_shared,
+        )
         self._granted.keep(session.id, owning)
         try:
             future.session = session
@@ -302,9 +326,14 @@ class Requests:
                     self._pace = FIRST_POLL_SECONDS
             except (ClusterError, WaitTimeoutError) as error:  # the broker is restarting, say
                 logs.emit(
-                    log, logs.WAITERS_WAIT_ON, ledger=self._host.path, engine=self._host.name,
-                    engine_id=self._host.id, topic=topic.name, reason=str(error),
-                )  # fmt: skip
+                    log,
+                    logs.WAITERS_WAIT_ON,
+                    ledger=self._host.path,
+                    engine=self._host.name,
+                    engine_id=self._host.id,
+                    topic=topic.name,
+                    reason=str(error),
+                )
 
     def _poll_topic(self, topic: TopicLog, waiting: list[Asking]) -> bool:
         """Do the same for one topic. Returns whether one of these requests is the first in its
@@ -376,9 +405,12 @@ def may_own(asking: Asking) -> bool:
     """Has this request's delay passed since its topic is free (rule D7)?"""
     topic, request = asking.topic, asking.request
     return _core.now() >= eligible_at(
-        created=asking.begun, priority=request.priority, settle=request.settle,
-        freed=topic.freed, known=topic.waiters.known,
-    )  # fmt: skip
+        created=asking.begun,
+        priority=request.priority,
+        settle=request.settle,
+        freed=topic.freed,
+        known=topic.waiters.known,
+    )
 
 
 def _alone(log: OrderedLog) -> contextlib.AbstractContextManager[Any]:
@@ -405,13 +437,19 @@ def decide(epoch: int, seen: Seen, request: Request, number: int, settled: bool)
     waiting = bool(queue) and queue[0].number != number
     if seen.owner is None and not seen.shared:
         waiting = held_back(
-            request.mode, waiting=waiting, settled=settled,
+            request.mode,
+            waiting=waiting,
+            settled=settled,
             reserved_for_it=seen.elsewhere is None if reserved else None,
-        )  # fmt: skip
+        )
     return admit(
-        epoch=epoch, owner=seen.owner, shared=bool(seen.shared), waiting=waiting, request=request,
+        epoch=epoch,
+        owner=seen.owner,
+        shared=bool(seen.shared),
+        waiting=waiting,
+        request=request,
         in_transit=reserved,
-    )  # fmt: skip
+    )
 
 
 def continues(decision: Decision, claim: int | None) -> int | None:
@@ -424,10 +462,13 @@ def refusal(asking: Asking, seen: Seen, verdict: Verdict) -> ExclusiveLogError:
     """The error of a request with this verdict."""
     moving = seen.assigned
     return refused(
-        f"topic {asking.topic.name!r}", verdict, epoch=asking.topic.state.epoch,
-        claim=asking.request.topic_epoch, by=seen.first(asking.number),
+        f"topic {asking.topic.name!r}",
+        verdict,
+        epoch=asking.topic.state.epoch,
+        claim=asking.request.topic_epoch,
+        by=seen.first(asking.number),
         moving="" if moving is None else moving_to(moving.engine_name, moving.engine_id),
-    )  # fmt: skip
+    )
 
 
 def check_not_terminated(topic: TopicLog) -> None:

@@ -175,10 +175,12 @@ class State:
         self.shared[frame.session] = Shared(join, number + 1)
         contents = frame.contents
         if contents[0].publish_time < self.published:
-            contents = tuple([
-                each._replace(publish_time=max(each.publish_time, self.published))
-                for each in contents
-            ])  # fmt: skip
+            contents = tuple(
+                [
+                    each._replace(publish_time=max(each.publish_time, self.published))
+                    for each in contents
+                ]
+            )
         return replace(frame, first=self.next, contents=contents)
 
     def _apply_frame(self, frame: Frame) -> None:
@@ -242,10 +244,19 @@ class State:
             )
         place = None if position is None else Position(position)
         return cls(
-            place, epoch, session, owned, following, grant, sequences, published, source,
-            {join.session: Shared(join, number) for join, number in _joined(shared)}, joins,
+            place,
+            epoch,
+            session,
+            owned,
+            following,
+            grant,
+            sequences,
+            published,
+            source,
+            {join.session: Shared(join, number) for join, number in _joined(shared)},
+            joins,
             terminated,
-        )  # fmt: skip
+        )
 
 
 def _joined(rows: list[list[Any]]) -> Iterator[tuple[Join, int]]:

@@ -147,8 +147,9 @@ class ClusterSending:
     def append(self, messages: Sequence[Raw]) -> tuple[int, int, int] | int:
         """Append messages atomically. Returns (offset, number, 0) for `await_flush`, or only the
         offset if the messages count already."""
-        encoded: list[Encoded] = [(value, key, packed, None, None)
-                                  for key, value, packed in messages]  # fmt: skip
+        encoded: list[Encoded] = [
+            (value, key, packed, None, None) for key, value, packed in messages
+        ]
         _check_fits(len(encoded), sum(len(p) for m in encoded for p in m[:3] if p is not None))
         found = self._owning.append(encoded)
         if found is None:  # earlier messages wait
@@ -171,9 +172,12 @@ class ClusterSending:
     ) -> ExclusiveLogError:
         """The error for a sequence id that was used before."""
         return duplicate_sequence(
-            self._owning.topic.name, appender.name.decode(),
-            -1 if sequence is None else sequence, appender.durable_sequence, count,
-        )  # fmt: skip
+            self._owning.topic.name,
+            appender.name.decode(),
+            -1 if sequence is None else sequence,
+            appender.durable_sequence,
+            count,
+        )
 
     def flush(self, timeout: float | None) -> bool:
         """Wait for the outcome of what was accepted; False if nothing waits."""
@@ -233,9 +237,14 @@ class ClusterSession:
     moved: ProducerMovedError | None = None
 
     def __init__(
-        self, engine: Any, topic: str, session: Registration, owning: Owning, last_sequence: int,
+        self,
+        engine: Any,
+        topic: str,
+        session: Registration,
+        owning: Owning,
+        last_sequence: int,
         options: SessionOptions,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.engine, self.session, self.topic = engine, session, topic
         self.owning = owning
         self._host: ClusterEngine = engine
@@ -249,10 +258,14 @@ class ClusterSession:
         self._following: Following | None = None
         self._finalizer = self._host.registry.finalizer(owning)
         appender = _core.Appender(
-            session.name.encode(), last_sequence, min(options.max_batch_messages, MOST_MESSAGES),
-            min(options.max_batch_bytes, MOST_BYTES), session, self._host.commit_queue,
+            session.name.encode(),
+            last_sequence,
+            min(options.max_batch_messages, MOST_MESSAGES),
+            min(options.max_batch_bytes, MOST_BYTES),
+            session,
+            self._host.commit_queue,
             options.linger,
-        )  # fmt: skip
+        )
         self.sending = ClusterSending(self._host, owning, appender, options)
         owning.connect(appender, self)
         self._host.registry.register(self)
@@ -574,9 +587,13 @@ class Following:
     def _open_on(self, there: Any, left: ClusterSession) -> ClusterSession | None:
         session, topic = left.session, self._topic.name
         request = ProducerRequest(
-            there.topics.number_of(topic), "exclusive", session.name, session.priority,
-            properties=session.properties, notify_on_contention=session.notify_on_contention,
-        )  # fmt: skip
+            there.topics.number_of(topic),
+            "exclusive",
+            session.name,
+            session.priority,
+            properties=session.properties,
+            notify_on_contention=session.notify_on_contention,
+        )
         future = SessionFuture(there, topic, request.topic, left.options)
         try:
             there.open_producer(future, request)

@@ -63,10 +63,15 @@ class Wait:
     def info(self) -> WaiterInfo:
         """The waiter as inspections show it."""
         return WaiterInfo(
-            engine_id=self.engine_id, engine_name=self.engine_name, pid=self.pid,
-            producer_name=self.producer_name, priority=self.priority, since=self.since,
-            session=self.number, properties=self.properties,
-        )  # fmt: skip
+            engine_id=self.engine_id,
+            engine_name=self.engine_name,
+            pid=self.pid,
+            producer_name=self.producer_name,
+            priority=self.priority,
+            since=self.since,
+            session=self.number,
+            properties=self.properties,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +154,26 @@ def _record(row: list[Any]) -> Noted:
     if kind == "a":
         number, session, engine, name, pid, properties, since, until = fields
         return Assign(
-            int(number), int(session), str(engine), str(name), int(pid), dict(properties or {}),
-            int(since), int(until),
-        )  # fmt: skip
+            int(number),
+            int(session),
+            str(engine),
+            str(name),
+            int(pid),
+            dict(properties or {}),
+            int(since),
+            int(until),
+        )
     number, engine, name, pid, producer, priority, since, properties = fields
     return Wait(
-        int(number), str(engine), str(name), int(pid), str(producer), int(priority), int(since),
+        int(number),
+        str(engine),
+        str(name),
+        int(pid),
+        str(producer),
+        int(priority),
+        int(since),
         dict(properties or {}),
-    )  # fmt: skip
+    )
 
 
 class Waiters:
@@ -214,9 +231,10 @@ class Waiters:
         """Remove the waiter that was granted the topic. If several of its engine have its name, it
         leaves the queue itself: a grant has no number of a waiter."""
         same = [
-            number for number, each in self._waiting.items()
+            number
+            for number, each in self._waiting.items()
             if (each.engine_id, each.producer_name) == (holder.engine_id, holder.producer_name)
-        ]  # fmt: skip
+        ]
         if len(same) == 1:
             del self._waiting[same[0]]
 

@@ -49,9 +49,14 @@ class Running:
 
         def failed(error: BaseException) -> None:
             logs.emit(
-                log, logs.THREAD_FAILED, error=error, ledger=path, engine=engine, thread_of=name,
+                log,
+                logs.THREAD_FAILED,
+                error=error,
+                ledger=path,
+                engine=engine,
+                thread_of=name,
                 reason=repr(error),
-            )  # fmt: skip
+            )
 
         thread = threading.Thread(
             target=_core.keep_running, args=(step, failed), name=name, daemon=True
@@ -116,9 +121,14 @@ class Worker:
     """Promotes waiters, hands topics over, and releases dropped sessions."""
 
     def __init__(
-        self, path: str, engine: str, words: _core.SharedWords, registry: Registry,
-        committer: Committer, pending: Requests,
-    ) -> None:  # fmt: skip
+        self,
+        path: str,
+        engine: str,
+        words: _core.SharedWords,
+        registry: Registry,
+        committer: Committer,
+        pending: Requests,
+    ) -> None:
         self._words, self._registry, self._committer = words, registry, committer
         self._pending = pending
         self._stopped = False

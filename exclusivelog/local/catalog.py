@@ -113,9 +113,12 @@ class LocalCatalog:
             return []  # no engine has the ledger open to write: the next one begins anew
         with ledger.environment() as tables:
             return lasting_locks(
-                ledger.deaths, ledger.journal, ledger.watch, ledger.lockfile,
+                ledger.deaths,
+                ledger.journal,
+                ledger.watch,
+                ledger.lockfile,
                 lambda: tables.info()["last_txnid"],
-            )  # fmt: skip
+            )
 
     def stats(self) -> EngineStats:
         """The figures of `EngineStats`."""
@@ -126,16 +129,21 @@ class LocalCatalog:
         sizes: dict[str, Any] = usage.sizes()
         disk = usage.room.disk()
         return EngineStats(
-            **sizes, **counted(self._ledger), **self._changes(), topics=len(rows) + damaged,
-            waiters=sum(row.waiting for row in rows), engines=len(self.engines()),
+            **sizes,
+            **counted(self._ledger),
+            **self._changes(),
+            topics=len(rows) + damaged,
+            waiters=sum(row.waiting for row in rows),
+            engines=len(self.engines()),
             unresponsive=tuple(self._ledger.lockfile.slots.unresponsive()),
             disk_free_bytes=None if disk is None else disk.free,
             disk_low=disk is not None and disk.low,
             groups=tuple(self.groups()),
-            oldest_reader=usage.oldest_reader(), disk_bytes=usage.disk_bytes(),
+            oldest_reader=usage.oldest_reader(),
+            disk_bytes=usage.disk_bytes(),
             pending_messages=sum(each.pending_messages for each in appenders),
             pending_bytes=sum(each.pending_bytes for each in appenders),
-        )  # fmt: skip
+        )
 
     def _changes(self) -> dict[str, Any]:
         with self._ledger.read() as tables:

@@ -166,9 +166,10 @@ class Attempt(Generic[Who]):
         """Each session's messages, in an appender that continues its sequence ids."""
         appenders = {session: session.sending.private_appender() for session in self._sessions}
         self._undecided = [
-            session for session, appender in appenders.items()
+            session
+            for session, appender in appenders.items()
             if appender.last_sequence > session.sending.appender.durable_sequence
-        ]  # fmt: skip
+        ]
         for producer, session in self._here.items():
             appender = appenders[session]
             before = appender.pending_messages

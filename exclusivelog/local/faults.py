@@ -34,9 +34,11 @@ Found = TypeVar("Found")
 
 @contextlib.contextmanager
 def translated(
-    path: str, readonly: bool = False, fail: Callable[[LedgerIOError], None] | None = None,
+    path: str,
+    readonly: bool = False,
+    fail: Callable[[LedgerIOError], None] | None = None,
     way_out: str = OPEN_AGAIN,
-) -> Iterator[None]:  # fmt: skip
+) -> Iterator[None]:
     """Translate errors of LMDB and the system in the block. `fail` is called with a final error;
     `way_out` is the advice if there is none more specific."""
     try:

@@ -44,9 +44,13 @@ class Following:
     cycle. `finalizer`: that of the former session."""
 
     def __init__(
-        self, engine: Runtime, topic: int, to: Transfer, moved: ProducerMovedError,
+        self,
+        engine: Runtime,
+        topic: int,
+        to: Transfer,
+        moved: ProducerMovedError,
         finalizer: _core.Finalizer,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._engine, self._topic, self._lineage, self.moved = engine, topic, to.lineage, moved
         self._finalizer = finalizer
         now = _core.now()
@@ -126,10 +130,14 @@ class Following:
         """The request for the next session."""
         session = left.session
         return ProducerRequest(
-            session.topic, EXCLUSIVE if session.exclusive else SHARED, session.name,
-            session.priority, properties=session.properties,
-            notify_on_contention=session.notify_on_contention, lineage=self._lineage,
-        )  # fmt: skip
+            session.topic,
+            EXCLUSIVE if session.exclusive else SHARED,
+            session.name,
+            session.priority,
+            properties=session.properties,
+            notify_on_contention=session.notify_on_contention,
+            lineage=self._lineage,
+        )
 
     def opened(self, left: LocalSession, session: LocalSession) -> None:
         """Go on by this session, which was opened for the producers."""
@@ -252,9 +260,10 @@ def _open(engine: Runtime, some: list[Waiting]) -> list[Waiting]:
     try:
         futures = [SessionFuture(engine, one.left) for one in some]
         engine.open_followers(
-            [one.left.topic for one in some], futures,
+            [one.left.topic for one in some],
+            futures,
             [one.following.request(one.left) for one in some],
-        )  # fmt: skip
+        )
     except REFUSED:
         return some
     except BaseException as error:

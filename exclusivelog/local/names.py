@@ -118,10 +118,18 @@ def topic_rows(ledger: Ledger) -> tuple[list[_core.TopicRow], int]:
 def stats_of(row: _core.TopicRow, end: int) -> TopicStats:
     """The size of a topic, from its row and its next offset `end`."""
     return TopicStats(
-        None, 0, 0, 0, {}, messages=end - row.first_offset, first_offset=row.first_offset,
-        next_offset=end, epoch=row.epoch, holders=row.shared + bool(row.owner),
+        None,
+        0,
+        0,
+        0,
+        {},
+        messages=end - row.first_offset,
+        first_offset=row.first_offset,
+        next_offset=end,
+        epoch=row.epoch,
+        holders=row.shared + bool(row.owner),
         waiters=row.waiting,
-    )  # fmt: skip
+    )
 
 
 def _is_deleted(tables: Tables, topic: int) -> bool:

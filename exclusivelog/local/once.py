@@ -123,12 +123,21 @@ def _session(engine: Runtime, tables: Tables, topic: int, run: OnceRun) -> Sessi
     mode = AccessMode.parse(run.access_mode).value
     shared = mode == records.SHARED
     return Session(
-        id=tables.rows.next_id(b"session"), topic=topic, engine=engine.id, slot=engine.slot,
-        pid=engine.info.pid, engine_name=engine.name, name=run.producer, mode=mode, priority=0,
-        created=_core.now(), tie=int.from_bytes(os.urandom(4)), since=time.time_ns() // 1_000_000,
+        id=tables.rows.next_id(b"session"),
+        topic=topic,
+        engine=engine.id,
+        slot=engine.slot,
+        pid=engine.info.pid,
+        engine_name=engine.name,
+        name=run.producer,
+        mode=mode,
+        priority=0,
+        created=_core.now(),
+        tie=int.from_bytes(os.urandom(4)),
+        since=time.time_ns() // 1_000_000,
         claim=None if shared or run.token is None else _claim(tables, topic, run.token),
         engine_properties=dict(engine.info.properties),
-    )  # fmt: skip
+    )
 
 
 def _claim(tables: Tables, topic: int, token: str) -> int | None:

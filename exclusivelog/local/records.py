@@ -372,20 +372,31 @@ class View(NamedTuple):
 def owner_info(session: Session) -> OwnerInfo:
     """The public facts of a session that holds a topic (rule A5)."""
     return OwnerInfo(
-        engine_id=session.engine, engine_name=session.engine_name, pid=session.pid,
-        producer_name=session.name, access_mode=AccessMode(session.mode),
-        priority=session.priority, epoch=session.epoch, since=session.since,
-        session=session.id, properties=session.properties,
-    )  # fmt: skip
+        engine_id=session.engine,
+        engine_name=session.engine_name,
+        pid=session.pid,
+        producer_name=session.name,
+        access_mode=AccessMode(session.mode),
+        priority=session.priority,
+        epoch=session.epoch,
+        since=session.since,
+        session=session.id,
+        properties=session.properties,
+    )
 
 
 def waiter_info(session: Session) -> WaiterInfo:
     """The public facts of a session in the queue."""
     return WaiterInfo(
-        engine_id=session.engine, engine_name=session.engine_name, pid=session.pid,
-        producer_name=session.name, priority=session.priority, since=session.since,
-        session=session.id, properties=session.properties,
-    )  # fmt: skip
+        engine_id=session.engine,
+        engine_name=session.engine_name,
+        pid=session.pid,
+        producer_name=session.name,
+        priority=session.priority,
+        since=session.since,
+        session=session.id,
+        properties=session.properties,
+    )
 
 
 def topic_label(topic: str) -> str:

@@ -97,9 +97,16 @@ class OpenEngine(abc.ABC):
     readonly: bool
 
     def __init__(
-        self, ledger: Ledger, name: str, properties: Mapping[str, str], keepalive: float | None,
-        readonly: bool, map_at: MapAt, unflushed: bool = False, kill_stalled: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        ledger: Ledger,
+        name: str,
+        properties: Mapping[str, str],
+        keepalive: float | None,
+        readonly: bool,
+        map_at: MapAt,
+        unflushed: bool = False,
+        kill_stalled: bool = False,
+    ) -> None:
         self.name = name
         self.path = ledger.path
         self.ledger = ledger
@@ -153,9 +160,14 @@ class OpenEngine(abc.ABC):
         self.id = self._slot.engine
         self.info = EngineInfo(self.id, self.name, os.getpid(), dict(properties), 0.0)
         self._heartbeat = Heartbeat(
-            self.name, self.ledger, self._slot, self._keepalive, self.worker, self.pending,
+            self.name,
+            self.ledger,
+            self._slot,
+            self._keepalive,
+            self.worker,
+            self.pending,
             self.callbacks,
-        )  # fmt: skip
+        )
         self._heartbeat.start()
         self._clear_up()
         self.worker.start(self, self._slot)
@@ -428,9 +440,11 @@ class Runtime(OpenEngine):
         self.pending.queue_all(futures, register, request.timeout)
 
     def open_followers(
-        self, names: Sequence[str], futures: Sequence[AnyFuture],
+        self,
+        names: Sequence[str],
+        futures: Sequence[AnyFuture],
         requests: Sequence[ProducerRequest],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Register a producer for each future, which follows the topic of that name to this engine
         (rule E2)."""
         slot = self.slot
@@ -469,9 +483,13 @@ class Runtime(OpenEngine):
             self.sessions.release(ended)
 
     def open_session(
-        self, topic: str, session: Session, last_sequence: int, options: SessionOptions,
+        self,
+        topic: str,
+        session: Session,
+        last_sequence: int,
+        options: SessionOptions,
         keeper: object = None,
-    ) -> LocalSession:  # fmt: skip
+    ) -> LocalSession:
         """The open session of a producer, after its grant. `keeper`: the object that releases the
         session instead of the producer, such as a role."""
         return LocalSession(self, topic, session, last_sequence, options, keeper)
@@ -519,9 +537,13 @@ class Runtime(OpenEngine):
         return Inspection(self)
 
     def open_cursor(
-        self, topic: int, name: str, loads: _core.Deserializer | None, compacted: bool,
+        self,
+        topic: int,
+        name: str,
+        loads: _core.Deserializer | None,
+        compacted: bool,
         skip_trimmed: bool,
-    ) -> LogCursor:  # fmt: skip
+    ) -> LogCursor:
         """A cursor on a topic; closing the engine wakes a thread that waits with it."""
         cursor = LogCursor(self, topic, name, loads, compacted, skip_trimmed)
         self.registry.register_reader(cursor)
@@ -540,9 +562,13 @@ class Runtime(OpenEngine):
         return begin_move(self, topic, session, to, timeout, groups)
 
     def moves(
-        self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
+        self,
+        topics: str | Iterable[str],
+        to: str,
+        timeout: float,
+        groups: Iterable[str],
         producer: str | None,
-    ) -> Unloading:  # fmt: skip
+    ) -> Unloading:
         """The hand-overs of one `Engine.unload`, to be begun or run."""
         return unloading(self, self.catalog.topics, topics, to, timeout, groups, producer)
 

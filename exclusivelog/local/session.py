@@ -110,9 +110,14 @@ class LocalSession(LocalSending):
     )  # fmt: skip
 
     def __init__(
-        self, engine: Runtime, topic: str, session: Session, last_sequence: int,
-        options: SessionOptions, keeper: object = None,
-    ) -> None:  # fmt: skip
+        self,
+        engine: Runtime,
+        topic: str,
+        session: Session,
+        last_sequence: int,
+        options: SessionOptions,
+        keeper: object = None,
+    ) -> None:
         self.engine, self.session = engine, session
         self.moved: ProducerMovedError | None = None
         self.topic, self.options, self._keeper = topic, options, keeper
@@ -233,10 +238,16 @@ class LocalSession(LocalSending):
             listener.lost(error)
         session = self.session
         logs.emit(
-            log, logs.LOST, ledger=self.engine.ledger.path, engine=session.engine_name,
-            engine_id=session.engine, topic=self.topic, epoch=session.epoch,
-            producer=session.name, reason=str(error),
-        )  # fmt: skip
+            log,
+            logs.LOST,
+            ledger=self.engine.ledger.path,
+            engine=session.engine_name,
+            engine_id=session.engine,
+            topic=self.topic,
+            epoch=session.epoch,
+            producer=session.name,
+            reason=str(error),
+        )
 
     def end(self, error: EngineClosedError) -> None:
         """The engine is closing: accept nothing more. What is queued is still committed."""
@@ -390,20 +401,35 @@ def _closed(session: LocalSession) -> EngineClosedError:
 
 
 def _connect(
-    engine: Runtime, session: Session, last_sequence: int, options: SessionOptions,
+    engine: Runtime,
+    session: Session,
+    last_sequence: int,
+    options: SessionOptions,
     finalizer: _core.Finalizer,
-) -> _core.Appender:  # fmt: skip
+) -> _core.Appender:
     """The appender of the session."""
     ledger = engine.ledger
     appender = _core.Appender(
-        session.name.encode(), last_sequence, options.max_batch_messages, options.max_batch_bytes,
-        session, engine.committer.commit_queue, options.linger, finalizer,
-    )  # fmt: skip
+        session.name.encode(),
+        last_sequence,
+        options.max_batch_messages,
+        options.max_batch_bytes,
+        session,
+        engine.committer.commit_queue,
+        options.linger,
+        finalizer,
+    )
     assert ledger.journal is not None
     appender.connect(
-        ledger.journal, ledger.lockfile.atomics, ledger.lockfile.counters.place(session.topic),
-        session.topic, session.epoch, session.id, session.exclusive, not engine.unflushed,
-    )  # fmt: skip
+        ledger.journal,
+        ledger.lockfile.atomics,
+        ledger.lockfile.counters.place(session.topic),
+        session.topic,
+        session.epoch,
+        session.id,
+        session.exclusive,
+        not engine.unflushed,
+    )
     return appender
 
 

@@ -198,18 +198,25 @@ class LocalTopic:
         if storage:
             held = stats(ledger, self._id)
             found = replace(
-                found, compression=held.compression, entries=held.entries, methods=held.methods,
-                raw_bytes=held.raw_bytes, stored_bytes=held.stored_bytes,
-            )  # fmt: skip
+                found,
+                compression=held.compression,
+                entries=held.entries,
+                methods=held.methods,
+                raw_bytes=held.raw_bytes,
+                stored_bytes=held.stored_bytes,
+            )
         return replace(found, groups=tuple(groups))
 
     def terminate(self) -> int:
         """Terminate the topic; the next offset."""
         end = self._engine.sessions.terminate(self._id)
         logs.emit(
-            log, logs.TERMINATED, ledger=self._engine.ledger.path, topic=self.facts().name,
+            log,
+            logs.TERMINATED,
+            ledger=self._engine.ledger.path,
+            topic=self.facts().name,
             offset=end,
-        )  # fmt: skip
+        )
         return end
 
 

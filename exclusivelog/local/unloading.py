@@ -146,9 +146,15 @@ class Unloading:
     """One call of `Engine.unload`: its topics are moved chunk by chunk."""
 
     def __init__(
-        self, engine: Runtime, names: Callable[[], list[str]], to: str, timeout: float,
-        groups: Iterable[str], producer: str | None, session: Session | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        engine: Runtime,
+        names: Callable[[], list[str]],
+        to: str,
+        timeout: float,
+        groups: Iterable[str],
+        producer: str | None,
+        session: Session | None = None,
+    ) -> None:
         engine.check_writable()
         check_engine_id(to)
         check_seconds(timeout, "timeout", "seconds from 0 on")
@@ -207,9 +213,14 @@ class Unloading:
 
 
 def unloading(
-    engine: Runtime, there: Callable[[], list[str]], topics: str | Iterable[str], to: str,
-    timeout: float, groups: Iterable[str], producer: str | None,
-) -> Unloading:  # fmt: skip
+    engine: Runtime,
+    there: Callable[[], list[str]],
+    topics: str | Iterable[str],
+    to: str,
+    timeout: float,
+    groups: Iterable[str],
+    producer: str | None,
+) -> Unloading:
     """The hand-overs of `Engine.unload` and `unload_async`; `there` returns the names of all
     topics."""
     return Unloading(

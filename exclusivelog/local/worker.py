@@ -116,9 +116,13 @@ class BackgroundWorker:
 
     def _log(self, line: logs.Line, **fields: Any) -> None:
         logs.emit(
-            log, line, ledger=self._ledger.path, engine=self._name, engine_id=self._engine_id,
+            log,
+            line,
+            ledger=self._ledger.path,
+            engine=self._name,
+            engine_id=self._engine_id,
             **fields,
-        )  # fmt: skip
+        )
 
     def _do_round(self) -> None:
         failure: ExclusiveLogError | None = None
@@ -126,15 +130,24 @@ class BackgroundWorker:
         self._notifications.note(True)  # reset when the round completes
         for step in (
             self._evict_awaited,  # first, because a request waits for it
-            self._release_abandoned, self._release_dropped, self.release_given_up,
-            self._release_orphans, self._follow_hand_overs, self._notifications.read,
-            self._notifications.releases.hand_over, self._pending.end_waits,
+            self._release_abandoned,
+            self._release_dropped,
+            self.release_given_up,
+            self._release_orphans,
+            self._follow_hand_overs,
+            self._notifications.read,
+            self._notifications.releases.hand_over,
+            self._pending.end_waits,
             self._ledger.remove_unneeded,
-            self._ledger.segments.forget_removed, self._pending.admit_arrivals,
+            self._ledger.segments.forget_removed,
+            self._pending.admit_arrivals,
             self._notifications.retries.promote_due,
-            self._retention_worker.start_if_needed, self._ledger.checkpointer.poll,
-            usage.check_pinned, usage.check_blocks, usage.check_room,
-        ):  # fmt: skip
+            self._retention_worker.start_if_needed,
+            self._ledger.checkpointer.poll,
+            usage.check_pinned,
+            usage.check_blocks,
+            usage.check_room,
+        ):
             try:
                 step()
             except ExclusiveLogError as error:  # a full disk, say; go on with the other steps
@@ -247,9 +260,10 @@ class BackgroundWorker:
                 with self._ledger.read() as tables:
                     sessions = tables.sessions.of_engine(self._engine_id)
                     reserved = {
-                        s.id for s in sessions
+                        s.id
+                        for s in sessions
                         if steps.is_reserved(tables, s) or role_rows.binds(tables, s)
-                    }  # fmt: skip
+                    }
                 orphans = [s for s in sessions if s.id not in known and s.id not in reserved]
                 self._release_each(orphans)
             except BaseException:
@@ -294,9 +308,12 @@ class BackgroundWorker:
             "producer": first.name,
         }  # fmt: skip
         log_gone(
-            self._ledger.path, party, self._sessions.succession.end_of(first), topics,
+            self._ledger.path,
+            party,
+            self._sessions.succession.end_of(first),
+            topics,
             self._ledger.lockfile.slots,
-        )  # fmt: skip
+        )
 
 
 class Heartbeat:
@@ -309,9 +326,15 @@ class Heartbeat:
     """
 
     def __init__(
-        self, name: str, ledger: Ledger, slot: Slot, keepalive: float | None,
-        worker: BackgroundWorker, waits: Pending, callbacks: Callbacks,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        ledger: Ledger,
+        slot: Slot,
+        keepalive: float | None,
+        worker: BackgroundWorker,
+        waits: Pending,
+        callbacks: Callbacks,
+    ) -> None:
         self._ended, self._limits, self._path = threading.Event(), waits.limits, ledger.path
         self._place = PlaceWatch(name, ledger, keepalive, self._limits.wake)
         run = functools.partial(self._run, ledger, slot, keepalive, worker, waits, callbacks)
@@ -324,9 +347,14 @@ class Heartbeat:
         threads.start(self._path, self._thread)
 
     def _run(
-        self, ledger: Ledger, slot: Slot, keepalive: float | None, worker: BackgroundWorker,
-        waits: Pending, callbacks: Callbacks,
-    ) -> None:  # fmt: skip
+        self,
+        ledger: Ledger,
+        slot: Slot,
+        keepalive: float | None,
+        worker: BackgroundWorker,
+        waits: Pending,
+        callbacks: Callbacks,
+    ) -> None:
         seconds = FIRST_BEAT_SECONDS  # the opening thread needs the interpreter now
         while not self._ended.is_set():
             slot.expect_beat(seconds)
@@ -430,9 +458,13 @@ class Callbacks:
                 function()
             except Exception as error:
                 logs.emit(
-                    log, logs.CALLBACK_FAILED, error=error, ledger=self._ledger.path,
-                    engine=self._name, reason=repr(error),
-                )  # fmt: skip
+                    log,
+                    logs.CALLBACK_FAILED,
+                    error=error,
+                    ledger=self._ledger.path,
+                    engine=self._name,
+                    reason=repr(error),
+                )
 
         thread = threading.Thread(target=run, name="exclusivelog-callback", daemon=True)
         threads.start(self._ledger.path, thread)
@@ -450,9 +482,14 @@ def thread_of(path: str, run: Callable[[], None], name: str, engine: str) -> thr
 
     def failed(error: BaseException) -> None:
         logs.emit(
-            log, logs.THREAD_FAILED, error=error, ledger=path, engine=engine, thread_of=name,
+            log,
+            logs.THREAD_FAILED,
+            error=error,
+            ledger=path,
+            engine=engine,
+            thread_of=name,
             reason=repr(error),
-        )  # fmt: skip
+        )
 
     def keep() -> None:
         logs.emit_later()

@@ -39,8 +39,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     for add in (_add_archive, _add_compact, _add_replay, _add_audit, _add_report):
         command = add(commands)
         command.add_argument("--master", default="local[*]", help="where Spark runs (%(default)s)")
-        command.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE",
-                             type=_pair, help="a Spark setting; repeatable")  # fmt: skip
+        command.add_argument(
+            "--conf",
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            type=_pair,
+            help="a Spark setting; repeatable",
+        )
         if add in (_add_archive, _add_audit):
             _add_access(command)
         command.add_argument("--quiet", action="store_true", help="show no progress")
@@ -61,8 +67,9 @@ ACCESS = ("admin", "token_file", "tls_trust_certs")
 
 def _add_access(command: Parser) -> None:
     command.add_argument("--admin", metavar="URL", help="a cluster's admin API")
-    command.add_argument("--token-file", metavar="FILE",
-                         help="a file with a token (default: $EXCLUSIVELOG_TOKEN)")  # fmt: skip
+    command.add_argument(
+        "--token-file", metavar="FILE", help="a file with a token (default: $EXCLUSIVELOG_TOKEN)"
+    )
     command.add_argument("--tls-trust-certs", metavar="FILE", help="certificates to trust")
 
 
@@ -78,8 +85,12 @@ def _add_archive(commands: Commands) -> Parser:
     parser.add_argument("to", help="a directory, or an address that Spark can write to")
     parser.add_argument("--before", type=_place, metavar="OFFSET|TIME", help="stop there")
     parser.add_argument("--chunk", type=int, default=CHUNK, help="messages per range (%(default)s)")
-    parser.add_argument("--keep", type=_days, metavar="DAYS",
-                        help="then trim archived messages older than this; 0: all")  # fmt: skip
+    parser.add_argument(
+        "--keep",
+        type=_days,
+        metavar="DAYS",
+        help="then trim archived messages older than this; 0: all",
+    )
     return parser
 
 
@@ -183,11 +194,20 @@ def _archive(spark: SparkSession, given: argparse.Namespace, out: TextIO | None)
     from exclusivelog.spark import archive
 
     done = archive.run(
-        spark, given.ledger, given.topic, given.to, before=given.before, chunk=given.chunk,
-        keep=given.keep, out=out, access=_access(given),
-    )  # fmt: skip
-    print(f"{done.topic}: offsets {done.start} to {done.end} archived now, all before {done.end} "
-          f"by now; the topic begins at {done.first_offset}")  # fmt: skip
+        spark,
+        given.ledger,
+        given.topic,
+        given.to,
+        before=given.before,
+        chunk=given.chunk,
+        keep=given.keep,
+        out=out,
+        access=_access(given),
+    )
+    print(
+        f"{done.topic}: offsets {done.start} to {done.end} archived now, all before {done.end} "
+        f"by now; the topic begins at {done.first_offset}"
+    )
     return True
 
 
@@ -206,9 +226,16 @@ def _replay(spark: SparkSession, given: argparse.Namespace, out: TextIO | None) 
     from exclusivelog.spark import replay
 
     done = replay.run(
-        spark, given.source, given.topic, given.to, to_topic=given.to_topic, start=given.start,
-        end=given.end, chunk=given.chunk, out=out,
-    )  # fmt: skip
+        spark,
+        given.source,
+        given.topic,
+        given.to,
+        to_topic=given.to_topic,
+        start=given.start,
+        end=given.end,
+        chunk=given.chunk,
+        out=out,
+    )
     print(f"{done.messages} messages replayed, offsets {done.start} to {done.end}")
     return True
 

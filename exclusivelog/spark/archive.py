@@ -58,11 +58,17 @@ class Archived:
 
 
 def run(
-    spark: SparkSession, ledger: str, topic: str, to: str, *,
-    before: int | dt.datetime | None = None, chunk: int = CHUNK,
-    keep: dt.timedelta | None = None, out: TextIO | None = None,
+    spark: SparkSession,
+    ledger: str,
+    topic: str,
+    to: str,
+    *,
+    before: int | dt.datetime | None = None,
+    chunk: int = CHUNK,
+    keep: dt.timedelta | None = None,
+    out: TextIO | None = None,
     access: Mapping[str, str] | None = None,
-) -> Archived:  # fmt: skip
+) -> Archived:
     """Archive the new messages of a topic.
 
     - `ledger`, `topic`: the source. `to`: a directory to which Spark can write.
@@ -88,9 +94,14 @@ class Archive:
     """One topic's way into one archive."""
 
     def __init__(
-        self, spark: SparkSession, engine: xl.Engine, topic: str, to: str, progress: Progress,
+        self,
+        spark: SparkSession,
+        engine: xl.Engine,
+        topic: str,
+        to: str,
+        progress: Progress,
         access: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._spark = spark
         self._engine = engine
         self._access = access
@@ -192,9 +203,14 @@ class Archive:
         from exclusivelog.spark.source import read
 
         frame = read(
-            self._spark, self._engine.path, self._topic.name, self._topic.id, start, stop,
+            self._spark,
+            self._engine.path,
+            self._topic.name,
+            self._topic.id,
+            start,
+            stop,
             self._access,
-        )  # fmt: skip
+        )
         frame = frame.observe(seen, *[F.expr(fact) for fact in FACTS])
         frame = frame.drop("topic").withColumn("date", F.expr(DATE))
         frame.write.option("compression", "zstd").partitionBy("date").parquet(to)

@@ -22,9 +22,13 @@ if TYPE_CHECKING:
 
 
 def run(
-    spark: SparkSession, ledger: str, topics: Sequence[str] | None = None, *,
-    out: TextIO | None = None, access: Mapping[str, str] | None = None,
-) -> list[Verdict]:  # fmt: skip
+    spark: SparkSession,
+    ledger: str,
+    topics: Sequence[str] | None = None,
+    *,
+    out: TextIO | None = None,
+    access: Mapping[str, str] | None = None,
+) -> list[Verdict]:
     """Judge topics (None: all); a verdict for each claim about each topic.
 
     `ledger` may be the URL of a cluster's namespace; `access`: what `exclusivelog.open` takes to

@@ -38,9 +38,14 @@ class Compacted:
 
 
 def run(
-    spark: SparkSession, ledger: str, topic: str, *, to: str | None = None,
-    to_topic: str | None = None, out: TextIO | None = None,
-) -> Compacted:  # fmt: skip
+    spark: SparkSession,
+    ledger: str,
+    topic: str,
+    *,
+    to: str | None = None,
+    to_topic: str | None = None,
+    out: TextIO | None = None,
+) -> Compacted:
     """Compact a topic up to its current end.
 
     - `to`: a directory for Parquet; what it had is replaced, once the new is whole.
@@ -94,8 +99,9 @@ def _into_files(
         progress.report(f"{to} is up to date")
         return None
     if found is None and files.names(to):
-        raise SourceError(PIPELINE, f"{to} is not empty, and was not written by compact; choose "
-                          "another directory")  # fmt: skip
+        raise SourceError(
+            PIPELINE, f"{to} is not empty, and was not written by compact; choose another directory"
+        )
     aside, before = f"{to}.writing", f"{to}.before"
     files.remove(aside)
     with progress.step("compacting"):

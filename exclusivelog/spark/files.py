@@ -153,9 +153,10 @@ class LocalFiles:
         """Rename to a path that does not exist; OSError if that fails."""
         if not self.exists(source):
             raise SourceError(
-                PIPELINE, f"Spark has not written {source} on this machine; run the pipeline where "
+                PIPELINE,
+                f"Spark has not written {source} on this machine; run the pipeline where "
                 "the server of Spark Connect and its executors run",
-            )  # fmt: skip
+            )
         if self.exists(target):
             raise OSError(f"{source} cannot be renamed to {target}")
         _local(source).rename(_local(target))

@@ -166,15 +166,21 @@ def _read_options(options: Options, start: str) -> ReadOptions:
                 raise refuse(f"{name} names the topic {topic!r}, which is not among those read")
     path = ledger_path(options)
     return ReadOptions(
-        path=path, access=_access(options, path), names=names, pattern=pattern, start=first,
+        path=path,
+        access=_access(options, path),
+        names=names,
+        pattern=pattern,
+        start=first,
         end=last,
         fail_on_data_loss=_one_of(options, "failOnDataLoss", ("true", "false")) == "true",
         min_partitions=_number(options, "minPartitions", 1) or 1,
         max_offsets=_number(options, "maxOffsetsPerTrigger", None),
         max_bytes=_number(options, "maxBytesPerTrigger", None),
-        view=view, inline=_one_of(options, "access", (DIRECT, INLINE)) == INLINE,
-        bucket_ms=_number(options, "bucketMs", 0) or 0, ids=_ids(options),
-    )  # fmt: skip
+        view=view,
+        inline=_one_of(options, "access", (DIRECT, INLINE)) == INLINE,
+        bucket_ms=_number(options, "bucketMs", 0) or 0,
+        ids=_ids(options),
+    )
 
 
 def _ids(options: Options) -> dict[str, int]:
@@ -330,10 +336,15 @@ def _write_options(options: Options, app_id: str | None, version: int | None) ->
     limit = _number(options, "inlineLimit", INLINE_BYTES, 0)
     staging = options.get("stagingDir") or os.path.join(path, STAGING_NAME)
     return WriteOptions(
-        path=path, topic=topic, producer=producer, access_mode=mode,
+        path=path,
+        topic=topic,
+        producer=producer,
+        access_mode=mode,
         staging=os.path.abspath(staging),
-        inline_limit=INLINE_BYTES if limit is None else limit, app_id=app_id, version=version,
-    )  # fmt: skip
+        inline_limit=INLINE_BYTES if limit is None else limit,
+        app_id=app_id,
+        version=version,
+    )
 
 
 LONGEST = 255  # bytes of a file's name

@@ -209,9 +209,12 @@ def kept(engine: xl.Engine, start: Mapping[str, Any], available: Position) -> Po
 
 
 def goes_on(
-    engine: xl.Engine, options: ReadOptions, start: Mapping[str, Any], available: Position,
+    engine: xl.Engine,
+    options: ReadOptions,
+    start: Mapping[str, Any],
+    available: Position,
     others: Position,
-) -> Offsets:  # fmt: skip
+) -> Offsets:
     """The start of the next micro-batch in each topic: the end of the last one, if that offset
     exists. `others`: what `kept` returns."""
     offsets, ids = split(start)

@@ -64,10 +64,17 @@ class Origin:
 
 
 def run(
-    spark: SparkSession, source: str, topic: str, to: str, *, to_topic: str | None = None,
-    start: int | None = None, end: int | None = None, chunk: int = CHUNK,
+    spark: SparkSession,
+    source: str,
+    topic: str,
+    to: str,
+    *,
+    to_topic: str | None = None,
+    start: int | None = None,
+    end: int | None = None,
+    chunk: int = CHUNK,
     out: TextIO | None = None,
-) -> Replayed:  # fmt: skip
+) -> Replayed:
     """Replay messages.
 
     - `source`: a ledger's directory, or an archive's (`archive.run`), and the `topic` in it.
@@ -93,9 +100,10 @@ def run(
         stop = origin.end if end is None else end
         if first < min(origin.first, stop) or stop > origin.end:
             raise SourceError(
-                DATA_LOSS, f"{source} has offsets {origin.first} to {origin.end - 1} of topic "
+                DATA_LOSS,
+                f"{source} has offsets {origin.first} to {origin.end - 1} of topic "
                 f"{topic!r}, not all of {first} to {stop - 1}",
-            )  # fmt: skip
+            )
         with xl.open(to, "replay") as engine:
             return _replay(spark, origin, engine, to_topic, writer, (first, stop, chunk), progress)
 
@@ -119,7 +127,7 @@ def _origin(spark: SparkSession, source: str, topic: str) -> Origin:
             name = _name(engine.ledger.uuid, str(here.id), topic)
             return Origin(
                 name, here.first_offset, here.next_offset, None, engine.path, topic, here.id
-            )  # fmt: skip
+            )
     files = files_of(spark, source)
     where = place(files.absolute(source), topic)
     mark = files.read(f"{where}/_ledger")
@@ -140,9 +148,14 @@ def _name(ledger: str, number: str, topic: str) -> str:
 
 
 def _replay(
-    spark: SparkSession, origin: Origin, engine: xl.Engine, topic: str, writer: str,
-    bounds: tuple[int, int, int], progress: Progress,
-) -> Replayed:  # fmt: skip
+    spark: SparkSession,
+    origin: Origin,
+    engine: xl.Engine,
+    topic: str,
+    writer: str,
+    bounds: tuple[int, int, int],
+    progress: Progress,
+) -> Replayed:
     first, end, chunk = bounds
     before, at = engine.topic(topic).next_offset, first
     while at < end:

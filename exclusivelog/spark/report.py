@@ -22,9 +22,13 @@ if TYPE_CHECKING:
 
 
 def run(
-    spark: SparkSession, ledger: str, to: str, topics: Sequence[str] | None = None, *,
+    spark: SparkSession,
+    ledger: str,
+    to: str,
+    topics: Sequence[str] | None = None,
+    *,
     out: TextIO | None = None,
-) -> LeaderReport:  # fmt: skip
+) -> LeaderReport:
     """Write the report about some topics (None: all) to the file `to`.
 
     The page needs nothing else: pictures are in it, and it loads nothing.

@@ -34,9 +34,12 @@ OFFSETS = ("startingoffsets", "endingoffsets")
 
 
 def scan(
-    spark: SparkSession, path: str | os.PathLike[str], topic: str,
-    columns: Sequence[str] | None = None, **options: Value,
-) -> DataFrame:  # fmt: skip
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    topic: str,
+    columns: Sequence[str] | None = None,
+    **options: Value,
+) -> DataFrame:
     """The messages of a topic as a DataFrame, with the rows and types of the data source.
 
     - `path`: the ledger's directory, on this machine. It is opened, read-only, for as long as the

@@ -282,19 +282,25 @@ def check_schema(schema: StructType, options: WriteOptions) -> None:
         if name in ITS_OWN:
             continue
         if name not in TAKEN:
-            raise SourceError(SCHEMA, f"there is no column {name!r} to write; drop it. A message "
-                              f"has {', '.join(TAKEN)}")  # fmt: skip
+            raise SourceError(
+                SCHEMA,
+                f"there is no column {name!r} to write; drop it. A message has {', '.join(TAKEN)}",
+            )
         if not any(_same(kind, wanted) for wanted in TAKEN[name]):
             wanted = " or ".join(kind.simpleString() for kind in TAKEN[name])
             raise SourceError(
                 SCHEMA, f"column {name!r} is {kind.simpleString()}; cast it to {wanted}"
             )
     if "value" not in kinds:
-        raise SourceError(SCHEMA, "there is no column 'value'; a message without one is a "
-                          "tombstone: lit(None).cast('binary')")  # fmt: skip
+        raise SourceError(
+            SCHEMA,
+            "there is no column 'value'; a message without one is a "
+            "tombstone: lit(None).cast('binary')",
+        )
     if options.topic is None and "topic" not in kinds:
-        raise SourceError(SCHEMA, "no topic is given. Name it with the option topic, or a column "
-                          "'topic'")  # fmt: skip
+        raise SourceError(
+            SCHEMA, "no topic is given. Name it with the option topic, or a column 'topic'"
+        )
 
 
 def _same(kind: DataType, wanted: DataType) -> bool:
@@ -321,9 +327,11 @@ class _Writer:
         assert task is not None
         partition = task.partitionId()
         output = Stage(
-            self.directory, self.directory.of(*job.place),
-            f"part-{partition}-{task.taskAttemptId()}", self.options.inline_limit,
-        )  # fmt: skip
+            self.directory,
+            self.directory.of(*job.place),
+            f"part-{partition}-{task.taskAttemptId()}",
+            self.options.inline_limit,
+        )
         for batch in batches:
             for topic, messages in self._by_topic(batch):
                 output.add(topic, staged(messages))
@@ -360,9 +368,8 @@ class _Writer:
         if pieces:
             check_arrived(pieces)
             run = Run(
-                job.name, job.run if stream else None, self._producer(job),
-                self.options.access_mode,
-            )  # fmt: skip
+                job.name, job.run if stream else None, self._producer(job), self.options.access_mode
+            )
             batches = {topic: parts(found) for topic, found in pieces.items()}
             append_once(writing(self.options.path), run, job.number, batches)
         self._clean(job, stream, appended=bool(pieces))
@@ -422,15 +429,19 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             return self.stage(_job_of_task(), iterator)
 
     def commit(  # type: ignore[override]
-        self, messages: Sequence[Staged | None], batchId: int  # noqa: N803
-    ) -> None:  # fmt: skip
+        self,
+        messages: Sequence[Staged | None],
+        batchId: int,  # noqa: N803
+    ) -> None:
         """On the driver: append all partitions."""
         with coded():
             self.append([message for message in messages if message is not None], True)
 
     def abort(  # type: ignore[override]
-        self, messages: Sequence[Staged | None], batchId: int  # noqa: N803
-    ) -> None:  # fmt: skip
+        self,
+        messages: Sequence[Staged | None],
+        batchId: int,  # noqa: N803
+    ) -> None:
         """On the driver: forget them."""
         self.discard(messages)
 
@@ -768,9 +779,14 @@ RUN_TIMES = ("bucket", "first_time", "last_time")
 
 
 def read(
-    spark: SparkSession, ledger: str, topic: str, number: int, start: int, stop: int,
+    spark: SparkSession,
+    ledger: str,
+    topic: str,
+    number: int,
+    start: int,
+    stop: int,
     access: Mapping[str, str] | None = None,
-) -> DataFrame:  # fmt: skip
+) -> DataFrame:
     """The messages [start, stop) of the topic with this id."""
     register(spark)
     frame = spark.read.format(NAME).options(**(access or {})).option("topic", topic)
@@ -783,9 +799,13 @@ def read(
 
 
 def runs(
-    spark: SparkSession, ledger: str, topics: Sequence[str], columns: str = RUNS,
-    bucket_ms: int = 0, access: Mapping[str, str] | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
+    spark: SparkSession,
+    ledger: str,
+    topics: Sequence[str],
+    columns: str = RUNS,
+    bucket_ms: int = 0,
+    access: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
     """The view `runs` of some topics, in the order of offsets; times in ms since 1970."""
     from pyspark.sql.functions import expr
 

@@ -251,10 +251,11 @@ def staged(batch: pa.RecordBatch) -> pa.RecordBatch:
     columns = {name: batch.column(name) for name in STAGED.names if name in names}
     rows = batch.num_rows
     arrays = [
-        pa.nulls(rows, kind.type) if kind.name not in columns
+        pa.nulls(rows, kind.type)
+        if kind.name not in columns
         else PACK.get(kind.name, _bytes)(columns[kind.name])
         for kind in STAGED
-    ]  # fmt: skip
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=STAGED)
 
 
@@ -324,9 +325,11 @@ def _part(batch: pa.RecordBatch) -> Columns:
     if values.largest > MAX_MESSAGE_BYTES:
         raise SourceError(SCHEMA, f"value has {values.largest} bytes; {MAX_MESSAGE_BYTES} fit")
     return Columns(
-        values, strings("key"), strings("properties"),
+        values,
+        strings("key"),
+        strings("properties"),
         None if times.null_count == len(times) else times.to_pylist(),
-    )  # fmt: skip
+    )
 
 
 def check_arrived(pieces: Mapping[str, list[Piece]]) -> None:

@@ -114,34 +114,46 @@ def _topics(engine: xl.Engine, name: str) -> Iterator[Record]:
     here, topic = plan.row(engine, name), engine.topic(name, create=False)
     owner, transfer = topic.owner, topic.transfer
     yield {
-        "topic": name, "first_offset": here.first_offset, "next_offset": here.next_offset,
-        "messages": here.next_offset - here.first_offset, "epoch": here.epoch,
-        "owner": owner and owner.producer_name, "owner_engine": owner and owner.engine_name,
-        "owner_pid": owner and owner.pid, "owner_since": owner and owner.since * 1000,
-        "waiters": len(topic.waiters), "transfer": transfer and transfer.state,
+        "topic": name,
+        "first_offset": here.first_offset,
+        "next_offset": here.next_offset,
+        "messages": here.next_offset - here.first_offset,
+        "epoch": here.epoch,
+        "owner": owner and owner.producer_name,
+        "owner_engine": owner and owner.engine_name,
+        "owner_pid": owner and owner.pid,
+        "owner_since": owner and owner.since * 1000,
+        "waiters": len(topic.waiters),
+        "transfer": transfer and transfer.state,
         "transfer_to": transfer and transfer.target.name,
         "transfer_to_engine": transfer and transfer.target.id,
         "transfer_to_pid": transfer and transfer.target.pid,
         "transfer_until": transfer and transfer.until * 1000,
-    }  # fmt: skip
+    }
 
 
 def _owners(engine: xl.Engine, name: str) -> Iterator[Record]:
     topic = engine.topic(name, create=False)
     for holder in topic.holders:
         yield {
-            **_session(name, "holds", holder), "mode": holder.access_mode.value,
+            **_session(name, "holds", holder),
+            "mode": holder.access_mode.value,
             "epoch": holder.epoch,
-        }  # fmt: skip
+        }
     for transfer in topic.transfers:
         source, target = transfer.source, transfer.target
         yield {
-            "topic": name, "state": transfer.state, "producer": transfer.producer,
-            "engine": target.name, "engine_id": target.id, "pid": target.pid,
-            "until": transfer.until * 1000, "from_producer": source and source.producer_name,
+            "topic": name,
+            "state": transfer.state,
+            "producer": transfer.producer,
+            "engine": target.name,
+            "engine_id": target.id,
+            "pid": target.pid,
+            "until": transfer.until * 1000,
+            "from_producer": source and source.producer_name,
             "from_engine": source and source.engine_name,
             "from_engine_id": source and source.engine_id,
-        }  # fmt: skip
+        }
     for waiter in topic.waiters:
         mode = AccessMode.WAIT_FOR_EXCLUSIVE.value
         yield {**_session(name, "waits", waiter), "mode": mode}
@@ -149,40 +161,56 @@ def _owners(engine: xl.Engine, name: str) -> Iterator[Record]:
 
 def _session(topic: str, state: str, facts: OwnerInfo | WaiterInfo) -> Record:
     return {
-        "topic": topic, "state": state, "producer": facts.producer_name,
-        "priority": facts.priority, "engine": facts.engine_name, "engine_id": facts.engine_id,
-        "pid": facts.pid, "since": facts.since * 1000,
-    }  # fmt: skip
+        "topic": topic,
+        "state": state,
+        "producer": facts.producer_name,
+        "priority": facts.priority,
+        "engine": facts.engine_name,
+        "engine_id": facts.engine_id,
+        "pid": facts.pid,
+        "since": facts.since * 1000,
+    }
 
 
 def _events(engine: xl.Engine, name: str) -> Iterator[Record]:
     for event in engine.history(name):
         yield {
-            "time": event.time * 1000, "topic": event.topic, "epoch": event.epoch,
-            "kind": event.kind, "reason": event.reason, "priority": event.priority,
-            **_party("from", event.source), **_party("to", event.target),
-        }  # fmt: skip
+            "time": event.time * 1000,
+            "topic": event.topic,
+            "epoch": event.epoch,
+            "kind": event.kind,
+            "reason": event.reason,
+            "priority": event.priority,
+            **_party("from", event.source),
+            **_party("to", event.target),
+        }
 
 
 def _party(side: str, party: Mapping[str, Any] | None) -> Record:
     facts = party or {}
     return {
-        f"{side}_producer": facts.get("producer"), f"{side}_engine": facts.get("engine_name"),
-        f"{side}_engine_id": facts.get("engine"), f"{side}_pid": facts.get("pid"),
-    }  # fmt: skip
+        f"{side}_producer": facts.get("producer"),
+        f"{side}_engine": facts.get("engine_name"),
+        f"{side}_engine_id": facts.get("engine"),
+        f"{side}_pid": facts.get("pid"),
+    }
 
 
 def _epochs(engine: xl.Engine, name: str) -> list[Record]:
     here = plan.row(engine, name)
     return [
         {
-            "topic": name, "epoch": epoch.epoch, "first_offset": epoch.first_offset,
-            "last_offset": epoch.last_offset, "messages": epoch.messages,
-            "producers": epoch.producers, "first_time": epoch.first_time * 1000,
+            "topic": name,
+            "epoch": epoch.epoch,
+            "first_offset": epoch.first_offset,
+            "last_offset": epoch.last_offset,
+            "messages": epoch.messages,
+            "producers": epoch.producers,
+            "first_time": epoch.first_time * 1000,
             "last_time": epoch.last_time * 1000,
         }
         for epoch in engine.backend.inspection.epochs(here.id, here.first_offset)
-    ]  # fmt: skip
+    ]
 
 
 def _producers(engine: xl.Engine, name: str) -> list[Record]:

@@ -145,8 +145,11 @@ class MapCodec(Generic[K, V]):
             f"topic {self.topic!r}: {what} of its map cannot be deserialised: "
             f"{type(cause).__name__}: {reprlib.repr(str(cause))}. This error has its bytes as "
             "`raw`, and those of the key as `key`; the other keys can be read one by one",
-            topic=self.topic, part=part, raw=raw, key=name,
-        )  # fmt: skip
+            topic=self.topic,
+            part=part,
+            raw=raw,
+            key=name,
+        )
 
     def unpack(self, data: bytes | None, name: bytes) -> V | None:
         """Decode the value of a key; None stays None."""
@@ -196,9 +199,14 @@ class SharedMap(Shared, MutableMapping[K, V]):
     """
 
     def __init__(
-        self, topic: Topic, key: Any = serde.str, value: Any = serde.msgpack, *,
-        snapshot_every: int | None = SNAPSHOT_EVERY, timeout: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        topic: Topic,
+        key: Any = serde.str,
+        value: Any = serde.msgpack,
+        *,
+        snapshot_every: int | None = SNAPSHOT_EVERY,
+        timeout: float | None = None,
+    ) -> None:
         self._codec: MapCodec[K, V] = MapCodec(getattr(topic, "name", ""), key, value)
         # Bound once, because `get` is called most often.
         self._dump_key, self._load = self._codec.dump_key, self._codec.load_unnamed
@@ -239,9 +247,12 @@ class SharedMap(Shared, MutableMapping[K, V]):
         return default if data is None else self._codec.load(data, name)
 
     def scan(
-        self, fn: Callable[[K, V], object] | None = None, *,
-        filter: Callable[[K], object] | None = None, latest: bool = False,
-    ) -> list[tuple[K, V]]:  # fmt: skip
+        self,
+        fn: Callable[[K, V], object] | None = None,
+        *,
+        filter: Callable[[K], object] | None = None,
+        latest: bool = False,
+    ) -> list[tuple[K, V]]:
         """Return the (key, value) pairs as of one moment.
 
         - `fn`: if given, call `fn(key, value)` for each pair.
@@ -477,9 +488,12 @@ class SharedMap(Shared, MutableMapping[K, V]):
     # ---- changes, and the past -----------------------------------------------------------
 
     def watch(
-        self, key: K | None = None, *, prefix: Any = None,
+        self,
+        key: K | None = None,
+        *,
+        prefix: Any = None,
         start: Literal["earliest", "latest"] | At | None = None,
-    ) -> MapWatch[K, V]:  # fmt: skip
+    ) -> MapWatch[K, V]:
         """Watch every change of one key, of the keys that begin with `prefix`, or of all keys, in
         order (rule I6); see `MapWatch`.
 

@@ -149,9 +149,14 @@ class MapWatch(Closing, Generic[K, V]):
     """
 
     def __init__(
-        self, topic: Topic, start: int, items: dict[bytes, bytes], matches: Callable[[bytes], bool],
-        load_key: Callable[[bytes], Any], load: Callable[[bytes, bytes], Any],
-    ) -> None:  # fmt: skip
+        self,
+        topic: Topic,
+        start: int,
+        items: dict[bytes, bytes],
+        matches: Callable[[bytes], bool],
+        load_key: Callable[[bytes], Any],
+        load: Callable[[bytes, bytes], Any],
+    ) -> None:
         self._topic = topic.name
         self._items = {name: data for name, data in items.items() if matches(name)}
         self._matches = matches

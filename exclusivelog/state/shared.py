@@ -258,9 +258,12 @@ class Replica(_core.ReplicaBase):
 
     def _log_damaged(self, reason: str) -> None:
         logs.emit(
-            log, logs.SNAPSHOT_DAMAGED, ledger=self._topic.engine.path, topic=self._topic.name,
+            log,
+            logs.SNAPSHOT_DAMAGED,
+            ledger=self._topic.engine.path,
+            topic=self._topic.name,
             reason=reason,
-        )  # fmt: skip
+        )
 
     def close(self) -> None:
         """Close the reader."""
@@ -302,7 +305,7 @@ class Ownership(_core.OwnershipBase):
 
     def __init__(
         self, topic: Topic, writing: _core.Lock, calls: Calls, prepare: Callable[[], None]
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.producer: Holding | None = None
         self.asked: Producer | None = None  # the producer to be released before the next write
         self.checked = -1  # the topic's ownership version when this process last was the owner
@@ -359,9 +362,12 @@ class Ownership(_core.OwnershipBase):
             # Set before the wait: a late cancel of an earlier call must not end it.
             self._waiting_for = call = self._calls.current
             self._waiting = future = self._topic.producer_async(
-                "wait_for_exclusive", timeout=left, follow=False, on_fenced=self._lost,
+                "wait_for_exclusive",
+                timeout=left,
+                follow=False,
+                on_fenced=self._lost,
                 on_wanted=wanted,
-            )  # fmt: skip
+            )
             try:
                 if self._ended or (call is not None and call.given_up):
                     future.cancel()  # `end` or `give_up` may have run before `_waiting` was set
@@ -488,9 +494,13 @@ class Shared(_core.SharedBase, Closing):
     _replica: Replica
 
     def __init__(
-        self, topic: Topic, kind: Kind, content: Content, snapshot_every: int | None,
+        self,
+        topic: Topic,
+        kind: Kind,
+        content: Content,
+        snapshot_every: int | None,
         timeout: float | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         check_timeout(timeout)
         if not isinstance(topic, Topic):
             raise _wrong_topic(type(self).__name__, topic)
@@ -507,9 +517,11 @@ class Shared(_core.SharedBase, Closing):
         self._ownership = Ownership(topic, self._writing, self._calls, self._prepare_to_write)
         kept = "snapshots" in self._engine.capabilities
         self._snapshots = Snapshots(
-            self._engine.path, topic.name, snapshot_every if kept else None,
+            self._engine.path,
+            topic.name,
+            snapshot_every if kept else None,
             self._snapshot_unless_closed,
-        )  # fmt: skip
+        )
         self._store: TopicStore = topic.engine.backend.topic_store(topic.id)
         self._kind_is_known = self._store.check_kind(kind)
         replica = Replica(topic, content, self._snapshots)
@@ -784,9 +796,13 @@ def _close_all() -> None:
             state.close()
         except Exception as error:
             logs.emit(
-                log, logs.CLOSING_FAILED, ledger=engine.path, engine=engine.name,
-                engine_id=engine.id, reason=str(error),
-            )  # fmt: skip
+                log,
+                logs.CLOSING_FAILED,
+                ledger=engine.path,
+                engine=engine.name,
+                engine_id=engine.id,
+                reason=str(error),
+            )
 
 
 atexit.register(_close_all)

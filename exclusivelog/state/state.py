@@ -61,9 +61,13 @@ class StateContent(Generic[S, Op]):
     restores_views = False
 
     def __init__(
-        self, topic: Topic, initial: Callable[[], S], apply: Callable[[S, Op], S | None],
-        decode: Callable[[bytes], Any], codecs: dict[bytes | None, Codec],
-    ) -> None:  # fmt: skip
+        self,
+        topic: Topic,
+        initial: Callable[[], S],
+        apply: Callable[[S, Op], S | None],
+        decode: Callable[[bytes], Any],
+        codecs: dict[bytes | None, Codec],
+    ) -> None:
         self.state: S
         self._topic, self._initial, self._apply = topic, initial, apply
         self._decode, self._codecs = decode, codecs
@@ -149,15 +153,19 @@ class SharedState(Shared, Generic[S, Op]):
     """
 
     def __init__(
-        self, topic: Topic, initial: Callable[[], S] = dict,  # type: ignore[assignment]
-        apply: Callable[[S, Op], S | None] | None = None, *,
+        self,
+        topic: Topic,
+        initial: Callable[[], S] = dict,  # type: ignore[assignment]
+        apply: Callable[[S, Op], S | None] | None = None,
+        *,
         encode: Callable[[Any], bytes] = serde.exact.dumps,
         decode: Callable[[bytes], Any] = serde.exact.loads,
         encode_state: Callable[[S], bytes] | None = None,
         decode_state: Callable[[bytes], S] | None = None,
         snapshot_every: int | None = SNAPSHOT_EVERY,
-        copy: Callable[[Any], Any] | None = _copy.deepcopy, timeout: float | None = None,
-    ) -> None:  # fmt: skip
+        copy: Callable[[Any], Any] | None = _copy.deepcopy,
+        timeout: float | None = None,
+    ) -> None:
         if not callable(initial):
             raise TypeError("initial takes a function that returns the first state")
         if not callable(apply):
@@ -241,9 +249,11 @@ class SharedState(Shared, Generic[S, Op]):
 
 
 def _codecs_of(
-    encode: Callable[[Any], bytes], decode: Callable[[bytes], Any],
-    encode_state: Callable[[Any], bytes] | None, decode_state: Callable[[bytes], Any] | None,
-) -> dict[bytes | None, Codec]:  # fmt: skip
+    encode: Callable[[Any], bytes],
+    decode: Callable[[bytes], Any],
+    encode_state: Callable[[Any], bytes] | None,
+    decode_state: Callable[[bytes], Any] | None,
+) -> dict[bytes | None, Codec]:
     """{mark: codec} of snapshots; new ones are written with the first."""
     if (encode_state is None) != (decode_state is None):
         raise TypeError("encode_state and decode_state: give both or neither")

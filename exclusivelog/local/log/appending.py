@@ -242,9 +242,12 @@ def _look_up_some(ledger: Ledger, appenders: Sequence[_core.Appender]) -> None:
 
 
 def refusal(
-    ledger: Ledger, appender: _core.Appender, outcome: int, sequence: int | None = None,
+    ledger: Ledger,
+    appender: _core.Appender,
+    outcome: int,
+    sequence: int | None = None,
     count: int = 1,
-) -> ExclusiveLogError:  # fmt: skip
+) -> ExclusiveLogError:
     """The error for an append of `count` messages that did not succeed."""
     if outcome == Outcome.DUPLICATE:
         return duplicate(ledger, appender, sequence, count)
@@ -297,9 +300,12 @@ def _failure(ledger: Ledger, outcome: int) -> ExclusiveLogError:
 
 
 def duplicate(
-    ledger: Ledger, appender: _core.Appender, sequence: int | None, count: int = 1,
+    ledger: Ledger,
+    appender: _core.Appender,
+    sequence: int | None,
+    count: int = 1,
     logged: int | None = None,
-) -> DuplicateSequenceError:  # fmt: skip
+) -> DuplicateSequenceError:
     """This producer has sent that sequence id already. `logged`: the last one in the log, if
     `appender` has messages of a transaction."""
     last, name = appender.last_sequence, appender.session.name
@@ -318,8 +324,10 @@ def duplicate(
     return DuplicateSequenceError(
         f"topic {topic!r}: producer {name!r} has sent sequence id {last}, the largest there is; "
         "go on under another name",
-        sequence_id=last, last_sequence_id=last, count=count + 1,
-    )  # fmt: skip
+        sequence_id=last,
+        last_sequence_id=last,
+        count=count + 1,
+    )
 
 
 # ---- large batches -----------------------------------------------------------------------
@@ -506,9 +514,10 @@ class Committer:
         the sessions of those where that took no longer than `timeout` seconds in all (None: without
         limit). `lives`: does a session of this id have a producer?"""
         dropped = [
-            appender for appender in self.commit_queue.pending()
+            appender
+            for appender in self.commit_queue.pending()
             if topic in (None, appender.session.topic) and not lives(appender.session.id)
-        ]  # fmt: skip
+        ]
         end = None if timeout is None else _core.monotonic() + timeout
         return [appender.session for appender in dropped if self._drains(appender, end)]
 
@@ -765,9 +774,11 @@ class LocalSending:
     def _batch_of(self, messages: Sequence[Raw]) -> _core.Batch:
         keys, values, properties = ([m[column] for m in messages] for column in range(3))
         return self.appender.make_batch(
-            _core.strings(values), _core.strings(keys) if _any_given(keys) else None,
-            _core.strings(properties) if _any_given(properties) else None, None,
-        )  # fmt: skip
+            _core.strings(values),
+            _core.strings(keys) if _any_given(keys) else None,
+            _core.strings(properties) if _any_given(properties) else None,
+            None,
+        )
 
     def await_flush(self, position: int, generation: int) -> None:
         """Return once what `append` has appended is durable."""
@@ -808,9 +819,12 @@ class LocalSending:
     def private_appender(self) -> _core.Appender:
         """One for a transaction, which continues the numbering of `appender`."""
         return _core.Appender(
-            self.appender.name, self.appender.last_sequence, self.options.max_batch_messages,
-            self.options.max_batch_bytes, self.appender.session,
-        )  # fmt: skip
+            self.appender.name,
+            self.appender.last_sequence,
+            self.options.max_batch_messages,
+            self.options.max_batch_bytes,
+            self.appender.session,
+        )
 
 
 class Pauses:

@@ -49,9 +49,14 @@ MIN_READ_AHEAD = 64 << 10  # bytes, from the second read at a position on
 
 
 def read_entries(
-    tables: Tables, topic: _core.TopicRow, offset: int, loads: _core.Deserializer | None,
-    most_bytes: int = READ_BYTES, since: int = 0, packed: bool = False,
-) -> list[_core.Entry]:  # fmt: skip
+    tables: Tables,
+    topic: _core.TopicRow,
+    offset: int,
+    loads: _core.Deserializer | None,
+    most_bytes: int = READ_BYTES,
+    since: int = 0,
+    packed: bool = False,
+) -> list[_core.Entry]:
     """Entries from the one that holds `offset` on, about `most_bytes` of them. `since` and `packed`
     as in `Tables.entries.walk`.
 
@@ -81,9 +86,13 @@ def read_entries(
 
 
 def view_entries(
-    tables: Tables, topic: int, position: int, horizon: int,
-    loads: _core.Deserializer | None, most_bytes: int,
-) -> list[_core.Entry]:  # fmt: skip
+    tables: Tables,
+    topic: int,
+    position: int,
+    horizon: int,
+    loads: _core.Deserializer | None,
+    most_bytes: int,
+) -> list[_core.Entry]:
     """Entries of the topic's view from `position` on, with the messages before `horizon`. It may be
     a later view than the one that the reader began with. Messages that this one lacks were replaced
     by messages behind that horizon.
@@ -106,8 +115,9 @@ def view_entries(
                 f"topic {name!r}: an entry of its compacted view, up to offset {last}, is "
                 f"damaged: {error}; compact() builds it again from what is not trimmed, and "
                 f"seek({last + 1}) steps over it",
-                topic=name, offsets=range(position, last + 1),
-            ) from None  # fmt: skip
+                topic=name,
+                offsets=range(position, last + 1),
+            ) from None
         if entry.base_offset >= horizon:
             break
         if entry.end > horizon:
@@ -123,9 +133,12 @@ def view_entries(
 
 
 def read_entry(
-    tables: Tables, topic: _core.TopicRow, offset: int, loads: _core.Deserializer | None,
+    tables: Tables,
+    topic: _core.TopicRow,
+    offset: int,
+    loads: _core.Deserializer | None,
     known: OpenEntries,
-) -> _core.Entry | None:  # fmt: skip
+) -> _core.Entry | None:
     """The entry of the tables that holds `offset`, taken from `known` if possible. None if it is
     not in the tables, or damaged: then `read_entries` finds it or reports the damage."""
     place = tables.entries.at(topic.id, offset)
@@ -173,8 +186,9 @@ def _damaged(
     return LedgerCorruptedError(
         f"topic {topic.name!r}: the entry with offsets {first} to {stop - 1} is damaged: {error}; "
         f"seek({stop}) steps over it",
-        topic=topic.name, offsets=range(first, stop),
-    )  # fmt: skip
+        topic=topic.name,
+        offsets=range(first, stop),
+    )
 
 
 def damaged_block(
@@ -186,8 +200,9 @@ def damaged_block(
     return LedgerCorruptedError(
         f"topic {name!r}: the block with offsets {offsets.start} to {offsets.stop - 1} is damaged: "
         f"{why}; seek({offsets.stop}) steps over it",
-        topic=name, offsets=offsets,
-    )  # fmt: skip
+        topic=name,
+        offsets=offsets,
+    )
 
 
 def _damaged_blocks(entry: _core.Entry, index: int = 0) -> Iterator[tuple[range, str | None]]:
@@ -212,8 +227,9 @@ def _missing(topic: _core.TopicRow, start: int, stop: int) -> LedgerCorruptedErr
     return LedgerCorruptedError(
         f"topic {topic.name!r}: offsets {start} to {stop - 1} are missing; seek({stop}) steps "
         "over them",
-        topic=topic.name, offsets=range(start, stop),
-    )  # fmt: skip
+        topic=topic.name,
+        offsets=range(start, stop),
+    )
 
 
 def offset_at_time(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int:
@@ -511,9 +527,14 @@ class LogCursor(_core.Cursor):
     """A position in one topic; see `exclusivelog.backend.Cursor`."""
 
     def __init__(
-        self, host: Runtime, topic: int, name: str, loads: _core.Deserializer | None,
-        compacted: bool, skip_trimmed: bool,
-    ) -> None:  # fmt: skip
+        self,
+        host: Runtime,
+        topic: int,
+        name: str,
+        loads: _core.Deserializer | None,
+        compacted: bool,
+        skip_trimmed: bool,
+    ) -> None:
         self.topic_id = topic
         self.topic = name
         self.closed = False
@@ -554,9 +575,7 @@ class LogCursor(_core.Cursor):
 
     # ---- the position --------------------------------------------------------------------
 
-    def seek(
-        self, start: str | int | dt.datetime, inclusive: bool, resumes: bool = False
-    ) -> None:  # fmt: skip
+    def seek(self, start: str | int | dt.datetime, inclusive: bool, resumes: bool = False) -> None:
         """Continue at "earliest", "latest", an offset from 0 on, or a datetime (naive: local)."""
         journal, topic = self._host.ledger.journal, self.topic_id
         version = -1 if journal is None or journal.failed else journal.version_of(topic)
@@ -582,16 +601,18 @@ class LogCursor(_core.Cursor):
                 return found
             end = self._inspect(lambda tables: _existing(tables.topics.get(self.topic_id)))
             stop = _next_readable(
-                start, max(start + 1, end.next_offset),
+                start,
+                max(start + 1, end.next_offset),
                 lambda offset: self._one_entry(offset) is not None,
-            )  # fmt: skip
+            )
         except LedgerError:
             raise damage from None
         raise LedgerCorruptedError(
             f"topic {self.topic!r}: offsets {start} to {stop - 1} cannot be read: {damage}, or "
             f"step over them with seek({stop})",
-            topic=self.topic, offsets=range(start, stop),
-        ) from damage  # fmt: skip
+            topic=self.topic,
+            offsets=range(start, stop),
+        ) from damage
 
     def _one_entry(self, offset: int) -> list[_core.Entry] | None:
         """The entry at this offset; [] if it is damaged, but its offsets are known; None if the
@@ -777,10 +798,19 @@ class LogCursor(_core.Cursor):
         one = None
         if self._ahead == 1 and self.position < row.next_offset:
             one = read_entry(tables, row, self.position, self._loads, self._open)
-        found = [one] if one is not None else read_entries(
-            tables, row, self.position, self._loads, most_bytes=self._ahead,
-            since=self._tail.since(tables), packed=True,
-        )  # fmt: skip
+        found = (
+            [one]
+            if one is not None
+            else read_entries(
+                tables,
+                row,
+                self.position,
+                self._loads,
+                most_bytes=self._ahead,
+                since=self._tail.since(tables),
+                packed=True,
+            )
+        )
         self._first_offset = row.first_offset
         self._read_further(found[-1] if found else None)
         if tables.entries.scanned and max(self.position, self._read_to) >= row.next_offset:

@@ -188,7 +188,7 @@ def _batch(run: Sequence[Content]) -> _core.Batch:
         _column(run, lambda each: each.key),
         _column(run, lambda each: encode_properties(each.properties) if each.properties else None),
         [each.event_time for each in run] if _any(run, lambda each: each.event_time) else None,
-    )  # fmt: skip
+    )
     appender.add_batch(batch, first.sequence_id)
     appender.take()
     return batch

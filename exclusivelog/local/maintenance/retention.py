@@ -167,9 +167,7 @@ def trim(ledger: Ledger, topic: int, first: int, renew: Renew, limits: Limits | 
     return reached
 
 
-def _move_first(
-    ledger: Ledger, topic: int, first: int, renew: Renew, limits: Limits | None
-) -> int:  # fmt: skip
+def _move_first(ledger: Ledger, topic: int, first: int, renew: Renew, limits: Limits | None) -> int:
     with contextlib.suppress(LedgerFullError):
         return _trim(ledger, ledger.write_checkpointed, topic, first, renew, limits)
     reached: int = ledger.reserve.help(
@@ -179,9 +177,13 @@ def _move_first(
 
 
 def _trim(
-    ledger: Ledger, begin: Callable[[], AbstractContextManager[Tables]], topic: int, first: int,
-    renew: Renew, limits: Limits | None,
-) -> int:  # fmt: skip
+    ledger: Ledger,
+    begin: Callable[[], AbstractContextManager[Tables]],
+    topic: int,
+    first: int,
+    renew: Renew,
+    limits: Limits | None,
+) -> int:
     """Move the topic's first offset, in a transaction that `begin` begins; returns it."""
     while True:
         with begin() as tables:
@@ -208,9 +210,15 @@ def _trim(
                 break
         renew(topic)
     logs.emit(
-        log, logs.TRIMMED, ledger=ledger.path, topic=row.name, epoch=row.epoch, offset=first,
-        count=count, reason="call" if limits is None else "retention",
-    )  # fmt: skip
+        log,
+        logs.TRIMMED,
+        ledger=ledger.path,
+        topic=row.name,
+        epoch=row.epoch,
+        offset=first,
+        count=count,
+        reason="call" if limits is None else "retention",
+    )
     return first
 
 
@@ -304,10 +312,11 @@ class RetentionWorker:
             self._checked = now
             with self._ledger.read() as tables:
                 if (
-                    tables.retention.all() or tables.deletions.all()
+                    tables.retention.all()
+                    or tables.deletions.all()
                     or not OLD.keys().isdisjoint(tables.compression.all().values())
                     or is_due(self._ledger, tables)
-                ):  # fmt: skip
+                ):
                     self.start()
 
     def start(self) -> None:
@@ -333,9 +342,12 @@ class RetentionWorker:
                 logs.emit(log, logs.RETENTION_REFUSED, ledger=self._ledger.path, reason=str(error))
             except Exception as error:
                 logs.emit(
-                    log, logs.RETENTION_FAILED, error=error, ledger=self._ledger.path,
+                    log,
+                    logs.RETENTION_FAILED,
+                    error=error,
+                    ledger=self._ledger.path,
                     reason=repr(error),
-                )  # fmt: skip
+                )
 
     def go_round(self) -> None:
         """Trim every topic that exceeds its retention."""

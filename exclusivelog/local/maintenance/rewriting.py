@@ -126,18 +126,21 @@ def _within_reach(
     disk a second time."""
     room = _room(ledger, scarce, helped)
     return [
-        each for each in tables.large.survey()
+        each
+        for each in tables.large.survey()
         if each.id not in ledger.segments.stuck and (each.dead is None or each.live_bytes <= room)
-    ]  # fmt: skip
+    ]
 
 
 # ---- what is done ----------------------------------------------------------------------
 
 
 def rewrite(
-    ledger: Ledger, ended: Callable[[], bool] = lambda: False, most: float = math.inf,
+    ledger: Ledger,
+    ended: Callable[[], bool] = lambda: False,
+    most: float = math.inf,
     helped: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Rewrite segments, if that is due, until about `most` bytes were written, or until
     `ended()`. `helped`: `Reserve.help` calls it."""
     _count_dead(ledger)

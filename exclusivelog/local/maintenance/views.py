@@ -72,9 +72,15 @@ def _log_compacted(ledger: Ledger, topic: int, done: Compacted, seconds: float) 
         with ledger.read() as tables:
             name = tables.topics.get(topic).name
         logs.emit(
-            log, logs.COMPACTED, ledger=ledger.path, topic=name, kept=done.kept, count=done.read,
-            offset=done.horizon, seconds=seconds,
-        )  # fmt: skip
+            log,
+            logs.COMPACTED,
+            ledger=ledger.path,
+            topic=name,
+            kept=done.kept,
+            count=done.read,
+            offset=done.horizon,
+            seconds=seconds,
+        )
 
 
 def _basis(ledger: Ledger, topic: int) -> tuple[int, View | None]:
@@ -274,9 +280,15 @@ def write_snapshot(
     finally:
         delete_pending(ledger)
     logs.emit(
-        log, logs.SNAPSHOT, ledger=ledger.path, topic=row.name, epoch=row.epoch, offset=offset,
-        count=count, seconds=_core.monotonic() - began,
-    )  # fmt: skip
+        log,
+        logs.SNAPSHOT,
+        ledger=ledger.path,
+        topic=row.name,
+        epoch=row.epoch,
+        offset=offset,
+        count=count,
+        seconds=_core.monotonic() - began,
+    )
 
 
 def _write_items(ledger: Ledger, topic: int, snapshot: View, items: Iterable[Item]) -> int:
@@ -285,8 +297,10 @@ def _write_items(ledger: Ledger, topic: int, snapshot: View, items: Iterable[Ite
         appender = _core.Appender(WRITER, count - 1, ITEMS_AT_ONCE, ENTRY_BYTES)
         batch = appender.make_batch(
             _core.strings([value for _, value in some]),
-            _core.strings([key for key, _ in some]), None, None,
-        )  # fmt: skip
+            _core.strings([key for key, _ in some]),
+            None,
+            None,
+        )
         appender.add_batch(batch)
         with ledger.write_concurrent() as tables:
             tables.views.check_making(snapshot)

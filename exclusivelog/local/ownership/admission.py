@@ -18,15 +18,23 @@ def eligible_at(session: Session, freed: int, known: Known | None) -> int:
     """The time from which this waiter may own a topic that has been free since `freed` (rule
     D7)."""
     return admission.eligible_at(
-        created=session.created, priority=session.priority, settle=session.settle, freed=freed,
+        created=session.created,
+        priority=session.priority,
+        settle=session.settle,
+        freed=freed,
         known=known,
-    )  # fmt: skip
+    )
 
 
 def held_back(
-    session: Session, *, now: int, freed: int, waiting: bool, transfer: Transfer | None,
+    session: Session,
+    *,
+    now: int,
+    freed: int,
+    waiting: bool,
+    transfer: Transfer | None,
     known: Known | None = None,
-) -> bool:  # fmt: skip
+) -> bool:
     """Must this request wait, although the topic may be free?
 
     A topic in transit is for its destination alone, where it goes past the queue (rule E3). A new
@@ -80,9 +88,16 @@ class Promotion(NamedTuple):
 
 
 def promote(
-    epoch: int, topic: int, rows: Iterable[tuple[bytes, bytes]], alive: Callable[[int, str], bool],
-    *, now: int = 0, freed: int = 0, transfer: Transfer | None = None, known: Known | None = None,
-) -> Promotion:  # fmt: skip
+    epoch: int,
+    topic: int,
+    rows: Iterable[tuple[bytes, bytes]],
+    alive: Callable[[int, str], bool],
+    *,
+    now: int = 0,
+    freed: int = 0,
+    transfer: Transfer | None = None,
+    known: Known | None = None,
+) -> Promotion:
     """The first waiter, in the queue's order, that lives and whose claim still holds: selected by
     `_core.select`, out of (key, data) of the queue's rows. `alive` takes slot and engine id.
 

@@ -69,10 +69,16 @@ class Claims:
         return found
 
     def take(
-        self, engine: EngineInfo, slot: int, group: str, wanted: Mapping[str, int | None],
-        check: Callable[[Tables], object] | None = None, made: list[Claimant] | None = None,
-        reads: bool = False, until: int = 0,
-    ) -> Claimant:  # fmt: skip
+        self,
+        engine: EngineInfo,
+        slot: int,
+        group: str,
+        wanted: Mapping[str, int | None],
+        check: Callable[[Tables], object] | None = None,
+        made: list[Claimant] | None = None,
+        reads: bool = False,
+        until: int = 0,
+    ) -> Claimant:
         """Claim all resources or none, in one transaction, in which `check` may raise. The claim is
         added to `made` before the commit, so that a caller that is interrupted after it can release
         it."""
@@ -80,9 +86,17 @@ class Claims:
             if check is not None:
                 check(tables)
             claimant = Claimant(
-                0, engine.id, slot, engine.pid, engine.name, group, {},
-                time.time_ns() // 1_000_000, dict(engine.properties), reads,
-            )  # fmt: skip
+                0,
+                engine.id,
+                slot,
+                engine.pid,
+                engine.name,
+                group,
+                {},
+                time.time_ns() // 1_000_000,
+                dict(engine.properties),
+                reads,
+            )
             claimant = self.take_in(tables, claimant, group, wanted)
             if made is not None:
                 made.append(claimant)
@@ -246,9 +260,15 @@ def engine_of(claimant: Claimant) -> EngineInfo:
 def claim_info(claimant: Claimant) -> ClaimInfo:
     """The public facts about a claim session."""
     return ClaimInfo(
-        claimant.id, claimant.group, dict(claimant.generations), claimant.engine,
-        claimant.engine_name, claimant.pid, claimant.since, claimant.reads,
-    )  # fmt: skip
+        claimant.id,
+        claimant.group,
+        dict(claimant.generations),
+        claimant.engine,
+        claimant.engine_name,
+        claimant.pid,
+        claimant.since,
+        claimant.reads,
+    )
 
 
 # ---- claims that an engine holds -------------------------------------------------------
@@ -451,10 +471,14 @@ def _check_exists(tables: Tables, topic: int, name: str) -> None:
 
 
 def _hold(
-    host: Runtime, group: str, resources: Mapping[str, int | None],
-    make: Callable[[Claimant], Held], check: Callable[[Tables], object] | None = None,
-    reads: bool = False, until: int = 0,
-) -> Held:  # fmt: skip
+    host: Runtime,
+    group: str,
+    resources: Mapping[str, int | None],
+    make: Callable[[Claimant], Held],
+    check: Callable[[Tables], object] | None = None,
+    reads: bool = False,
+    until: int = 0,
+) -> Held:
     """Claim resources in one transaction, in which `check` may raise, and which begins before
     `until`; `make` turns the claim into an object, which the engine registers."""
     claims, slot = Claims(host.ledger, host.sessions.succession), host.slot
@@ -482,9 +506,12 @@ class LocalClaims:
         self._claims = Claims(host.ledger, host.sessions.succession)
 
     def hold(
-        self, group: str, resources: Mapping[str, int | None],
-        make: Callable[[ClaimSession], Held], until: int = 0,
-    ) -> Held:  # fmt: skip
+        self,
+        group: str,
+        resources: Mapping[str, int | None],
+        make: Callable[[ClaimSession], Held],
+        until: int = 0,
+    ) -> Held:
         """Claim all of the resources or none; `make` turns the claim into the object that is
         registered."""
         host = self._host

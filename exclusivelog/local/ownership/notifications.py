@@ -244,9 +244,14 @@ class Notifications:
             self._deliveries.add(functools.partial(self.pending.outcomes.notify_wanted, session))
 
     def _granted(
-        self, session_id: int, epoch: int, since: int, last_sequence: int, reason: str,
+        self,
+        session_id: int,
+        epoch: int,
+        since: int,
+        last_sequence: int,
+        reason: str,
         granted_at: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         future = self.pending.queued.take(session_id)
         if future is None or future.session is None:
             return
@@ -256,9 +261,8 @@ class Notifications:
         )
 
     def _hand_out(
-        self, future: AnyFuture, session: Session, last_sequence: int, reason: str,
-        granted_at: int,
-    ) -> None:  # fmt: skip
+        self, future: AnyFuture, session: Session, last_sequence: int, reason: str, granted_at: int
+    ) -> None:
         self.pending.outcomes.hand_out(future, session, last_sequence, reason)
         self._engine.ledger.lockfile.figures.note_promotion(_core.now() - granted_at)
 

@@ -368,12 +368,19 @@ class Outcomes:
             return
         with contextlib.suppress(ExclusiveLogError):
             logs.emit(
-                log, logs.GRANTED, topic=self._engine().sessions.topic_name(session.topic),
-                ledger=self._engine().ledger.path, engine=session.engine_name,
-                engine_id=session.engine, pid=session.pid, producer=session.name,
-                mode=session.mode, epoch=session.epoch, reason=reason or _why_granted(session),
+                log,
+                logs.GRANTED,
+                topic=self._engine().sessions.topic_name(session.topic),
+                ledger=self._engine().ledger.path,
+                engine=session.engine_name,
+                engine_id=session.engine,
+                pid=session.pid,
+                producer=session.name,
+                mode=session.mode,
+                epoch=session.epoch,
+                reason=reason or _why_granted(session),
                 waited=(_core.now() - session.created) / 1e9,
-            )  # fmt: skip
+            )
 
     def notify_wanted(self, session_id: int) -> None:
         """Notify a session's producer that another one waits for its topic."""
@@ -486,10 +493,11 @@ class Pending:
             raise
 
     def queue_all(
-        self, futures: Sequence[AnyFuture],
+        self,
+        futures: Sequence[AnyFuture],
         register: Callable[[int], Sequence[Registration | ExclusiveLogError]],
         timeout: float | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Register producers that may wait, chunk by chunk. `register(n)` is one transaction: it
         registers some of those from the n-th on, at least one, and returns the outcome of each."""
         deadline = None if timeout is None else _core.monotonic() + timeout
@@ -732,11 +740,13 @@ def _describe_block(engine: OpenEngine) -> str:
     """The process that holds the writer lock, for the text of an error."""
     watch = engine.ledger.watch
     holder = None if watch is None else watch.holder()
-    return "" if holder is None else (
+    if holder is None:
+        return ""
+    return (
         f"; the writer lock is held by {holder}, and the request leaves the queue once it is free. "
         "Resume or end that process; open(kill_stalled=True) kills one that is silent for longer "
         "than its keepalive"
-    )  # fmt: skip
+    )
 
 
 def _why_granted(session: Session) -> str:

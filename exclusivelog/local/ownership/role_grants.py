@@ -282,9 +282,14 @@ class RoleGrants:
     ) -> None:
         """Write the request, and the anchor that its parts are bound to."""
         role = RoleRow(
-            seat.bound_to, row.id, seat.id, row.name.removeprefix(PREFIX),
-            list(definition.topics), definition.groups, definition.claims,
-        )  # fmt: skip
+            seat.bound_to,
+            row.id,
+            seat.id,
+            row.name.removeprefix(PREFIX),
+            list(definition.topics),
+            definition.groups,
+            definition.claims,
+        )
         role_rows.put(tables, role)
         tables.claims.put_claimant(_claimant(seat, role.claim, ANCHORS, {}, reads=False))
 
@@ -309,9 +314,17 @@ class RoleGrants:
     def _part(self, tables: Tables, role: RoleRow, seat: Session, topic: int) -> Session:
         number = role.parts.get(topic) or tables.rows.next_id(b"session")
         return seat._replace(
-            id=number, topic=topic, name=role.name, claim=None, settle=0, lineage=0, epoch=0,
-            notify_on_contention=False, properties={ROLE: role.name}, announce=None,
-        )  # fmt: skip
+            id=number,
+            topic=topic,
+            name=role.name,
+            claim=None,
+            settle=0,
+            lineage=0,
+            epoch=0,
+            notify_on_contention=False,
+            properties={ROLE: role.name},
+            announce=None,
+        )
 
     # ---- grant ---------------------------------------------------------------------------
 
@@ -476,9 +489,11 @@ class RoleGrants:
         return [role for _, role in waiting] + [role for role, b in best.items() if b is None]
 
     def _promote_one(
-        self, tables: Tables, topic: int,
+        self,
+        tables: Tables,
+        topic: int,
         choose: Callable[[Tables, _core.TopicRow], Iterator[tuple[bytes, bytes]]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         row = tables.topics.intact(topic, "no waiter is promoted there")
         if row is not None:
             self._sessions.promote_now(tables, row, choose)
@@ -541,9 +556,17 @@ def _claimant(
     seat: Session, number: int, group: str, generations: dict[str, int], reads: bool
 ) -> Claimant:
     return Claimant(
-        number, seat.engine, seat.slot, seat.pid, seat.engine_name, group, generations,
-        time.time_ns() // 1_000_000, dict(seat.engine_properties), reads,
-    )  # fmt: skip
+        number,
+        seat.engine,
+        seat.slot,
+        seat.pid,
+        seat.engine_name,
+        group,
+        generations,
+        time.time_ns() // 1_000_000,
+        dict(seat.engine_properties),
+        reads,
+    )
 
 
 def _unusable(row: _core.TopicRow) -> ExclusiveLogError | None:
@@ -599,19 +622,28 @@ class LocalRoles:
             topics = {tables.topics.get(part.topic).name: part for part in held}
             name = tables.topics.get(seat.topic).name.removeprefix(PREFIX)
         anchor = Claimant(
-            seat.bound_to, seat.engine, seat.slot, seat.pid, seat.engine_name, PREFIX,
-            {name: seat.epoch}, seat.since,
-        )  # fmt: skip
+            seat.bound_to,
+            seat.engine,
+            seat.slot,
+            seat.pid,
+            seat.engine_name,
+            PREFIX,
+            {name: seat.epoch},
+            seat.since,
+        )
         readers: dict[str, GroupCursor] = {
             c.group: LocalGroupCursor(self._engine, c, row.groups[c.group], True)
-            for c in claimants if c.reads
-        }  # fmt: skip
+            for c in claimants
+            if c.reads
+        }
         return RoleParts(
-            topics, {group: list(there) for group, there in row.groups.items()}, readers,
+            topics,
+            {group: list(there) for group, there in row.groups.items()},
+            readers,
             [c.id for c in claimants if c.reads],
             [(c.group, c.reads, dict(c.generations)) for c in claimants],
             HeldClaim(self._engine, anchor),
-        )  # fmt: skip
+        )
 
     def last_sequence(self, session: Session) -> int:
         """The last sequence id of a session's producer name."""

@@ -229,9 +229,11 @@ def _info(tables: Tables, alive: Callable[[int, str], bool], name: str, topic: i
     bound = last(tables, topic) or RoleDefinition((), {}, {})
     waiters = [waiter_info(w) for w in tables.sessions.waiters(topic) if alive(w.slot, w.engine)]
     return RoleInfo(
-        name, row.epoch, None if holder is None else owner_info(holder),
+        name,
+        row.epoch,
+        None if holder is None else owner_info(holder),
         _names(tables, bound.topics),
         {group: tuple(topics) for group, topics in bound.groups.items()},
         {group: tuple(resources) for group, resources in bound.claims.items()},
         tuple(waiters),
-    )  # fmt: skip
+    )

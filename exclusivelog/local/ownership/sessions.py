@@ -110,9 +110,13 @@ class Succession:
     # ---- grant ---------------------------------------------------------------------------
 
     def admit(
-        self, tables: Tables, row: _core.TopicRow, session: Session, reason: str,
+        self,
+        tables: Tables,
+        row: _core.TopicRow,
+        session: Session,
+        reason: str,
         transfer: Transfer | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Make the session a holder of the topic; `transfer`: the hand-over by which it gets it."""
         moved = reason == HANDED_OVER and transfer is not None and transfer.lineage
         lineage = transfer.lineage if moved and transfer else session.id
@@ -133,9 +137,14 @@ class Succession:
             row.shared += 1
 
     def _grant(
-        self, tables: Tables, row: _core.TopicRow, waiter: Session, reason: str,
-        transfer: Transfer | None, dead: int,
-    ) -> None:  # fmt: skip
+        self,
+        tables: Tables,
+        row: _core.TopicRow,
+        waiter: Session,
+        reason: str,
+        transfer: Transfer | None,
+        dead: int,
+    ) -> None:
         """Grant the topic to a waiter; `dead`: how many dead ones stay in the queue."""
         winner = waiter._replace(since=time.time_ns() // 1_000_000)
         tables.sessions.drop_waiter(winner)
@@ -155,9 +164,14 @@ class Succession:
     # ---- leave ---------------------------------------------------------------------------
 
     def leave(
-        self, tables: Tables, session: Session, kind: str, reason: str, promote: bool = True,
+        self,
+        tables: Tables,
+        session: Session,
+        kind: str,
+        reason: str,
+        promote: bool = True,
         row: _core.TopicRow | None = None,
-    ) -> _core.TopicRow | None:  # fmt: skip
+    ) -> _core.TopicRow | None:
         """Remove a session that has ended; nothing if it is not registered any more (rule B7).
         `promote`: also promote a waiter, else the caller does. `row`: the topic's, if the caller
         changes it, too."""
@@ -182,18 +196,28 @@ class Succession:
         return row
 
     def drop_holder(
-        self, tables: Tables, row: _core.TopicRow, session: Session, kind: str, reason: str,
+        self,
+        tables: Tables,
+        row: _core.TopicRow,
+        session: Session,
+        kind: str,
+        reason: str,
         rival: Session | Transfer | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Remove a holder of the topic; `rival` is to have it."""
         self._unregister(tables, row, session, kind, reason, rival)
         if session.bound_to:
             self.roles.dropped(tables, session, kind, reason)
 
     def _unregister(
-        self, tables: Tables, row: _core.TopicRow, session: Session, kind: str, reason: str,
+        self,
+        tables: Tables,
+        row: _core.TopicRow,
+        session: Session,
+        kind: str,
+        reason: str,
         rival: Session | Transfer | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """The same, but a role that the session belongs to goes on."""
         tables.sessions.drop_holder(session)
         tables.producers.free(session)
@@ -298,9 +322,12 @@ class Succession:
             self.notify_fenced(tables, row, waiter, owner_of(tables, row))
 
     def end_claims(
-        self, tables: Tables, claimants: Sequence[Claimant], kind: str,
+        self,
+        tables: Tables,
+        claimants: Sequence[Claimant],
+        kind: str,
         row: _core.TopicRow | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """End claims, and the sessions that are bound to them, admitted or waiting; `kind` is evict
         or release (rules B2, F5). `row`: of a topic that the caller changes and promotes itself."""
         for claimant in claimants:
@@ -380,16 +407,24 @@ class Succession:
             tables.topics.put(row)
 
     def _select(
-        self, tables: Tables, row: _core.TopicRow, transfer: Transfer | None,
+        self,
+        tables: Tables,
+        row: _core.TopicRow,
+        transfer: Transfer | None,
         choose: Choose | None = None,
-    ) -> admission.Promotion:  # fmt: skip
+    ) -> admission.Promotion:
         rows = tables.sessions.queue(row.id) if choose is None else choose(tables, row)
         try:
             return admission.promote(
-                row.epoch, row.id, rows, self._living.alive,
-                now=self.now(), freed=self.freed(row), transfer=transfer,
+                row.epoch,
+                row.id,
+                rows,
+                self._living.alive,
+                now=self.now(),
+                freed=self.freed(row),
+                transfer=transfer,
                 known=tables.sessions.known(row.id),
-            )  # fmt: skip
+            )
         except (ValueError, TypeError) as error:
             raise tables.rows.damaged("queue", error) from None
 
@@ -433,9 +468,13 @@ class Succession:
         return assigned
 
     def notify_assigned(
-        self, tables: Tables, row: _core.TopicRow, transfer: Transfer, source: Session | None,
+        self,
+        tables: Tables,
+        row: _core.TopicRow,
+        transfer: Transfer,
+        source: Session | None,
         reason: str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Record that the topic or seat is reserved, move the claims, and notify the
         destination."""
         record(tables, row, "assigned", reason, source=source, target=transfer)
@@ -525,9 +564,14 @@ class Requests:
         self._transfers = succession.transfers
 
     def register(
-        self, tables: Tables, row: _core.TopicRow, session: Session, *, role: RoleDefinition | None,
+        self,
+        tables: Tables,
+        row: _core.TopicRow,
+        session: Session,
+        *,
+        role: RoleDefinition | None,
         follows: int | None = None,
-    ) -> Registration:  # fmt: skip
+    ) -> Registration:
         """Admit or queue a new session, which has no id yet, or raise the refusal. Without a name
         it gets a unique one. `follows`, `role`: as for `Sessions.request`."""
         if follows is not None:
@@ -545,9 +589,13 @@ class Requests:
         return self.decide(tables, row, session, follows, given)
 
     def decide(
-        self, tables: Tables, row: _core.TopicRow, session: Session, follows: int | None,
+        self,
+        tables: Tables,
+        row: _core.TopicRow,
+        session: Session,
+        follows: int | None,
         given: bool | None,
-    ) -> Registration:  # fmt: skip
+    ) -> Registration:
         """Carry out the decision of `exclusivelog.admission.admit` about a session. `given`: did
         the library give its name, or the caller (None: it continues under its name)?"""
         owner = owner_of(tables, row)
@@ -594,21 +642,34 @@ class Requests:
         return Registration(session, verdict is Verdict.QUEUE, sequence)
 
     def _judge(
-        self, tables: Tables, row: _core.TopicRow, session: Session, owner: Session | None,
-        transfer: Transfer | None, seat: Session | None,
-    ) -> tuple[Verdict, int]:  # fmt: skip
+        self,
+        tables: Tables,
+        row: _core.TopicRow,
+        session: Session,
+        owner: Session | None,
+        transfer: Transfer | None,
+        seat: Session | None,
+    ) -> tuple[Verdict, int]:
         """The verdict, and the topic's epoch once it is carried out."""
         waiting = row.waiting > 0 and seat is None
         if owner is None and not row.shared:
             waiting = admission.held_back(
-                session, now=self._succession.now(), freed=self._succession.freed(row),
-                waiting=waiting, transfer=transfer, known=tables.sessions.known(row.id),
-            )  # fmt: skip
+                session,
+                now=self._succession.now(),
+                freed=self._succession.freed(row),
+                waiting=waiting,
+                transfer=transfer,
+                known=tables.sessions.known(row.id),
+            )
         decision = policy.admit(
-            epoch=row.epoch, owner=owner, shared=row.shared > 0, waiting=waiting,
+            epoch=row.epoch,
+            owner=owner,
+            shared=row.shared > 0,
+            waiting=waiting,
             request=policy.Request(session.mode, session.claim),
-            in_transit=transfer is not None, recreated=bool(row.flags & _core.RECREATED),
-        )  # fmt: skip
+            in_transit=transfer is not None,
+            recreated=bool(row.flags & _core.RECREATED),
+        )
         granted = decision.verdict is Verdict.GRANT and session.mode != records.FENCING
         if granted and is_role(row.name):
             waits = session.mode == records.WAIT
@@ -648,11 +709,13 @@ class Requests:
         owner = owner_of(tables, row)
         transfer = self._transfers.current(tables, row)
         decision = policy.admit(
-            epoch=row.epoch, owner=owner, shared=row.shared > 0,
+            epoch=row.epoch,
+            owner=owner,
+            shared=row.shared > 0,
             waiting=row.waiting > 0 or transfer is not None,
             request=policy.Request(session.mode, session.claim),
             recreated=bool(row.flags & _core.RECREATED),
-        )  # fmt: skip
+        )
         verdict = decision.verdict
         if verdict not in ADMITTED:
             raise _refusal(tables, row, session, verdict, owner, transfer)
@@ -685,8 +748,8 @@ class Requests:
             for waiter in tables.sessions.waiters(row.id)
         )
         waits = admission.awaits_release(
-            session, verdict=verdict, waiting=waiting, expected=expected, target=transfer.target,
-        )  # fmt: skip
+            session, verdict=verdict, waiting=waiting, expected=expected, target=transfer.target
+        )
         return transfer if waits else None
 
     def _check_unbroken(
@@ -725,9 +788,12 @@ class Sessions:
     # ---- open ----------------------------------------------------------------------------
 
     def request(
-        self, request: ProducerRequest, engine: EngineInfo, slot: int,
+        self,
+        request: ProducerRequest,
+        engine: EngineInfo,
+        slot: int,
         abandoned: Callable[[], Sequence[Session]] = tuple,
-    ) -> Registration:  # fmt: skip
+    ) -> Registration:
         """Register a producer of this engine, or queue it, in one transaction (rules A1-A6, B5,
         B6). `abandoned` returns sessions of this process that have ended, and are still registered:
         they leave first."""
@@ -763,9 +829,13 @@ class Sessions:
                 return change(tables)
 
     def request_all(
-        self, names: Sequence[str], request: ProducerRequest, engine: EngineInfo, slot: int,
+        self,
+        names: Sequence[str],
+        request: ProducerRequest,
+        engine: EngineInfo,
+        slot: int,
         abandoned: Callable[[], Sequence[Session]] = tuple,
-    ) -> list[Registration]:  # fmt: skip
+    ) -> list[Registration]:
         """Register a producer on each of the topics with these names, all or none; creates missing
         topics. `request` must not wait; its topic is not used. `abandoned` as in `request`."""
         session = _unregistered(request, engine, slot)
@@ -780,9 +850,13 @@ class Sessions:
             raise damaged.error from damaged
 
     def queue_some(
-        self, names: Sequence[str], request: ProducerRequest, engine: EngineInfo, slot: int,
+        self,
+        names: Sequence[str],
+        request: ProducerRequest,
+        engine: EngineInfo,
+        slot: int,
         abandoned: Callable[[], Sequence[Session]] = tuple,
-    ) -> list[Registration | ExclusiveLogError]:  # fmt: skip
+    ) -> list[Registration | ExclusiveLogError]:
         """Register a producer that may wait on each of the first topics with these names, as many
         as `CHUNK_SECONDS` allow, in one transaction; creates missing topics. Returns the
         registration, or the refusal, of each. `abandoned` as in `request`."""
@@ -794,9 +868,13 @@ class Sessions:
         return self._register_some(len(names), register, abandoned, request.until)
 
     def follow_some(
-        self, names: Sequence[str], requests: Sequence[ProducerRequest], engine: EngineInfo,
-        slot: int, abandoned: Callable[[], Sequence[Session]] = tuple,
-    ) -> list[Registration | ExclusiveLogError]:  # fmt: skip
+        self,
+        names: Sequence[str],
+        requests: Sequence[ProducerRequest],
+        engine: EngineInfo,
+        slot: int,
+        abandoned: Callable[[], Sequence[Session]] = tuple,
+    ) -> list[Registration | ExclusiveLogError]:
         """The same for producers that follow their topics to this engine, each with a request of
         its own."""
 
@@ -813,9 +891,12 @@ class Sessions:
         return self._register_some(len(requests), register, abandoned)
 
     def _register_some(
-        self, count: int, register: Callable[[Tables, int], Registration],
-        abandoned: Callable[[], Sequence[Session]], until: int = 0,
-    ) -> list[Registration | ExclusiveLogError]:  # fmt: skip
+        self,
+        count: int,
+        register: Callable[[Tables, int], Registration],
+        abandoned: Callable[[], Sequence[Session]],
+        until: int = 0,
+    ) -> list[Registration | ExclusiveLogError]:
         def change(tables: Tables) -> list[Registration | ExclusiveLogError]:
             self._leave_all(tables, abandoned())
             return self._register_each(tables, count, register)
@@ -1104,15 +1185,26 @@ class Sessions:
 
 def _unregistered(request: ProducerRequest, engine: EngineInfo, slot: int) -> Session:
     return Session(
-        id=0, topic=request.topic, engine=engine.id, slot=slot, pid=engine.pid,
-        engine_name=engine.name, name=request.name or "", mode=request.mode,
-        priority=request.priority, created=request.created,
-        tie=int.from_bytes(os.urandom(4)), since=time.time_ns() // 1_000_000,
-        claim=request.topic_epoch, properties=request.properties,
-        settle=request.settle, engine_properties=dict(engine.properties),
-        bound_to=request.bound_to, notify_on_contention=request.notify_on_contention,
+        id=0,
+        topic=request.topic,
+        engine=engine.id,
+        slot=slot,
+        pid=engine.pid,
+        engine_name=engine.name,
+        name=request.name or "",
+        mode=request.mode,
+        priority=request.priority,
+        created=request.created,
+        tie=int.from_bytes(os.urandom(4)),
+        since=time.time_ns() // 1_000_000,
+        claim=request.topic_epoch,
+        properties=request.properties,
+        settle=request.settle,
+        engine_properties=dict(engine.properties),
+        bound_to=request.bound_to,
+        notify_on_contention=request.notify_on_contention,
         announce=request.announce,
-    )  # fmt: skip
+    )
 
 
 def _announced_by_last_owner(tables: Tables, row: _core.TopicRow) -> dict[str, str] | None:
@@ -1161,20 +1253,27 @@ def _why(session: Session, verdict: Verdict, transfer: Transfer | None) -> str:
 
 
 def _refusal(
-    tables: Tables, row: _core.TopicRow, session: Session, verdict: Verdict, owner: Session | None,
+    tables: Tables,
+    row: _core.TopicRow,
+    session: Session,
+    verdict: Verdict,
+    owner: Session | None,
     transfer: Transfer | None,
-) -> ExclusiveLogError:  # fmt: skip
+) -> ExclusiveLogError:
     holder = (
         owner
         or next(iter(tables.sessions.holders(row.id)), None)
         or next(tables.sessions.waiters(row.id), None)
     )
     return refusals.refused(
-        topic_label(row.name), verdict, epoch=row.epoch, claim=session.claim,
+        topic_label(row.name),
+        verdict,
+        epoch=row.epoch,
+        claim=session.claim,
         by=None if holder is None else owner_info(holder),
         moving="" if transfer is None else moving_to(transfer.name, transfer.target),
         holds="holder" if is_role(row.name) else "producer",
-    )  # fmt: skip
+    )
 
 
 def _by_urgency(tables: Tables, sessions: list[Session]) -> list[Session]:

@@ -60,24 +60,39 @@ HANDED_OVER = "hand-over"  # the reason of a grant
 
 
 def record(
-    tables: Tables, row: _core.TopicRow, kind: str, reason: str, *,
-    source: Session | Claimant | None = None, target: Session | Transfer | None = None,
-) -> None:  # fmt: skip
+    tables: Tables,
+    row: _core.TopicRow,
+    kind: str,
+    reason: str,
+    *,
+    source: Session | Claimant | None = None,
+    target: Session | Transfer | None = None,
+) -> None:
     """Record a change of a topic's ownership in `__events__`, within its transaction (rule E5)."""
     about = next((each for each in (target, source) if isinstance(each, Session)), None)
     tables.events.append(
         Event(
-            time=time.time_ns() // 1_000_000, topic=row.name, epoch=row.epoch, kind=kind,
-            reason=reason, priority=0 if about is None else about.priority,
-            source=_party(source), target=_party(target),
+            time=time.time_ns() // 1_000_000,
+            topic=row.name,
+            epoch=row.epoch,
+            kind=kind,
+            reason=reason,
+            priority=0 if about is None else about.priority,
+            source=_party(source),
+            target=_party(target),
         )
-    )  # fmt: skip
+    )
 
 
 def record_claim(
-    tables: Tables, about: Claimant, kind: str, reason: str, *,
-    source: Claimant | None = None, target: Claimant | None = None,
-) -> None:  # fmt: skip
+    tables: Tables,
+    about: Claimant,
+    kind: str,
+    reason: str,
+    *,
+    source: Claimant | None = None,
+    target: Claimant | None = None,
+) -> None:
     """Record a change of each of a claim's resources in `__events__`; not for readers of
     `__events__` itself, which such a record would wake again and again."""
     now = time.time_ns() // 1_000_000
@@ -86,10 +101,19 @@ def record_claim(
             continue
         tables.events.append(
             Event(
-                now, "", 0, kind, reason, 0, _party(source), _party(target), about.group,
-                resource, generation,
+                now,
+                "",
+                0,
+                kind,
+                reason,
+                0,
+                _party(source),
+                _party(target),
+                about.group,
+                resource,
+                generation,
             )
-        )  # fmt: skip
+        )
 
 
 def _party(party: Session | Claimant | Transfer | None) -> dict[str, Any] | None:
@@ -101,11 +125,13 @@ def _party(party: Session | Claimant | Transfer | None) -> dict[str, Any] | None
         engine, name, properties = party.engine, party.engine_name, party.engine_properties
     session = party if isinstance(party, Session) else None
     return {
-        "engine": engine, "engine_name": name, "pid": party.pid,
+        "engine": engine,
+        "engine_name": name,
+        "pid": party.pid,
         "producer": None if session is None else session.name,
         "properties": {} if session is None else session.properties,
         "engine_properties": properties,
-    }  # fmt: skip
+    }
 
 
 # ---- claims that move ------------------------------------------------------------------
@@ -219,9 +245,13 @@ class Transfers:
         record(tables, row, "cancel", reason, source=owner_of(tables, row), target=transfer)
 
     def end(
-        self, tables: Tables, row: _core.TopicRow, transfer: Transfer | None, winner: Session,
+        self,
+        tables: Tables,
+        row: _core.TopicRow,
+        transfer: Transfer | None,
+        winner: Session,
         reason: str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """End a hand-over because this session gets the topic, at the destination or elsewhere."""
         if transfer is None:
             return
@@ -279,9 +309,10 @@ def find_seat(
     there = [
         holder
         for session, seat in tables.transfers.seats(row.id)
-        if not seat.session and seat.target == engine
+        if not seat.session
+        and seat.target == engine
         and (holder := tables.sessions.holder(row.id, session)) is not None
-    ]  # fmt: skip
+    ]
     if lineage is not None:
         return next((seat for seat in there if seat.lineage == lineage), None)
     named = (seat for seat in there if seat.name == name)
@@ -314,12 +345,23 @@ def pass_seat_on(
         record(tables, row, "cancel", "producer", source=session, target=seat)
         return
     there = Session(
-        id=tables.rows.next_id(b"session"), topic=row.id, engine=seat.target, slot=seat.slot,
-        pid=seat.pid, engine_name=seat.name, name=session.name, mode=SHARED,
-        priority=session.priority, created=sessions.now(), tie=0,
-        since=time.time_ns() // 1_000_000, epoch=row.epoch, properties=session.properties,
-        engine_properties=seat.properties, lineage=seat.lineage,
-    )  # fmt: skip
+        id=tables.rows.next_id(b"session"),
+        topic=row.id,
+        engine=seat.target,
+        slot=seat.slot,
+        pid=seat.pid,
+        engine_name=seat.name,
+        name=session.name,
+        mode=SHARED,
+        priority=session.priority,
+        created=sessions.now(),
+        tie=0,
+        since=time.time_ns() // 1_000_000,
+        epoch=row.epoch,
+        properties=session.properties,
+        engine_properties=seat.properties,
+        lineage=seat.lineage,
+    )
     sequence, _ = tables.producers.get(row.id, session.name)
     tables.sessions.put_holder(there)
     tables.producers.put(row.id, session.name, sequence, there.id)
@@ -361,9 +403,13 @@ def _all_seats(tables: Tables, row: _core.TopicRow) -> list[tuple[int, Transfer]
 
 
 def _end_seat(
-    sessions: Succession, tables: Tables, row: _core.TopicRow, session: int, seat: Transfer,
+    sessions: Succession,
+    tables: Tables,
+    row: _core.TopicRow,
+    session: int,
+    seat: Transfer,
     reason: str,
-) -> None:  # fmt: skip
+) -> None:
     tables.transfers.drop_seat(row.id, session)
     tables.to_notify.add(seat.slot)
     holder = tables.sessions.holder(row.id, session)

@@ -314,9 +314,14 @@ class HandOver:
         return replace(self._inspect(tables, row, move.target), producer=move.producer)
 
     def _inspect_seat(
-        self, tables: Tables, row: _core.TopicRow, to: EngineInfo, lineage: int,
-        holder: Session | None, name: str | None = None,
-    ) -> Move:  # fmt: skip
+        self,
+        tables: Tables,
+        row: _core.TopicRow,
+        to: EngineInfo,
+        lineage: int,
+        holder: Session | None,
+        name: str | None = None,
+    ) -> Move:
         holder = holder or steps.held_seat(tables, row.id, lineage)
         if holder is None:
             return _move(row, None, to, "failed", "its producer is gone", name)
@@ -384,19 +389,30 @@ def _existing(tables: Tables, name: str) -> _core.TopicRow:
 
 
 def _move(
-    row: _core.TopicRow, owner: Session | None, to: EngineInfo, state: str, reason: str = "",
+    row: _core.TopicRow,
+    owner: Session | None,
+    to: EngineInfo,
+    state: str,
+    reason: str = "",
     producer: str | None = None,
-) -> Move:  # fmt: skip
+) -> Move:
     source = None if owner is None else owner_info(owner)
     return Move(row.name, row.id, row.epoch, source, to, state, reason, producer)
 
 
 def _transfer(row: _core.TopicRow, wish: Wish, holder: Session | None) -> Transfer:
     return Transfer(
-        row.id, wish.to.id, wish.slot, wish.until, 0 if holder is None else holder.id,
-        wish.to.name, wish.to.pid, dict(wish.to.properties),
-        0 if holder is None else holder.lineage, wish.groups,
-    )  # fmt: skip
+        row.id,
+        wish.to.id,
+        wish.slot,
+        wish.until,
+        0 if holder is None else holder.id,
+        wish.to.name,
+        wish.to.pid,
+        dict(wish.to.properties),
+        0 if holder is None else holder.lineage,
+        wish.groups,
+    )
 
 
 def _prolonged(under_way: Transfer, wish: Wish) -> Transfer:
@@ -410,9 +426,11 @@ def _transfer_info(
 ) -> TransferInfo:
     releasing = bool(transfer.session) and holder is not None
     return TransferInfo(
-        topic=row.name, state="releasing" if releasing else "assigned",
+        topic=row.name,
+        state="releasing" if releasing else "assigned",
         source=owner_info(holder) if releasing and holder is not None else None,
         target=EngineInfo(transfer.target, transfer.name, transfer.pid, transfer.properties, 0.0),
         until=time.time_ns() // 1_000_000 + (transfer.until - _core.now()) // 1_000_000,
-        producer=holder.name if alone and holder is not None else None, groups=transfer.groups,
-    )  # fmt: skip
+        producer=holder.name if alone and holder is not None else None,
+        groups=transfer.groups,
+    )

@@ -216,9 +216,13 @@ class LockFile:
     """The mapped file of a ledger: its `slots`, and the wake-up `counters` of its topics."""
 
     def __init__(
-        self, directory: Directory, *, mode: int = 0o600, readonly: bool = False,
+        self,
+        directory: Directory,
+        *,
+        mode: int = 0o600,
+        readonly: bool = False,
         check: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.path = os.path.join(directory.path, NAME)
         self._directory = directory
         find_clock(self.path)
@@ -353,9 +357,14 @@ class LockFile:
         table of readers."""
         number = os.fstat(self._fd).st_ino if self.shared else 0
         watch = _core.DeathWatch(
-            self.atomics, NAMESPACE, pid_namespace(), f"/{NAME}".encode(), number, readonly,
+            self.atomics,
+            NAMESPACE,
+            pid_namespace(),
+            f"/{NAME}".encode(),
+            number,
+            readonly,
             self._fd,
-        )  # fmt: skip
+        )
         if journal is not None:
             watch.add_journal(journal)
         if not readonly:

@@ -28,9 +28,12 @@ def lock_of_readers(deaths: _core.DeathWatch) -> int:
 
 
 def lasting_locks(
-    deaths: _core.DeathWatch, journal: _core.Journal, watch: StallWatch, lockfile: LockFile,
+    deaths: _core.DeathWatch,
+    journal: _core.Journal,
+    watch: StallWatch,
+    lockfile: LockFile,
     commits: Callable[[], int],
-) -> list[LastingLock]:  # fmt: skip
+) -> list[LastingLock]:
     """Look at the locks repeatedly, until each was free once, or changed something. `commits`: the
     number of the last transaction of the tables."""
 

@@ -35,9 +35,12 @@ class OpeningWait:
     """
 
     def __init__(
-        self, fd: int, path: str, describe: Callable[[int], str] = lambda _: "",
+        self,
+        fd: int,
+        path: str,
+        describe: Callable[[int], str] = lambda _: "",
         progress: Callable[[], int] = lambda: 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._fd = fd
         self._path = path
         self._describe = describe
@@ -78,9 +81,13 @@ class OpeningWait:
         if pid is not None and (tasks.is_stopped(pid) or seconds >= LASTING_SECONDS):
             self._reported = True
             logs.emit(
-                log, logs.SLOW_OPENING, ledger=self._path, pid=pid, holder=self._name(pid),
+                log,
+                logs.SLOW_OPENING,
+                ledger=self._path,
+                pid=pid,
+                holder=self._name(pid),
                 doing=tasks.DOING[tasks.state_of(pid)],
-            )  # fmt: skip
+            )
 
     def _name(self, pid: int) -> str:
         return self._describe(pid) or tasks.name_of(pid)

@@ -172,9 +172,12 @@ class Slots:
         self._shortest = (-1, 0)  # `ARRIVALS` when it was read, and the shortest keepalive
 
     def join(
-        self, name: str, properties: Mapping[str, str], keepalive: float | None,
+        self,
+        name: str,
+        properties: Mapping[str, str],
+        keepalive: float | None,
         libraries: Sequence[str] = (),
-    ) -> Slot:  # fmt: skip
+    ) -> Slot:
         """Take a slot for a new engine; `keepalive` in seconds, `libraries`: the optional libraries
         that it has. Call it while the lock file is locked for opening.
 
@@ -312,9 +315,10 @@ class Slots:
         return [
             self._info(index, engine)
             for index, engine in self._taken()
-            if (noted := self._description_row(index)[3:]) and library not in noted[0]
+            if (noted := self._description_row(index)[3:])
+            and library not in noted[0]
             and self.exists(index, engine)
-        ]  # fmt: skip
+        ]
 
     def _description_row(self, index: int) -> list[Any]:
         """The description in an engine's slot: [name, properties, version, libraries]."""
@@ -674,9 +678,15 @@ class StallWatch:
     def _log(self, thread: int, waiting: str, lock: str) -> None:
         holder, pid, engines = self._describe(thread)
         logs.emit(
-            log, logs.SLOW_LOCK, ledger=self._path, **_of_process(pid, engines), holder=holder,
-            waiting=waiting, lock=lock, doing=tasks.DOING[tasks.state_of(thread)],
-        )  # fmt: skip
+            log,
+            logs.SLOW_LOCK,
+            ledger=self._path,
+            **_of_process(pid, engines),
+            holder=holder,
+            waiting=waiting,
+            lock=lock,
+            doing=tasks.DOING[tasks.state_of(thread)],
+        )
 
     def _look(self, thread: int) -> Stall:
         stall, progress = self._stalls.get(thread), self._progress(thread)
@@ -717,9 +727,10 @@ class StallWatch:
         if pid is not None:
             # A thread that still holds the lock is alive, so its id was not reused.
             self.kill_if_stalled(
-                pid, lambda: thread in self._inside() and process_of(thread) == pid,
+                pid,
+                lambda: thread in self._inside() and process_of(thread) == pid,
                 "while it holds the writer lock",
-            )  # fmt: skip
+            )
 
     def kill_if_stalled(self, pid: int, holds: Callable[[], bool], where: str) -> None:
         """Kill another process if `kill_stalled` allows it, and all engines of that process have
@@ -746,9 +757,13 @@ class StallWatch:
             # Check again: this process may have been stopped itself, while the other one resumed.
             if holds() and self._all_stalled(list(self._slots.in_process(pid))):
                 logs.emit(
-                    log, logs.KILLING, ledger=self._path, **_of_process(pid, engines),
-                    holder=", ".join(map(describe, engines)), reason=where,
-                )  # fmt: skip
+                    log,
+                    logs.KILLING,
+                    ledger=self._path,
+                    **_of_process(pid, engines),
+                    holder=", ".join(map(describe, engines)),
+                    reason=where,
+                )
                 signal.pidfd_send_signal(process, signal.SIGKILL)
         except OSError as error:
             pass_on_foreign(error)

@@ -45,10 +45,16 @@ def log_changes(path: str, records: Iterable[object], slots: Slots) -> None:
 def log_gone(path: str, engine: Party, reason: str, topics: list[str], slots: Slots) -> None:
     """Log that a dead or unresponsive engine was evicted from these topics."""
     logs.emit(
-        log, logs.ENGINE_GONE, ledger=path, **_party_fields(engine), reason=GONE[reason],
-        silence=silence(slots, engine["engine"]), count=len(topics), topics=logs.some(topics),
+        log,
+        logs.ENGINE_GONE,
+        ledger=path,
+        **_party_fields(engine),
+        reason=GONE[reason],
+        silence=silence(slots, engine["engine"]),
+        count=len(topics),
+        topics=logs.some(topics),
         topic=topics[0] if len(topics) == 1 else None,
-    )  # fmt: skip
+    )
 
 
 def silence(slots: Slots, engine: str) -> str:
@@ -66,10 +72,15 @@ def _log_gone(path: str, engine: str, lost: list[Event], slots: Slots) -> None:
     for event in lost:
         if event.group is not None:
             logs.emit(
-                log, logs.CLAIM_OF_GONE, ledger=path, **_party_fields(first),
+                log,
+                logs.CLAIM_OF_GONE,
+                ledger=path,
+                **_party_fields(first),
                 reason=GONE[event.reason],
-                group=event.group, resource=event.resource, silence=silence(slots, engine),
-            )  # fmt: skip
+                group=event.group,
+                resource=event.resource,
+                silence=silence(slots, engine),
+            )
 
 
 def _log_one(path: str, event: Event) -> None:
@@ -80,15 +91,26 @@ def _log_one(path: str, event: Event) -> None:
     if event.group is not None:
         facts |= {"topic": None, "epoch": None, "group": event.group}
         logs.emit(
-            log, logs.CLAIM, **facts, **_party_fields(target or source), resource=event.resource,
-            generation=event.generation, step=event.kind, source=_name(source),
+            log,
+            logs.CLAIM,
+            **facts,
+            **_party_fields(target or source),
+            resource=event.resource,
+            generation=event.generation,
+            step=event.kind,
+            source=_name(source),
             target=_name(target),
-        )  # fmt: skip
+        )
     elif event.kind in STEPS:
         logs.emit(
-            log, logs.HAND_OVER, **facts, **_party_fields(source or target), step=event.kind,
-            source=_name(source), target=_name(target),
-        )  # fmt: skip
+            log,
+            logs.HAND_OVER,
+            **facts,
+            **_party_fields(source or target),
+            step=event.kind,
+            source=_name(source),
+            target=_name(target),
+        )
     elif event.kind == "release":
         logs.emit(log, logs.RELEASED, **facts, **_party_fields(source))
     elif event.kind == "evict":
@@ -103,9 +125,11 @@ def _party_fields(party: Party | None) -> dict[str, Any]:
     if party is None:
         return {"engine": None, "engine_id": None, "pid": None, "producer": None}
     return {
-        "engine": party["engine_name"], "engine_id": party["engine"], "pid": party["pid"],
+        "engine": party["engine_name"],
+        "engine_id": party["engine"],
+        "pid": party["pid"],
         "producer": party["producer"],
-    }  # fmt: skip
+    }
 
 
 def _name(party: Party | None) -> str:

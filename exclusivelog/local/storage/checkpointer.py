@@ -49,9 +49,12 @@ class Checkpointer:
     """
 
     def __init__(
-        self, path: str, journal: _core.Journal | None, checkpoint: Callable[[], None],
+        self,
+        path: str,
+        journal: _core.Journal | None,
+        checkpoint: Callable[[], None],
         failed: Callable[[], bool],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._path = path
         self._journal = journal
         self._checkpoint = checkpoint
@@ -130,9 +133,13 @@ class Checkpointer:
         seconds = _core.monotonic() - began
         if seconds >= OF_NOTE_SECONDS or backlog >= journal.capacity // 2:
             logs.emit(
-                log, logs.CHECKPOINT, ledger=self._path, bytes=backlog, seconds=seconds,
+                log,
+                logs.CHECKPOINT,
+                ledger=self._path,
+                bytes=backlog,
+                seconds=seconds,
                 reason="half of the journal" if backlog >= journal.capacity // 2 else "slow",
-            )  # fmt: skip
+            )
 
     def stop(self) -> None:
         """Stop the thread, and make a last checkpoint."""
@@ -209,15 +216,19 @@ def _apply_to(tables: Tables, bundle: _core.Bundle, small: int) -> None:
     left = bundle.follow(row.next_offset)
     for offset, count in bundle.repeated:
         logs.emit(
-            log, logs.REPEATED, ledger=tables.rows.path, topic=row.name, offset=offset, count=count,
-        )  # fmt: skip
+            log, logs.REPEATED, ledger=tables.rows.path, topic=row.name, offset=offset, count=count
+        )
     if not left:
         return
     if bundle.base_offset != row.next_offset:
         logs.emit(
-            log, logs.GAP, ledger=tables.rows.path, topic=row.name, offset=bundle.base_offset,
+            log,
+            logs.GAP,
+            ledger=tables.rows.path,
+            topic=row.name,
+            offset=bundle.base_offset,
             end=row.next_offset,
-        )  # fmt: skip
+        )
     before = _entry_to_fill(tables, row, bundle, small)
     large = bundle.nbytes >= LARGE_ENTRY or row.flags & _core.COMPRESSED_TOPIC
     most = LARGE_PACKED_ENTRY if large else PACKED_ENTRY
@@ -281,9 +292,11 @@ def _entry_to_fill(
 
 
 def recover(
-    tables: Tables, txn: lmdb.Transaction[bytes], journal: _core.Journal,
+    tables: Tables,
+    txn: lmdb.Transaction[bytes],
+    journal: _core.Journal,
     begin_life: Callable[[], None] | None,
-) -> None:  # fmt: skip
+) -> None:
     """Apply the journal's frames in the write transaction `txn` of these tables, commit it, and
     begin a new generation of frames. If there is no room for that, they stay in the journal, and a
     later checkpoint applies them.
@@ -348,9 +361,10 @@ def _doubted(tables: Tables, stop: int) -> dict[int, int]:
     with journal.file.gather(start, stop, generation) as bundles:
         topics = {bundle.topic for bundle in bundles} | tables.sessions.owned()
     return {
-        topic: size // LEAST_OF_A_MESSAGE for topic in topics
+        topic: size // LEAST_OF_A_MESSAGE
+        for topic in topics
         if journal.file.end_of(topic, behind, stop, generation) is None
-    }  # fmt: skip
+    }
 
 
 def _skip_lost(tables: Tables, doubted: dict[int, int]) -> None:
@@ -359,8 +373,12 @@ def _skip_lost(tables: Tables, doubted: dict[int, int]) -> None:
         row = tables.topics.intact(topic, "offsets of lost messages may be given again")
         if row is not None and not row.flags & _core.DELETED:
             logs.emit(
-                log, logs.OFFSETS_SKIPPED, ledger=tables.rows.path, topic=row.name,
-                start=row.next_offset, stop=row.next_offset + most,
-            )  # fmt: skip
+                log,
+                logs.OFFSETS_SKIPPED,
+                ledger=tables.rows.path,
+                topic=row.name,
+                start=row.next_offset,
+                stop=row.next_offset + most,
+            )
             row.next_offset += most
             tables.topics.put(row)

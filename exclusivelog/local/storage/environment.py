@@ -239,9 +239,13 @@ def create_environment(directory: Directory, mode: int) -> None:
         refuse_unfinished_backup(directory)
         _make_data_file(temporary)
         env = lmdb.open(
-            temporary.by_descriptor, map_size=1 << 22, max_dbs=len(NAMES), mode=0o600,
-            lock=False, lib_version=LMDB_ENGINE,
-        )  # fmt: skip
+            temporary.by_descriptor,
+            map_size=1 << 22,
+            max_dbs=len(NAMES),
+            mode=0o600,
+            lock=False,
+            lib_version=LMDB_ENGINE,
+        )
         with env, env.begin(write=True) as txn:
             for table in NAMES:
                 database = env.open_db(table.encode(), txn=txn)
@@ -280,9 +284,14 @@ def check_format(directory: Directory, readonly: bool, has_writers: bool) -> boo
     ledger's, or of a format that this version does not open. It takes no lock of LMDB's: call it
     while no process writes, and before any other file is created in the directory."""
     with lmdb.open(
-        directory.by_descriptor, max_dbs=len(NAMES), readonly=True, lock=False, create=False,
-        map_size=1 << 20, lib_version=LMDB_ENGINE,
-    ) as env:  # fmt: skip
+        directory.by_descriptor,
+        max_dbs=len(NAMES),
+        readonly=True,
+        lock=False,
+        create=False,
+        map_size=1 << 20,
+        lib_version=LMDB_ENGINE,
+    ) as env:
         with env.begin() as txn:
             meta, header = _read_header(env, txn, directory.path)
             refuse_format(directory, header, readonly, has_writers)
@@ -371,9 +380,16 @@ class Environment:
     one."""
 
     def __init__(
-        self, directory: Directory, mode: int, map_size: int, max_readers: int, readonly: bool,
-        in_use: Callable[[], bool], data: int | None, deaths: _core.DeathWatch,
-    ) -> None:  # fmt: skip
+        self,
+        directory: Directory,
+        mode: int,
+        map_size: int,
+        max_readers: int,
+        readonly: bool,
+        in_use: Callable[[], bool],
+        data: int | None,
+        deaths: _core.DeathWatch,
+    ) -> None:
         self.path, self._directory = directory.path, directory
         self.pinned = 0  # bytes, when the room was counted last
         self._known_pinned = free_pages.NOTHING  # what of it need not be counted again
@@ -650,15 +666,24 @@ def _opened(directory: Directory, name: str) -> Iterator[int]:
 
 
 def _open(
-    directory: Directory, files: Mapping[str, int], facts: Mapping[str, os.stat_result],
-    map_size: int, max_readers: int, readonly: bool,
-) -> lmdb.Environment:  # fmt: skip
+    directory: Directory,
+    files: Mapping[str, int],
+    facts: Mapping[str, os.stat_result],
+    map_size: int,
+    max_readers: int,
+    readonly: bool,
+) -> lmdb.Environment:
     with _only(directory, files) as place:
         numbers = _next_descriptors(directory.fd)
         env = lmdb.open(
-            place, map_size=map_size + MAP_RESERVED, max_dbs=len(NAMES), max_readers=max_readers,
-            readonly=readonly, create=False, lib_version=LMDB_ENGINE,
-        )  # fmt: skip
+            place,
+            map_size=map_size + MAP_RESERVED,
+            max_dbs=len(NAMES),
+            max_readers=max_readers,
+            readonly=readonly,
+            create=False,
+            lib_version=LMDB_ENGINE,
+        )
     try:
         _adopt_descriptors(directory, files, facts, numbers)
         used = env.info()["map_size"]
@@ -793,9 +818,11 @@ def _next_descriptors(fd: int) -> list[int]:
 
 
 def _adopt_descriptors(
-    directory: Directory, files: Mapping[str, int], facts: Mapping[str, os.stat_result],
+    directory: Directory,
+    files: Mapping[str, int],
+    facts: Mapping[str, os.stat_result],
     numbers: Iterable[int],
-) -> None:  # fmt: skip
+) -> None:
     """Keep programs that this process starts from inheriting LMDB's descriptors, which can write.
     LedgerError if LMDB has opened other files than these. `numbers`: of its descriptors, unless
     other threads took some meanwhile."""
@@ -992,11 +1019,15 @@ def raise_format(directory: Directory) -> None:
     size = 0 if facts is None else facts.st_size
     with (
         lmdb.open(
-            directory.by_descriptor, map_size=size + RAISING_BYTES, max_dbs=len(NAMES),
-            lock=False, create=False, lib_version=LMDB_ENGINE,
+            directory.by_descriptor,
+            map_size=size + RAISING_BYTES,
+            max_dbs=len(NAMES),
+            lock=False,
+            create=False,
+            lib_version=LMDB_ENGINE,
         ) as env,
         env.begin(write=True) as txn,
-    ):  # fmt: skip
+    ):
         for name in NAMES:
             env.open_db(name.encode(), txn=txn)
         meta, header = _read_header(env, txn, directory.path)

@@ -30,9 +30,14 @@ class Integrity:
     """
 
     def __init__(
-        self, directory: Directory, files: tuple[str, ...], journal: _core.Journal | None,
-        readonly: bool, page_lost: Callable[[], bool], check_readable: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self,
+        directory: Directory,
+        files: tuple[str, ...],
+        journal: _core.Journal | None,
+        readonly: bool,
+        page_lost: Callable[[], bool],
+        check_readable: Callable[[], None],
+    ) -> None:
         self._path = directory.path
         self._directory = directory
         self._files = {  # {name: (inode, size)}
@@ -83,10 +88,11 @@ class Integrity:
 
     def _check_files(self) -> None:
         if self._is_page_lost():
-            self.fail(LedgerIOError(
+            error = LedgerIOError(
                 f"{self._path}: the disk failed to read or write a page of a mapped file. It is "
                 "full or shut down, or a file was cut off; close every engine and open it again"
-            ))  # fmt: skip
+            )
+            self.fail(error)
         elif _core.monotonic() > self._due or (self._journal and self._journal.left):
             self.check_place()
             self._check_readable()

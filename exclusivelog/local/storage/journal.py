@@ -107,7 +107,7 @@ def _check(path: str, fd: int) -> int:
 
 def cut_off(
     fd: int, position: int, generation: int, capacity: int, version: int, tail: int
-) -> None:  # fmt: skip
+) -> None:
     """End a copied journal, whose frames from `position` on the copied tables lack: at the `tail`
     of the time before it was copied, or before the first frame that was written under a later
     `version`, which may depend on a topic, an owner or a large batch that these tables lack.
@@ -127,7 +127,7 @@ def cut_off(
 
 def _first_later(
     fd: int, position: int, generation: int, capacity: int, version: int, stop: int
-) -> int:  # fmt: skip
+) -> int:
     while position < stop:
         left = capacity - position % capacity
         found = _frame(fd, position, generation, capacity) if left >= FRAME.size else None

@@ -125,19 +125,28 @@ class Ledger:
                 self.format, self.uuid = files.format, files.uuid
                 self._environment = files.environment
                 self.integrity = integrity = Integrity(
-                    self.directory, (DATA, JOURNAL, LOCK, OWNERS), self.journal, self.readonly,
-                    page_lost=files.page_lost, check_readable=files.check_readable,
-                )  # fmt: skip
+                    self.directory,
+                    (DATA, JOURNAL, LOCK, OWNERS),
+                    self.journal,
+                    self.readonly,
+                    page_lost=files.page_lost,
+                    check_readable=files.check_readable,
+                )
                 # No reference cycle, so that the files are unmapped with their last user.
                 ledger = weakref.proxy(self)
                 self.usage = Usage(
-                    files, integrity.fail, lambda: ledger.environment(),
-                    lambda txn: ledger.tables(txn).large.total_bytes(), files.environment.grow,
-                )  # fmt: skip
+                    files,
+                    integrity.fail,
+                    lambda: ledger.environment(),
+                    lambda txn: ledger.tables(txn).large.total_bytes(),
+                    files.environment.grow,
+                )
                 self.checkpointer = Checkpointer(
-                    path, None if self.readonly else self.journal, lambda: ledger.checkpoint(),
+                    path,
+                    None if self.readonly else self.journal,
+                    lambda: ledger.checkpoint(),
                     lambda: integrity.failed,
-                )  # fmt: skip
+                )
                 self.reserve = Reserve(
                     files.directory, 0 if self.journal is None else self.journal.capacity
                 )
@@ -269,9 +278,14 @@ class Ledger:
         self.integrity.check_place()
         environment = self._environment
         return (kind or Transaction)(
-            self, self._writing, environment.gate, environment.begin_write, self.journal, exclusive,
+            self,
+            self._writing,
+            environment.gate,
+            environment.begin_write,
+            self.journal,
+            exclusive,
             until,
-        )  # fmt: skip
+        )
 
     @property
     def busy_here(self) -> bool:
@@ -543,8 +557,10 @@ def write_events(tables: Tables) -> None:
     )
     batch = appender.make_batch(
         _core.strings([event.dumps() for event in tables.events]),
-        _core.strings([event.topic.encode() or None for event in tables.events]), None, None,
-    )  # fmt: skip
+        _core.strings([event.topic.encode() or None for event in tables.events]),
+        None,
+        None,
+    )
     appender.add_batch(batch)
     published = max(row.last_publish_time, time.time_ns() // 1_000_000)
     for last, entry in batch.stamp(row.id, row.next_offset, row.epoch, 0, published):
@@ -581,9 +597,8 @@ def _trim_events(tables: Tables, row: _core.TopicRow, most: int) -> None:
 
 def _tables(files: OpenFiles, txn: lmdb.Transaction[bytes]) -> Tables:
     return Tables(
-        txn, files.databases, files.path, files.segments, files.journal,
-        files.environment.room,
-    )  # fmt: skip
+        txn, files.databases, files.path, files.segments, files.journal, files.environment.room
+    )
 
 
 def recover_journal(files: OpenFiles, journal: _core.Journal, alone: bool) -> None:

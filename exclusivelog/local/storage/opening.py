@@ -58,9 +58,8 @@ class OpenFiles:
     """
 
     def __init__(
-        self, path: str, options: Options,
-        recover: Callable[[OpenFiles, _core.Journal, bool], None],
-    ) -> None:  # fmt: skip
+        self, path: str, options: Options, recover: Callable[[OpenFiles, _core.Journal, bool], None]
+    ) -> None:
         self.path = path
         self.options = options
         self.readonly = options.readonly
@@ -75,9 +74,8 @@ class OpenFiles:
             undo.pop_all()
 
     def _open(
-        self, undo: contextlib.ExitStack,
-        recover: Callable[[OpenFiles, _core.Journal, bool], None],
-    ) -> None:  # fmt: skip
+        self, undo: contextlib.ExitStack, recover: Callable[[OpenFiles, _core.Journal, bool], None]
+    ) -> None:
         if not os.access(self.path, os.R_OK | os.X_OK):
             raise LedgerError(f"{self.path} may not be read by this user; check its owner and mode")
         self.directory = directory = Directory(self.path)
@@ -103,10 +101,15 @@ class OpenFiles:
             presence = self._open_journal(undo)
             self._watch_deaths(undo)
             self.environment = Environment(
-                directory, self.options.mode, self.options.map_size, self.options.max_readers,
-                self.readonly, functools.partial(self._in_use, presence),
-                None if presence is None else presence.data, self.deaths,
-            )  # fmt: skip
+                directory,
+                self.options.mode,
+                self.options.map_size,
+                self.options.max_readers,
+                self.readonly,
+                functools.partial(self._in_use, presence),
+                None if presence is None else presence.data,
+                self.deaths,
+            )
             undo.callback(self.environment.close)
             with self._writer_lock(presence):
                 has_writers = self._has_writers if presence is None else not presence.alone
@@ -174,9 +177,14 @@ class OpenFiles:
         fd, capacity = open_file(self.directory, self.options.mode & 0o666, self.readonly)
         try:
             self.journal = journal = _core.Journal(
-                self.lockfile.atomics, JOURNAL_OFFSET, TOPICS, fd, capacity, self.readonly,
+                self.lockfile.atomics,
+                JOURNAL_OFFSET,
+                TOPICS,
+                fd,
+                capacity,
+                self.readonly,
                 self.lockfile.figures,
-            )  # fmt: skip
+            )
             undo.callback(journal.close)
             journal.of_this_boot = self.lockfile.in_use
             killers = int(self.options.kill_stalled)

@@ -296,9 +296,12 @@ class TopicTable:
             return self.get(topic)
         except LedgerCorruptedError as error:
             logs.emit(
-                log, logs.ROW_DAMAGED, ledger=self.rows.path, reason=str(error),
+                log,
+                logs.ROW_DAMAGED,
+                ledger=self.rows.path,
+                reason=str(error),
                 consequence=consequence,
-            )  # fmt: skip
+            )
             return None
         except TopicNotFoundError:
             return None
@@ -673,9 +676,14 @@ class EntryTable:
         journal, self.scanned = self._journal, start
         while journal.file is not None and self.scanned < journal.visible:
             found = journal.file.collect(
-                topic, offset, self.scanned, journal.visible, journal.generation, COLLECTED_BYTES,
+                topic,
+                offset,
+                self.scanned,
+                journal.visible,
+                journal.generation,
+                COLLECTED_BYTES,
                 packed,
-            )  # fmt: skip
+            )
             for last, entry, position in found:
                 yield last, entry
                 self.scanned = position  # after the consumer has taken it
@@ -871,9 +879,10 @@ class CursorTable:
         """(group, committed offset) of every group that has committed on a topic."""
         found = dict(self.rows.under(CURSORS, topic))
         found |= {
-            key[U64.size :]: data for key, data in self.journal.noted(CURSORS).items()
+            key[U64.size :]: data
+            for key, data in self.journal.noted(CURSORS).items()
             if key.startswith(U64.pack(topic))
-        }  # fmt: skip
+        }
         return [
             (group.decode(), self.rows.decode(CURSORS, u64, data))
             for group, data in sorted(found.items())
@@ -1102,8 +1111,9 @@ class AppliedJournal:
             with self.file.gather(self.applied, self.visible, self.generation) as bundles:
                 self._sequences = {
                     (bundle.topic, name.decode()): last
-                    for bundle in bundles for name, last in bundle.producers().items()
-                }  # fmt: skip
+                    for bundle in bundles
+                    for name, last in bundle.producers().items()
+                }
         return self._sequences
 
     def noted(self, table: str) -> dict[bytes, bytes]:
@@ -1781,9 +1791,12 @@ class RetentionTable:
         return self.rows.find("retention", U64.pack(topic), _unpack_keep)
 
     def put(
-        self, topic: int, max_age: float | None, max_bytes: int | None,
+        self,
+        topic: int,
+        max_age: float | None,
+        max_bytes: int | None,
         keep: Literal["keys"] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write what `get` and `keep` read."""
         if max_age is None and max_bytes is None and keep is None:
             self.rows.delete("retention", U64.pack(topic))
@@ -1836,10 +1849,14 @@ class Tables:
     """
 
     def __init__(
-        self, txn: lmdb.Transaction[bytes], databases: dict[str, Any], path: str,
-        segments: Segments, journal: _core.Journal | None = None,
+        self,
+        txn: lmdb.Transaction[bytes],
+        databases: dict[str, Any],
+        path: str,
+        segments: Segments,
+        journal: _core.Journal | None = None,
         room: Callable[[Rows], RoomLeft] = lambda rows: FAR,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.rows = Rows(txn, databases, path)
         self._room = room
         self.large = LargeEntries(self.rows, segments)

@@ -169,10 +169,16 @@ class PinnedPages:
     def _report(self, reading: Reading, behind: int, seconds: float) -> None:
         engine = next((each for _, each in self._slots.in_process(reading.pid)), None)
         logs.emit(
-            log, logs.PINNED, ledger=self._path, pid=reading.pid, seconds=seconds, behind=behind,
+            log,
+            logs.PINNED,
+            ledger=self._path,
+            pid=reading.pid,
+            seconds=seconds,
+            behind=behind,
             engine=None if engine is None else engine.name,
-            engine_id=None if engine is None else engine.id, holder=self._name(reading),
-        )  # fmt: skip
+            engine_id=None if engine is None else engine.id,
+            holder=self._name(reading),
+        )
 
     def _name(self, reading: Reading) -> str:
         engines = [each for _, each in self._slots.in_process(reading.pid)]
@@ -310,10 +316,13 @@ class Usage:
     """
 
     def __init__(
-        self, files: OpenFiles, fail: Callable[[LedgerIOError], None],
+        self,
+        files: OpenFiles,
+        fail: Callable[[LedgerIOError], None],
         environment: Callable[[], contextlib.AbstractContextManager[lmdb.Environment]],
-        large_bytes: Callable[[lmdb.Transaction[bytes]], int], grow: Callable[[], None],
-    ) -> None:  # fmt: skip
+        large_bytes: Callable[[lmdb.Transaction[bytes]], int],
+        grow: Callable[[], None],
+    ) -> None:
         self._files, self._journal, self._fail = files, files.journal, fail
         self._environment, self._large_bytes, self._grow = environment, large_bytes, grow
         self.pinned = PinnedPages(files.path, files.lockfile.slots, files.watch)
