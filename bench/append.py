@@ -62,8 +62,12 @@ def p1(settings: Settings) -> Figure:
     ours, elsewhere = figure.series[:2]
     for peer in peers:
         most = P1_RATIOS.get(type(peer))
-        figure.compare(f"send, against {peer.name}", ours, results[peer.name],
-                       None if most is None else Target(most_ratio=most))  # fmt: skip
+        figure.compare(
+            f"send, against {peer.name}",
+            ours,
+            results[peer.name],
+            None if most is None else Target(most_ratio=most),
+        )
     figure.compare("send, not in the main thread", elsewhere, results[peers[0].name])
     for share in (0.95, 0.99):
         figure.compare_at(share, f"send, p{100 * share:g}", ours, results[peers[0].name])
@@ -90,14 +94,23 @@ def p3(settings: Settings) -> Figure:
         lmdb = stores.enter_context(closing(Lmdb(stores.path("lmdb"))))
         results = take_turns(
             [
-                Arm("send_async", lambda _: pipeline(producer, values), len(values),
-                    durability=POWER),
-                Arm("send_async, every receipt's result()",
-                    lambda _: pipeline_and_ask(producer, values), len(values), durability=POWER),
+                Arm(
+                    "send_async",
+                    lambda _: pipeline(producer, values),
+                    len(values),
+                    durability=POWER,
+                ),
+                Arm(
+                    "send_async, every receipt's result()",
+                    lambda _: pipeline_and_ask(producer, values),
+                    len(values),
+                    durability=POWER,
+                ),
                 putmulti(PUTMULTI, lmdb, values, PER_TRANSACTION),
             ],
-            settings.rounds_or(7), before=stores.warm_memory,
-        )  # fmt: skip
+            settings.rounds_or(7),
+            before=stores.warm_memory,
+        )
     figure.series = list(results.values())
     ours, asked, peer = figure.series
     figure.compare("send_async, then flush", ours, peer, Target(least=1.5e6, least_ratio=1.5))
@@ -170,9 +183,13 @@ def send_many(producer: xl.Producer, values: Sequence[bytes], batch: int) -> Arm
 def putmulti(name: str, lmdb: Lmdb, values: Sequence[bytes], per_transaction: int) -> Arm:
     """Keys and pairs are created outside of the timed part."""
     return Arm(
-        name, lambda items: lmdb.put_many(items, per_transaction), len(values),
-        prepare=lambda: lmdb.items(values), durability=lmdb.durability, rival=True,
-    )  # fmt: skip
+        name,
+        lambda items: lmdb.put_many(items, per_transaction),
+        len(values),
+        prepare=lambda: lmdb.items(values),
+        durability=lmdb.durability,
+        rival=True,
+    )
 
 
 def same_batch(batch: int) -> str:

@@ -118,9 +118,12 @@ def p26(settings: Settings) -> Figure:
 
 
 def _arms(
-    kind: str, durability: str, producers: Sequence[xl.Producer], worker: Worker,
+    kind: str,
+    durability: str,
+    producers: Sequence[xl.Producer],
+    worker: Worker,
     rates: dict[str, list[float]],
-) -> list[Arm]:  # fmt: skip
+) -> list[Arm]:
     measure = SENT[kind]
     turn = itertools.cycle(producers)
 

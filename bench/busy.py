@@ -88,8 +88,9 @@ def _prepare(stores: Stores, worker: Worker, number: int) -> None:
     """All stores that this process appends to."""
     for kind in OURS:
         durability = kind.rpartition(" ")[2]
-        worker.call(keep_send, kind, f"topic-{number}", stores.path(durability),
-                    durability=durability)  # fmt: skip
+        worker.call(
+            keep_send, kind, f"topic-{number}", stores.path(durability), durability=durability
+        )
     for kind in LMDB:
         worker.call(keep_lmdb, kind, stores.path(kind), number, sync=kind == "py-lmdb")
 

@@ -93,9 +93,13 @@ class Cluster(contextlib.ExitStack):
 
     def plain(self, topic: str, batched: bool = False) -> Any:
         return self.client.create_producer(
-            self.address(topic), batching_enabled=batched, block_if_queue_full=True,
-            batching_max_messages=1000, batching_max_publish_delay_ms=1, send_timeout_millis=60_000,
-        )  # fmt: skip
+            self.address(topic),
+            batching_enabled=batched,
+            block_if_queue_full=True,
+            batching_max_messages=1000,
+            batching_max_publish_delay_ms=1,
+            send_timeout_millis=60_000,
+        )
 
 
 def _each(call: Any, count: int) -> list[float]:
@@ -122,8 +126,9 @@ def _sends(figure: Figure, cluster: Cluster, rounds: int) -> None:
     ]  # fmt: skip
     found = _take_turns(figure, arms, rounds)
     figure.compare("send, p50", found["send"], found["Producer.send"], Target(most_ratio=1.5))
-    figure.compare("SharedMap.put, p50", found["SharedMap.put"], found["send"],
-                   Target(most_ratio=2.0))  # fmt: skip
+    figure.compare(
+        "SharedMap.put, p50", found["SharedMap.put"], found["send"], Target(most_ratio=2.0)
+    )
 
 
 def _take_turns(figure: Figure, arms: list[Arm], rounds: int) -> dict[str, Series]:
@@ -154,10 +159,12 @@ def _queued(figure: Figure, cluster: Cluster, rounds: int) -> None:
         Arm("send_async, batched", lambda _: plain(batched, QUEUED), QUEUED, rival=True),
     ]
     found = _take_turns(figure, arms, rounds)
-    figure.compare("send_async", found["send_async"], found["send_async, unbatched"],
-                   Target(least_ratio=5.0))  # fmt: skip
-    figure.compare("send_async", found["send_async"], found["send_async, batched"],
-                   Target(least_ratio=1.0))  # fmt: skip
+    figure.compare(
+        "send_async", found["send_async"], found["send_async, unbatched"], Target(least_ratio=5.0)
+    )
+    figure.compare(
+        "send_async", found["send_async"], found["send_async, batched"], Target(least_ratio=1.0)
+    )
 
 
 def _ignore(*answer: object) -> None:
@@ -224,8 +231,10 @@ def _fill(cluster: Cluster, topic: str, count: int) -> None:
 def _process(program: str, namespace: Namespace) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-c", program, namespace.url, namespace.admin],
-        stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
     try:
         yield process
     finally:
@@ -249,8 +258,9 @@ def _taking_over(figure: Figure, cluster: Cluster) -> None:
                 samples.append(time.perf_counter() - start)
     series = Series("SIGKILL to the next send", "s", samples, POWER)
     figure.series.append(series)
-    figure.compare("SIGKILL to the successor's first acknowledged send", series, None,
-                   Target(most=0.1))  # fmt: skip
+    figure.compare(
+        "SIGKILL to the successor's first acknowledged send", series, None, Target(most=0.1)
+    )
 
 
 def _opening(figure: Figure, cluster: Cluster, count: int) -> None:

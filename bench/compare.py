@@ -81,9 +81,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dir", type=Path, default=RESULTS, help="a directory on the disk to use")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go")
     parser.add_argument(
-        "--full", action="store_true",
+        "--full",
+        action="store_true",
         help="set up one by one; 100,000 waiters; 100,000,000 messages (10 GB)",
-    )  # fmt: skip
+    )
     given = parser.parse_args()
     for name in given.figures:
         if name not in FIGURES:

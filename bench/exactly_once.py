@@ -33,8 +33,13 @@ def p27(settings: Settings) -> Figure:
     figure = Figure("P27", "one message consumed, one produced, the position committed")
     for name, durability in (("power", POWER), ("process", PROCESS)):
         with Stores(settings) as stores:
-            _measure(figure, stores.engine(name, durability=name), name, durability,
-                     settings.rounds_or(10))  # fmt: skip
+            _measure(
+                figure,
+                stores.engine(name, durability=name),
+                name,
+                durability,
+                settings.rounds_or(10),
+            )
     return figure
 
 
@@ -44,25 +49,35 @@ def _measure(figure: Figure, engine: xl.Engine, name: str, durability: str, roun
     one, many = f"1 thread, {name}", f"{THREADS} threads, {name}"
     results = take_turns(
         [
-            Arm(f"send, {name}", lambda _: latencies(send, CALLS), CALLS, "s",
-                durability=durability),
-            Arm(f"exactly once, {name}", lambda _: latencies(steps[0], CALLS), CALLS, "s",
-                durability=durability),
+            Arm(
+                f"send, {name}", lambda _: latencies(send, CALLS), CALLS, "s", durability=durability
+            ),
+            Arm(
+                f"exactly once, {name}",
+                lambda _: latencies(steps[0], CALLS),
+                CALLS,
+                "s",
+                durability=durability,
+            ),
             Arm(one, partial(by_threads, steps[:1]), durability=durability),
             Arm(many, partial(by_threads, steps), durability=durability),
         ],
         rounds,
-    )  # fmt: skip
+    )
     figure.series += results.values()
     power = durability == POWER
     figure.compare(
-        f"exactly once, {name}", results[f"exactly once, {name}"], results[f"send, {name}"],
+        f"exactly once, {name}",
+        results[f"exactly once, {name}"],
+        results[f"send, {name}"],
         Target(most_ratio=1.3) if power else Target(most=5e-6),
-    )  # fmt: skip
+    )
     figure.compare(
-        f"by {THREADS} threads, {name}", results[many], results[one],
+        f"by {THREADS} threads, {name}",
+        results[many],
+        results[one],
         Target(least_ratio=4.0) if power else None,
-    )  # fmt: skip
+    )
 
 
 def step(engine: xl.Engine, number: int) -> Callable[[], None]:

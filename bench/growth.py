@@ -97,8 +97,11 @@ def judge(figure: Figure, what: str, sizes: Mapping[int, Series], **bounds: floa
             figure.compare(f"{what}, {size:,} messages", series, smallest, target)
         else:
             most = bounds.get("most")
-            figure.compare(f"{what}, {size:,} messages", series,
-                           target=None if most is None else Target(most=most))  # fmt: skip
+            figure.compare(
+                f"{what}, {size:,} messages",
+                series,
+                target=None if most is None else Target(most=most),
+            )
 
 
 # ---- open --------------------------------------------------------------------------------

@@ -133,8 +133,10 @@ def _judge(figure: Figure, count: int, moves: Mapping[str, list[Moved]]) -> None
         ("wake-ups of engines that stand by", "", {"max": Target(least=0, most=0)},
          lambda move: [move.notifications_of_bystanders]),
     ):  # fmt: skip
-        ours, peer = (_series(f"{what}, {way}, {topics}", unit, moves[way], of)
-                      for way in (HAND_OVER, ELECTION))  # fmt: skip
+        ours, peer = (
+            _series(f"{what}, {way}, {topics}", unit, moves[way], of)
+            for way in (HAND_OVER, ELECTION)
+        )
         drawn = what == GAP
         figure.series += [replace(one, drawn=drawn).thinned() for one in (ours, peer)]
         peer = replace(peer, name=ELECTION)
@@ -189,9 +191,11 @@ class Crew:
         return Moved(
             [_gap(name, last, first[name]) for name, last in left.last.items()],
             (max(at for _, at in first.values()) - left.begun) * NS,
-            done.transactions, sum(done.notifications),
-            sum(done.notifications[self.places[worker][1]] for worker in bystanders), pause,
-        )  # fmt: skip
+            done.transactions,
+            sum(done.notifications),
+            sum(done.notifications[self.places[worker][1]] for worker in bystanders),
+            pause,
+        )
 
     def _give_up(self, owner: Worker, way: str, to: str) -> Left:
         owner.start(give_up, way, self.names, to)

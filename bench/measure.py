@@ -134,10 +134,15 @@ class Figure:
         """A row of two medians."""
         self.rows.append(
             Row(
-                what, ours.median, ours.unit, peer.median if peer else None,
-                peer.name if peer else "", target, peer.rival if peer else False,
+                what,
+                ours.median,
+                ours.unit,
+                peer.median if peer else None,
+                peer.name if peer else "",
+                target,
+                peer.rival if peer else False,
             )
-        )  # fmt: skip
+        )
 
     def compare_at(
         self, share: float, what: str, ours: Series, peer: Series, target: Target | None = None
@@ -145,10 +150,15 @@ class Figure:
         """A row of two percentiles: what `share` of the samples do not exceed."""
         self.rows.append(
             Row(
-                what, ours.percentile(share), ours.unit, peer.percentile(share), peer.name,
-                target, peer.rival,
+                what,
+                ours.percentile(share),
+                ours.unit,
+                peer.percentile(share),
+                peer.name,
+                target,
+                peer.rival,
             )
-        )  # fmt: skip
+        )
 
     def state(self, what: str, ours: float, unit: str, target: Target | None = None) -> None:
         """A row of one number."""
@@ -200,9 +210,7 @@ def take_turns(
 
 
 def _series(arm: Arm, samples: list[float], cpu: list[float]) -> Series:
-    return Series(
-        arm.name, arm.unit, samples, arm.durability, arm.rival, statistics.median(cpu)
-    )  # fmt: skip
+    return Series(arm.name, arm.unit, samples, arm.durability, arm.rival, statistics.median(cpu))
 
 
 def _run(arm: Arm) -> tuple[list[float], float]:

@@ -72,8 +72,10 @@ def plain(figure: Figure) -> str:
     """The figure's part of the table, in columns, for a terminal."""
     lines = [HEAD, *(cells(figure, row) for row in figure.rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
-    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines]  # fmt: skip
+    text = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
     return "\n".join([*text, *(f"  note: {note}" for note in figure.notes)])
 
 
@@ -116,10 +118,14 @@ def write_table(results: Path) -> Path:
 def _facts(saved: list[tuple[dict[str, str], Figure]]) -> list[str]:
     """The facts that all figures have in common, and the time of each measurement."""
     last = saved[-1][0]
-    common = [f"- {name}: {value}" for name, value in last.items()
-              if all(facts.get(name) == value for facts, _ in saved)]  # fmt: skip
-    own = [name for name, value in last.items()
-           if any(facts.get(name) != value for facts, _ in saved)]  # fmt: skip
+    common = [
+        f"- {name}: {value}"
+        for name, value in last.items()
+        if all(facts.get(name) == value for facts, _ in saved)
+    ]
+    own = [
+        name for name, value in last.items() if any(facts.get(name) != value for facts, _ in saved)
+    ]
     each = [
         f"- {figure.id}: " + "; ".join(f"{name} {facts.get(name, '?')}" for name in own)
         for facts, figure in saved
@@ -147,8 +153,16 @@ def _losses(saved: list[tuple[dict[str, str], Figure]]) -> list[str]:
         for row in figure.rows
         if row.holds is False and row.target is not None
     ]
-    return ["## Where a peer is better", "", *(lost or ["- nowhere"]), "",
-            "## Targets missed", "", *(missed or ["- none"]), ""]  # fmt: skip
+    return [
+        "## Where a peer is better",
+        "",
+        *(lost or ["- nowhere"]),
+        "",
+        "## Targets missed",
+        "",
+        *(missed or ["- none"]),
+        "",
+    ]
 
 
 def _durabilities(saved: list[tuple[dict[str, str], Figure]]) -> list[str]:

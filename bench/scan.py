@@ -46,8 +46,9 @@ def _judge(figure: Figure, results: dict[str, Any]) -> None:
     cursor = results[CURSOR]
     figure.compare(VALUES, results[VALUES], cursor, Target(least_ratio=3.5))
     figure.compare(VALUE, results[VALUE], cursor, Target(least_ratio=2))
-    figure.compare(f"{VALUES}; the peer without copies", results[VALUES],
-                   results["py-lmdb cursor, buffers"])  # fmt: skip
+    figure.compare(
+        f"{VALUES}; the peer without copies", results[VALUES], results["py-lmdb cursor, buffers"]
+    )
     figure.compare(UNREAD, results[UNREAD], cursor)
     for name in COLUMNS:
         target = Target(least_ratio=10)
@@ -77,11 +78,11 @@ def _arms(many: xl.Topic, single: xl.Topic, lmdb: Lmdb, few: Lmdb) -> list[Arm]:
         Arm("py-lmdb cursor, buffers", lambda _: walk(lmdb, buffers=True), COUNT, rival=True),
         Arm(f"one by one, {VALUES}", lambda _: each_value(single, SINGLE_COUNT), SINGLE_COUNT),
         Arm(f"one by one, {VALUE}", lambda _: value_of_each(single, SINGLE_COUNT), SINGLE_COUNT),
-        Arm("one by one, read_arrow", lambda _: arrow(single, SINGLE_COUNT, ["value"]),
-            SINGLE_COUNT),
-        Arm(f"{CURSOR}, {SINGLE_COUNT:,} messages", lambda _: walk(few), SINGLE_COUNT,
-            rival=True),
-    ]  # fmt: skip
+        Arm(
+            "one by one, read_arrow", lambda _: arrow(single, SINGLE_COUNT, ["value"]), SINGLE_COUNT
+        ),
+        Arm(f"{CURSOR}, {SINGLE_COUNT:,} messages", lambda _: walk(few), SINGLE_COUNT, rival=True),
+    ]
 
 
 def _arrow_arm(topic: xl.Topic, name: str, columns: Sequence[str] | None) -> Arm:

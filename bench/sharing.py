@@ -52,22 +52,38 @@ def _judge(figure: Figure, results: dict[str, Series]) -> None:
     one = results[ONE]
     threads, shared = results[f"{OURS}, {THREADS} threads"], results[_one_producer()]
     processes = results[f"{OURS}, {PROCESSES} processes"]
-    figure.compare(f"{THREADS} threads, each its own topic: the sum", threads, one,
-                   Target(least_ratio=5))  # fmt: skip
+    figure.compare(
+        f"{THREADS} threads, each its own topic: the sum", threads, one, Target(least_ratio=5)
+    )
     figure.compare(f"{THREADS} threads, one producer: the sum", shared, one)
-    figure.compare(f"{PROCESSES} processes, each its own topic: the sum", processes, one,
-                   Target(least_ratio=3))  # fmt: skip
+    figure.compare(
+        f"{PROCESSES} processes, each its own topic: the sum", processes, one, Target(least_ratio=3)
+    )
     figure.compare(f"{PROCESSES} processes, one topic: the sum", results[_one_topic()], one)
     figure.compare("1 process", results[f"{OURS}, 1 process"], one)
     figure.compare("the main thread", results[f"{OURS}, the main thread"], one)
     for how in ("1 thread", f"{THREADS} threads", f"{PROCESSES} processes"):
-        figure.compare(f"{how}: the sum, against {BOUND}", results[f"{OURS}, {how}"],
-                       results[f"{BOUND}, {how}"], Target(least_ratio=0.85))  # fmt: skip
+        figure.compare(
+            f"{how}: the sum, against {BOUND}",
+            results[f"{OURS}, {how}"],
+            results[f"{BOUND}, {how}"],
+            Target(least_ratio=0.85),
+        )
     for how in (f"{THREADS} threads", f"{PROCESSES} processes"):
-        gain, bound = (results[f"{name}, {how}"].median / results[f"{name}, 1 thread"].median
-                       for name in (OURS, BOUND))  # fmt: skip
-        figure.rows.append(Row(f"{how}: times one thread, against {BOUND}", gain, "", bound, BOUND,
-                               Target(least_ratio=0.9)))  # fmt: skip
+        gain, bound = (
+            results[f"{name}, {how}"].median / results[f"{name}, 1 thread"].median
+            for name in (OURS, BOUND)
+        )
+        figure.rows.append(
+            Row(
+                f"{how}: times one thread, against {BOUND}",
+                gain,
+                "",
+                bound,
+                BOUND,
+                Target(least_ratio=0.9),
+            )
+        )
     for peer in (LMDB, RAW):
         for ours, how in ((one, "1 thread"), (threads, f"{THREADS} threads"),
                           (processes, f"{PROCESSES} processes")):  # fmt: skip
@@ -176,10 +192,14 @@ def _bound_arms(stores: Stores) -> list[Arm]:
     counts = {"1 thread": (1, 1), f"{THREADS} threads": (1, THREADS),
               f"{PROCESSES} processes": (PROCESSES, 1)}  # fmt: skip
     return [
-        Arm(f"{BOUND}, {how}", partial(_run_bound, program, file, *count), durability=POWER,
-            rival=True)
+        Arm(
+            f"{BOUND}, {how}",
+            partial(_run_bound, program, file, *count),
+            durability=POWER,
+            rival=True,
+        )
         for how, count in counts.items()
-    ]  # fmt: skip
+    ]
 
 
 def _run_bound(program: str, file: str, processes: int, threads: int, _: object) -> list[float]:

@@ -32,8 +32,16 @@ def p13(settings: Settings) -> Figure:
             fill(stores, values)
             per_message = disk_bytes(stores.directory) / COUNT
         figure.series.append(Series(name, "B", [per_message], rival=True))
-        figure.rows.append(Row(f"one by one, process: against {name}", figure.rows[0].ours, "B",
-                               per_message, name, rival=True))  # fmt: skip
+        figure.rows.append(
+            Row(
+                f"one by one, process: against {name}",
+                figure.rows[0].ours,
+                "B",
+                per_message,
+                name,
+                rival=True,
+            )
+        )
     figure.notes.append(
         "space is the files' blocks; each message is 100 random bytes, which cannot be compressed; "
         "the journal, which is as large however many messages there are, is counted apart"
@@ -55,9 +63,13 @@ Send = Callable[[xl.Producer, Sequence[bytes]], int]
 
 
 def _measure_ours(
-    figure: Figure, settings: Settings, name: str, values: Sequence[bytes], send: Send,
+    figure: Figure,
+    settings: Settings,
+    name: str,
+    values: Sequence[bytes],
+    send: Send,
     durability: Durability = "power",
-) -> None:  # fmt: skip
+) -> None:
     with Stores(settings) as stores:
         path = Path(stores.path("ours"))
         with xl.open(path, name="bench", durability=durability) as engine:

@@ -120,10 +120,18 @@ def _compare(
             parquet,
             Target(least_ratio=0.7),
         )
-        figure.compare(f"read by scan, {columns} columns", found[f"scan, {columns} columns"],
-                       parquet, Target(least_ratio=least))  # fmt: skip
-    figure.compare("write key and value, durable", found["into a topic"], found["into Parquet"],
-                   Target(least=1e6))  # fmt: skip
+        figure.compare(
+            f"read by scan, {columns} columns",
+            found[f"scan, {columns} columns"],
+            parquet,
+            Target(least_ratio=least),
+        )
+    figure.compare(
+        "write key and value, durable",
+        found["into a topic"],
+        found["into Parquet"],
+        Target(least=1e6),
+    )
 
 
 def _reading(name: str, frame: Callable[[], DataFrame], count: int, rival: bool = False) -> Arm:
@@ -165,10 +173,14 @@ def _stream(figure: Figure, stores: Stores, spark: SparkSession) -> None:
     source, target = engine.topic("in"), engine.topic("out")
     reader = spark.readStream.format(FORMAT).option("topic", "in")
     query = (
-        reader.option("startingOffsets", "earliest").load(stores.path("streamed"))
-        .select("key", "value").writeStream.format(FORMAT).option("topic", "out")
-        .option("checkpointLocation", stores.path("checkpoint")).start(stores.path("streamed"))
-    )  # fmt: skip
+        reader.option("startingOffsets", "earliest")
+        .load(stores.path("streamed"))
+        .select("key", "value")
+        .writeStream.format(FORMAT)
+        .option("topic", "out")
+        .option("checkpointLocation", stores.path("checkpoint"))
+        .start(stores.path("streamed"))
+    )
     samples = []
     try:
         with source.producer("exclusive") as producer, target.reader() as copies:
@@ -182,5 +194,4 @@ def _stream(figure: Figure, stores: Stores, spark: SparkSession) -> None:
         query.stop()
     series = Series("append to committed", "s", samples[5:])
     figure.series.append(series)
-    figure.compare("a micro-batch, from append to committed, p50", series,
-                   target=Target(most=0.3))  # fmt: skip
+    figure.compare("a micro-batch, from append to committed, p50", series, target=Target(most=0.3))

@@ -93,9 +93,13 @@ def _run(words: tuple[str, ...], environment: dict[str, str]) -> float:
     """The duration of a new process, or the time that it has measured itself, in seconds."""
     start = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-S", "-c", *words], env=environment, capture_output=True, text=True,
-        timeout=PATIENCE, check=True,
-    )  # fmt: skip
+        [sys.executable, "-S", "-c", *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
     took = time.perf_counter() - start
     return float(done.stdout) if words[0] == FIRST else took
 
@@ -109,5 +113,6 @@ def _measure_opening(figure: Figure, settings: Settings, path: str) -> None:
         engine.close()
     series = Series("open of an existing ledger", "s", samples)
     figure.series.append(series)
-    figure.compare("open of an existing ledger, again in one process", series, None,
-                   Target(most=0.0012))  # fmt: skip
+    figure.compare(
+        "open of an existing ledger, again in one process", series, None, Target(most=0.0012)
+    )

@@ -63,17 +63,31 @@ def _measure_calls(figure: Figure, stores: Stores, rounds: int) -> None:
     quick.put("k", value)
     results = take_turns(
         [
-            Arm("put", lambda _: latencies(partial(durable.put, "k", value), CALLS), CALLS, "s",
-                durability=POWER),
+            Arm(
+                "put",
+                lambda _: latencies(partial(durable.put, "k", value), CALLS),
+                CALLS,
+                "s",
+                durability=POWER,
+            ),
             Arm("send", lambda _: latencies(send, CALLS), CALLS, "s", durability=POWER),
-            Arm("put, process", lambda _: cost_of_runs(partial(quick.put, "k", value)),
-                RUN * RUNS, "s", durability=PROCESS),
+            Arm(
+                "put, process",
+                lambda _: cost_of_runs(partial(quick.put, "k", value)),
+                RUN * RUNS,
+                "s",
+                durability=PROCESS,
+            ),
             Arm("get", lambda _: cost_of_runs(partial(quick.get, "k")), RUN * RUNS, "s"),
-            Arm("get, latest", lambda _: cost_of_runs(partial(quick.get, "k", latest=True)),
-                RUN * RUNS, "s"),
+            Arm(
+                "get, latest",
+                lambda _: cost_of_runs(partial(quick.get, "k", latest=True)),
+                RUN * RUNS,
+                "s",
+            ),
         ],
         rounds,
-    )  # fmt: skip
+    )
     figure.series += results.values()
     figure.compare("put, durable", results["put"], results["send"], Target(most_ratio=1.3))
     figure.compare("put, process", results["put, process"], target=Target(most=10e-6))
@@ -94,20 +108,27 @@ def _measure_writers(
     shared.put("k", b"")
     arms = {
         f"{count} {kind}, {name}": Arm(
-            f"{count} {kind}, {name}", partial(_rate_of, run, shared, count), 1, "/s",
+            f"{count} {kind}, {name}",
+            partial(_rate_of, run, shared, count),
+            1,
+            "/s",
             durability=durability,
         )
-        for kind, run, counts in (("threads", by_threads, (1, THREADS)),
-                                  ("tasks", by_tasks, (1, TASKS)))
+        for kind, run, counts in (
+            ("threads", by_threads, (1, THREADS)),
+            ("tasks", by_tasks, (1, TASKS)),
+        )
         for count in counts
-    }  # fmt: skip
+    }
     results = take_turns(list(arms.values()), rounds)
     figure.series += results.values()
     for kind, many, least in (("threads", THREADS, 4.0), ("tasks", TASKS, 8.0)):
         figure.compare(
-            f"puts of {many} {kind}, {name}", results[f"{many} {kind}, {name}"],
-            results[f"1 {kind}, {name}"], Target(least_ratio=least),
-        )  # fmt: skip
+            f"puts of {many} {kind}, {name}",
+            results[f"{many} {kind}, {name}"],
+            results[f"1 {kind}, {name}"],
+            Target(least_ratio=least),
+        )
 
 
 def _rate_of(run: Any, shared: Any, count: int, _: object) -> list[float]:
@@ -166,18 +187,21 @@ def _measure_states(figure: Figure, stores: Stores, rounds: int) -> None:
             [
                 Arm("read", lambda _: cost_of_runs(read), RUN * RUNS, "s"),
                 Arm("write", lambda _: latencies(write, CALLS), CALLS, "s", durability=POWER),
-                Arm("send beside it", lambda _: latencies(send, CALLS), CALLS, "s",
-                    durability=POWER),
+                Arm(
+                    "send beside it", lambda _: latencies(send, CALLS), CALLS, "s", durability=POWER
+                ),
             ],
             rounds,
-        )  # fmt: skip
+        )
     figure.series += results.values()
     what = f"of a state of {KEYS:,} keys"
     figure.compare(f"read one {what}", results["read"], target=Target(most=10e-6))
     figure.compare(
-        f"write one {what}, durable", results["write"], results["send beside it"],
+        f"write one {what}, durable",
+        results["write"],
+        results["send beside it"],
         Target(most_ratio=1.2),
-    )  # fmt: skip
+    )
 
 
 def bytes_map(topic: xl.Topic) -> xl.SharedMap[str, bytes]:
@@ -200,9 +224,11 @@ def _measure_opening(figure: Figure, stores: Stores, rounds: int) -> None:
     results = take_turns([opening("long", long), opening("short", short)], rounds)
     figure.series += results.values()
     figure.compare(
-        f"opening with a snapshot, {UPDATES:,} updates", results["long"],
-        Series(f"{KEYS:,} updates", "s", results["short"].samples), Target(most_ratio=1.2),
-    )  # fmt: skip
+        f"opening with a snapshot, {UPDATES:,} updates",
+        results["long"],
+        Series(f"{KEYS:,} updates", "s", results["short"].samples),
+        Target(most_ratio=1.2),
+    )
     before = long.first_offset
     figure.state("the same, once older messages are trimmed", _trimmed(long, rounds), "s")
     assert before < long.first_offset

@@ -155,9 +155,10 @@ def _writer_arms(
         Arm(f"{name}, no reader", lambda _: write_for_a_while(step), durability=POWER),
         Arm(
             f"{name}, {READERS} tailing readers",
-            lambda _: _while_tailed(producer, readers, step, costs), durability=POWER,
+            lambda _: _while_tailed(producer, readers, step, costs),
+            durability=POWER,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def write_for_a_while(step: Callable[[], int]) -> list[float]:

@@ -37,10 +37,13 @@ def p8(settings: Settings) -> Figure:
         peer = Series(f"flock, then pwrite + fdatasync, {size}", "s", written, POWER, rival=True)
         bound = Series(f"{BOUND}, {size}", "s", durable, POWER, rival=True)
         figure.series += [
-            ours, peer, bound, Series(f"promoted, {size}", "s", granted),
+            ours,
+            peer,
+            bound,
+            Series(f"promoted, {size}", "s", granted),
             Series(f"woken in C, {size}", "s", woken, rival=True),
             Series(f"flock alone, {size}", "s", locked, rival=True),
-        ]  # fmt: skip
+        ]
         figure.compare(f"take-over p50, {size}", ours, peer, Target(most=most))
         figure.compare(f"take-over p50, {size}, against the kernel's share", ours, bound)
         for share in (0.95, 1.0):

@@ -161,7 +161,7 @@ def test_send_async_and_flush(
 def test_lmdb_putmulti(benchmark: BenchmarkFixture, lmdb: Lmdb, values: list[bytes]) -> None:
     benchmark.pedantic(
         lmdb.put_many, setup=lambda: ((lmdb.items(values), len(values)), {}), **BATCH
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.benchmark(group="1,000 durable messages")

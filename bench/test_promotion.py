@@ -27,10 +27,19 @@ def queue(topic: xl.Topic) -> xl.Topic:
     chance = random.Random(7)
     engine = topic.engine
     first = Session(
-        id=0, topic=topic.id, engine=engine.id, slot=engine.backend.slot, pid=1,
-        engine_name="engine", name="name", mode="wait_for_exclusive", priority=0, created=0,
-        tie=0, since=0,
-    )  # fmt: skip
+        id=0,
+        topic=topic.id,
+        engine=engine.id,
+        slot=engine.backend.slot,
+        pid=1,
+        engine_name="engine",
+        name="name",
+        mode="wait_for_exclusive",
+        priority=0,
+        created=0,
+        tie=0,
+        since=0,
+    )
     with engine.ledger.write_exclusive() as tables:
         for number in range(1, WAITERS + 1):
             place = {

@@ -38,8 +38,12 @@ def p11(settings: Settings) -> Figure:
         one = results[arm_name(kind, 1)]
         for count in COUNTS[1:]:
             judged = kind == "send" and count == COUNTS[-1]
-            figure.compare(f"durable {kind}, {count:,} topics", results[arm_name(kind, count)], one,
-                           Target(least_ratio=0.7) if judged else None)  # fmt: skip
+            figure.compare(
+                f"durable {kind}, {count:,} topics",
+                results[arm_name(kind, count)],
+                one,
+                Target(least_ratio=0.7) if judged else None,
+            )
     return figure
 
 

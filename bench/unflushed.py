@@ -60,13 +60,21 @@ def _measure_cost(figure: Figure, stores: Stores, rounds: int) -> None:
     results = take_turns(
         [
             _cost_arm("send", PROCESS, send),
-            Arm("send, not in the main thread", lambda _: in_thread(lambda: cost_of_runs(send)),
-                RUN * RUNS, "s", durability=PROCESS),
-            *(_cost_arm(peer.name, peer.durability, partial(peer.append, value), rival=True)
-              for peer in peers),
+            Arm(
+                "send, not in the main thread",
+                lambda _: in_thread(lambda: cost_of_runs(send)),
+                RUN * RUNS,
+                "s",
+                durability=PROCESS,
+            ),
+            *(
+                _cost_arm(peer.name, peer.durability, partial(peer.append, value), rival=True)
+                for peer in peers
+            ),
         ],
-        rounds, before=settle,
-    )  # fmt: skip
+        rounds,
+        before=settle,
+    )
     figure.series += results.values()
     _judge_cost(figure, results)
     figure.notes.append(f"the cost of a send is that of a run of {RUN:,}, divided by their number")
@@ -97,8 +105,9 @@ def _judge_cost(figure: Figure, results: dict[str, Series]) -> None:
     for name, peer in results.items():
         if peer.rival:
             figure.compare(f"send, against {name}", results["send"], peer, targets.get(name))
-    figure.compare("send, not in the main thread", results["send, not in the main thread"],
-                   results["send"])  # fmt: skip
+    figure.compare(
+        "send, not in the main thread", results["send, not in the main thread"], results["send"]
+    )
 
 
 # ---- what single calls meet --------------------------------------------------------------
@@ -160,9 +169,13 @@ def _peers_arms(stores: Stores) -> list[Arm]:
 def _peer_arm(peer: Peer) -> Arm:
     append = partial(peer.append, messages(1)[0])
     return Arm(
-        peer.name, lambda _: consecutive(append, LONG, LONG_SECONDS), 1, "s",
-        durability=peer.durability, rival=True,
-    )  # fmt: skip
+        peer.name,
+        lambda _: consecutive(append, LONG, LONG_SECONDS),
+        1,
+        "s",
+        durability=peer.durability,
+        rival=True,
+    )
 
 
 @contextlib.contextmanager

@@ -71,8 +71,9 @@ def _one_long_queue(figure: Figure, stores: Stores, promotions: int) -> None:
     what = f"promotion out of {queue:,} waiters in {PROCESSES} processes"
     figure.compare(f"{what}, p50", promoted, target=Target(most=2e-3))
     figure.state(f"{what}, max", max(times), "s")
-    figure.state("wake-ups per promotion, all processes, most", max(wake_ups), "",
-                 Target(least=1, most=1))  # fmt: skip
+    figure.state(
+        "wake-ups per promotion, all processes, most", max(wake_ups), "", Target(least=1, most=1)
+    )
     figure.compare("threads that ran meanwhile in processes that only wait, p50", woken)
     figure.state("memory per waiter (private, grown)", max(memory), "B")
     queueing = PROCESSES * first / setup
@@ -168,11 +169,19 @@ def _register_waiters(topic: Topic, count: int, futures: list[ProducerFuture]) -
         for _ in range(count):
             number = tables.rows.next_id(b"session")
             session = Session(
-                id=number, topic=topic.id, engine=engine.id, slot=engine.backend.slot,
-                pid=os.getpid(), engine_name=engine.name, name=f"{engine.name}-{number}",
-                mode="wait_for_exclusive", priority=random.randrange(10), created=now(),
-                tie=random.getrandbits(32), since=time.time_ns() // 1_000_000,
-            )  # fmt: skip
+                id=number,
+                topic=topic.id,
+                engine=engine.id,
+                slot=engine.backend.slot,
+                pid=os.getpid(),
+                engine_name=engine.name,
+                name=f"{engine.name}-{number}",
+                mode="wait_for_exclusive",
+                priority=random.randrange(10),
+                created=now(),
+                tie=random.getrandbits(32),
+                since=time.time_ns() // 1_000_000,
+            )
             future = ProducerFuture(engine.backend, topic.id, topic.name, Options())
             row = tables.topics.get(topic.id)
             decide = engine.backend.sessions.requests.decide

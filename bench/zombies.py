@@ -176,9 +176,10 @@ def promises(tenures: Iterable[Tenure]) -> Iterator[tuple[int, bytes]]:
 def judge(log: Iterable[tuple[int, int, bytes]], tenures: Sequence[Tenure]) -> Tally:
     """Compare (offset, epoch, value) of all messages with what was acknowledged."""
     tally = Tally(
-        tries=sum(tenure.tries for tenure in tenures), returned=sum(r.returned for r in tenures),
+        tries=sum(tenure.tries for tenure in tenures),
+        returned=sum(r.returned for r in tenures),
         acknowledged=sum(told.messages for tenure in tenures for told in tenure.told),
-    )  # fmt: skip
+    )
     kept, newest, promised = 0, 0, promises(tenures)
     promise = next(promised, None)
     for offset, epoch, found in log:
@@ -307,9 +308,15 @@ def connect(state: State, producer: Producer) -> Producer:
         ledger, session = state.engine.ledger, producer._session
         assert ledger.journal is not None
         producer._sender.appender.connect(
-            ledger.journal, ledger.lockfile.atomics, ledger.lockfile.counters.place(session.topic),
-            session.topic, session.epoch, session.id, False, True,
-        )  # fmt: skip
+            ledger.journal,
+            ledger.lockfile.atomics,
+            ledger.lockfile.counters.place(session.topic),
+            session.topic,
+            session.epoch,
+            session.id,
+            False,
+            True,
+        )
     return producer
 
 

@@ -52,8 +52,9 @@ ANCHOR = re.compile(r'<a id="([^"]+)">')
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
-def as_restructured(_app: Any, _what: str, _name: str, _object: Any, _options: Any,
-                    lines: list[str]) -> None:  # fmt: skip
+def as_restructured(
+    _app: Any, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]
+) -> None:
     """Docstrings are Markdown: turn fenced blocks into directives."""
 
     def block(found: re.Match[str]) -> str:
@@ -80,8 +81,9 @@ def add_anchors(app: Any, _env: Any) -> None:
             slugs.setdefault(name, (0, name, name.upper()))
 
 
-def skip_internals(_app: Any, _what: str, _name: str, found: Any, skip: bool,
-                   _options: Any) -> bool | None:  # fmt: skip
+def skip_internals(
+    _app: Any, _what: str, _name: str, found: Any, skip: bool, _options: Any
+) -> bool | None:
     """Leave out what the library's modules use of one another's objects: aio has none of it."""
     owner, _, name = getattr(found, "__qualname__", "").rpartition(".")
     if isinstance(found, property):
@@ -135,11 +137,16 @@ def undocumented(app: Any) -> list[str]:
     there = set(app.env.get_domain("py").objects)
     return [
         f"docs/reference/ has no {module}.{name}"
-        for module in ("exclusivelog", "exclusivelog.metrics", "exclusivelog.testing",
-                       "exclusivelog.cluster", "exclusivelog.spark")
+        for module in (
+            "exclusivelog",
+            "exclusivelog.metrics",
+            "exclusivelog.testing",
+            "exclusivelog.cluster",
+            "exclusivelog.spark",
+        )
         for name in importlib.import_module(module).__all__
         if f"{module}.{name}" not in there and name not in ("__version__", "serde")
-    ]  # fmt: skip
+    ]
 
 
 def check_links(app: Any, error: Exception | None) -> None:

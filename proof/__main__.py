@@ -22,11 +22,20 @@ from proof.totals import as_json, lines
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m proof", description=__doc__)
-    parser.add_argument("instruments", nargs="*", metavar="INSTRUMENT",
-                        help=f"all of them by default: {', '.join(INSTRUMENTS)}")  # fmt: skip
+    parser.add_argument(
+        "instruments",
+        nargs="*",
+        metavar="INSTRUMENT",
+        help=f"all of them by default: {', '.join(INSTRUMENTS)}",
+    )
     parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--slices", type=slices, default=slice(None), metavar="N|M-N",
-                        help="the first N, or the Mth to the Nth, instead of all")  # fmt: skip
+    parser.add_argument(
+        "--slices",
+        type=slices,
+        default=slice(None),
+        metavar="N|M-N",
+        help="the first N, or the Mth to the Nth, instead of all",
+    )
     parser.add_argument("--fresh", action="store_true", help="forget the runs before")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file of JSON")
     options = parser.parse_args()

@@ -138,7 +138,7 @@ def forged(files: Files) -> Files:
 
 def read_all(
     path: Path, sent: Sent, readonly: bool, proven: bool = False
-) -> tuple[list[Broken], int]:  # fmt: skip
+) -> tuple[list[Broken], int]:
     """Open the ledger, and judge what every topic of it gives out; how much was named, too.
     `proven`: a later frame of the journal tells that what was damaged was there (rule H7)."""
     broken: list[Broken] = []
@@ -148,9 +148,7 @@ def read_all(
             topic = engine.topic(name, create=False)
             seen, named, end = step_over(topic)
             # At the journal's end damage cannot be told from what was never written.
-            known = {
-                offset: value for offset, value in expected.items() if proven or offset < end
-            }  # fmt: skip
+            known = {offset: value for offset, value in expected.items() if proven or offset < end}
             broken += judge_damage(known, seen, named)
             lost += len(named)
         engine.verify()
@@ -174,9 +172,7 @@ def step_over(topic: xl.Topic) -> tuple[dict[int, bytes | None], set[int], int]:
             reader.seek(error.offsets.stop)
 
 
-def in_child(
-    path: Path, sent: Sent, readonly: bool, proven: bool = False
-) -> tuple[int, str]:  # fmt: skip
+def in_child(path: Path, sent: Sent, readonly: bool, proven: bool = False) -> tuple[int, str]:
     """How a child ends that reads the ledger, and what it says."""
     ours, theirs = os.pipe()
     pid = os.fork()
@@ -220,9 +216,7 @@ def flip(where: Path, seed: int, count: int, control: bool = False) -> Flipped:
     found, dice = Flipped(), random.Random(seed)
     for number, damage in enumerate(damages(files, dice, count)):
         path = where / str(number)
-        changed = files if control else {
-            **files, damage.file: damage.done_to(files[damage.file])
-        }  # fmt: skip
+        changed = files if control else {**files, damage.file: damage.done_to(files[damage.file])}
         locks = dice.random() < 0.5
         _lay_out(path, changed, locks)
         code, said = in_child(path, sent, readonly=dice.random() < 0.3)

@@ -344,9 +344,11 @@ def _walk(size: Size, most: int) -> tuple[int, int]:
 
 
 def tell(
-    violation: Violation, steps: Steps, world: World | None,
+    violation: Violation,
+    steps: Steps,
+    world: World | None,
     came_from: dict[World, tuple[World | None, str]],
-) -> None:  # fmt: skip
+) -> None:
     """Note the way to the last state, and its log."""
     log = () if world is None else world.log
     way = []

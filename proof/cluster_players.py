@@ -111,9 +111,8 @@ class Player(traffic.Player):
         mode = self.rng.choice([*xl.AccessMode])
         try:
             producer = topic.producer(
-                mode, priority=self.rng.randrange(5),
-                timeout=self.rng.choice(TIMEOUTS),
-            )  # fmt: skip
+                mode, priority=self.rng.randrange(5), timeout=self.rng.choice(TIMEOUTS)
+            )
         except (*REFUSED, xl.WaitTimeoutError):
             return
         exclusive = mode != "shared"

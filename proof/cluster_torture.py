@@ -232,9 +232,15 @@ def judge_map(namespace: Namespace, calls: list[Call]) -> Iterator[str]:
 
 
 def torture(
-    where: Path, broker: Broker, proxy: Proxy, faults: int, seed: int, defect: str = "",
-    weights: dict[str, int] = FAULTS, pause: float = 0.5,
-) -> Figure:  # fmt: skip
+    where: Path,
+    broker: Broker,
+    proxy: Proxy,
+    faults: int,
+    seed: int,
+    defect: str = "",
+    weights: dict[str, int] = FAULTS,
+    pause: float = 0.5,
+) -> Figure:
     """Let processes do what they like, do so many things to them, and judge what is left."""
     figure, namespace = Figure("cluster torture"), Namespace.make(broker.url, broker.admin)
     with (
@@ -262,13 +268,17 @@ def _judge(figure: Figure, storm: Storm) -> None:
     record, calls = read_notes(storm.path), storm.map_history()
     claims, moves = read_actions(storm.path)
     figure.count(
-        faults=storm.done.total(), **{f"fault_{name}": n for name, n in storm.done.items()},
-        operations=record.operations, acknowledged=record.count(ACKNOWLEDGED),
-        stale_appends_tried=record.count(REFUSED, stale=True), map_calls=len(calls),
-        calls_that_raised=len(record.errors), claims=len(claims),
+        faults=storm.done.total(),
+        **{f"fault_{name}": n for name, n in storm.done.items()},
+        operations=record.operations,
+        acknowledged=record.count(ACKNOWLEDGED),
+        stale_appends_tried=record.count(REFUSED, stale=True),
+        map_calls=len(calls),
+        calls_that_raised=len(record.errors),
+        claims=len(claims),
         hand_overs=sum(state in ("owned", "assigned") for state in moves),
         hand_overs_that_failed=sum(state not in ("owned", "assigned") for state in moves),
-    )  # fmt: skip
+    )
     figure.broken += [*record.trouble, *storm.tracebacks(), *judge_claims(claims)]
     try:
         figure.broken += judge_topics(storm.namespace, record)
@@ -276,9 +286,10 @@ def _judge(figure: Figure, storm: Storm) -> None:
     except xl.ExclusiveLogError as error:
         figure.broken.append(f"H1: {type(error).__name__}: {error}")
     figure.count(
-        lost=about(figure.broken, "H1"), stale_accepted=about(figure.broken, "B3"),
+        lost=about(figure.broken, "H1"),
+        stale_accepted=about(figure.broken, "B3"),
         duplicated=about(figure.broken, "G2"),
-    )  # fmt: skip
+    )
     figure.notes += [f"{n} x {text}" for text, n in _kinds(record.errors).most_common(8)]
 
 

@@ -197,10 +197,12 @@ def value(ticket: int, index: int = 0) -> bytes:
 
 def contents(ticket: int, sequence: int, name: str = NAME) -> tuple[Content, ...]:
     """The messages of a send: one, or two for every other send."""
-    return tuple([
-        Content(value(ticket, index), None, {}, None, 0, name, sequence + index)
-        for index in range(1 + ticket % 2)
-    ])  # fmt: skip
+    return tuple(
+        [
+            Content(value(ticket, index), None, {}, None, 0, name, sequence + index)
+            for index in range(1 + ticket % 2)
+        ]
+    )
 
 
 class Effect(NamedTuple):
@@ -239,9 +241,14 @@ class Hands:
     and settled. `drawn` is the session that it gets if it asks."""
 
     def __init__(
-        self, records: Records, size: Size, player: Player, log: tuple[int, ...], drawn: int = 0,
+        self,
+        records: Records,
+        size: Size,
+        player: Player,
+        log: tuple[int, ...],
+        drawn: int = 0,
         shares: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._size = size
         self._records = records
         self._player = player
@@ -253,10 +260,12 @@ class Hands:
         state, _ = records.folded(log[: player.read])
         self._read = player.read
         self.writer = Writer(
-            state, self._appended.append,
+            state,
+            self._appended.append,
             self._holder(player.session or drawn) if shares or player.shared else HOLDER,
-            window=size.window, draw=lambda after: drawn,
-        )  # fmt: skip
+            window=size.window,
+            draw=lambda after: drawn,
+        )
         self._put_together(player)
 
     def _holder(self, session: int) -> Holder:
@@ -355,12 +364,19 @@ class Hands:
             for each in writer._sent
         ]
         return Player(
-            self._read, writer.status, writer.epoch, writer.session,
+            self._read,
+            writer.status,
+            writer.epoch,
+            writer.session,
             0 if request is None or writer.status == "owner" else self._number_of(request),
-            tuple(sent), self._named(writer._unsent), writer._first, writer._sequence,
-            claim, writer.epoch if writer.status == "owner" and not writer.is_shared else mine,
+            tuple(sent),
+            self._named(writer._unsent),
+            writer._first,
+            writer._sequence,
+            claim,
+            writer.epoch if writer.status == "owner" and not writer.is_shared else mine,
             writer.is_shared,
-        )  # fmt: skip
+        )
 
     def _number_of(self, request: Grant | Join) -> int:
         if self._player.request:

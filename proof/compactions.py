@@ -141,9 +141,10 @@ def one_watch(topic: xl.Topic, dice: random.Random, trimmed: Any) -> tuple[int, 
 def _as_text(message: xl.Message) -> list[Any]:
     key, value = message.key, message.value
     return [
-        message.offset, None if key is None else key.decode(),
+        message.offset,
+        None if key is None else key.decode(),
         None if value is None else value.decode(),
-    ]  # fmt: skip
+    ]
 
 
 def judge_watch(sent: list[Sent], began: int, end: int, texts: list[Any]) -> Iterator[str]:

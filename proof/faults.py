@@ -70,9 +70,12 @@ class Crew:
 
 @contextmanager
 def crew_of(
-    path: Path, ledger: Path, rng: random.Random, defect: str = "",
+    path: Path,
+    ledger: Path,
+    rng: random.Random,
+    defect: str = "",
     environment: Mapping[str, str] | None = None,
-) -> Iterator[Crew]:  # fmt: skip
+) -> Iterator[Crew]:
     """A crew without processes; those that are started are ended with the block."""
     with fork_server("proof.traffic:play", environment) as fork:
         made = Crew(path, ledger, rng, fork, defect)

@@ -136,15 +136,25 @@ class Ring:
 def entries() -> list[bytes]:
     """Sound entries of every kind."""
     full = [
-        (None if n % 3 == 0 else b"v" * n, None if n % 2 else b"k%d" % n,
-         b"\x81\xa1a\xa1b" if n % 4 == 0 else None, n if n % 5 else None, 10 * n + 1)
+        (
+            None if n % 3 == 0 else b"v" * n,
+            None if n % 2 else b"k%d" % n,
+            b"\x81\xa1a\xa1b" if n % 4 == 0 else None,
+            n if n % 5 else None,
+            10 * n + 1,
+        )
         for n in range(9)
-    ]  # fmt: skip
+    ]
     made = [encode(full), values([b"x"]), values([b"abc" * 50, None, b""]), values([None] * 9)]
-    return made + [blocked(data) for data in made] + [
-        compressed(data, compression.method(number).compress, number)
-        for number in (LZ4, ZSTD) for data in made
-    ]  # fmt: skip
+    return (
+        made
+        + [blocked(data) for data in made]
+        + [
+            compressed(data, compression.method(number).compress, number)
+            for number in (LZ4, ZSTD)
+            for data in made
+        ]
+    )
 
 
 def framed(parts: list[bytes]) -> bytes:
@@ -153,9 +163,17 @@ def framed(parts: list[bytes]) -> bytes:
     for number, data in enumerate(parts):
         footer = dict(zip(FIELDS, FOOTER.unpack(data[-FOOTER.size :]), strict=True))
         head = FRAME.pack(
-            MAGIC, len(data), len(ring), GENERATION, footer["topic"], footer["base_offset"],
-            number, 0, footer["count"], 0,
-        )  # fmt: skip
+            MAGIC,
+            len(data),
+            len(ring),
+            GENERATION,
+            footer["topic"],
+            footer["base_offset"],
+            number,
+            0,
+            footer["count"],
+            0,
+        )
         ring += _with_sum(head) + data
         ring += bytes(-len(ring) % 16)
     return ring[:CAPACITY]
@@ -343,10 +361,14 @@ def run(
         }  # fmt: skip
         words = ["-m", "proof.fuzz", str(inputs), str(seed), str(last), defect, str(given)]
         done = subprocess.run(
-            [sys.executable, *words, *([] if preload else ["--blind"])], cwd=tree, text=True,
-            env=environment, capture_output=True, check=False,
+            [sys.executable, *words, *([] if preload else ["--blind"])],
+            cwd=tree,
+            text=True,
+            env=environment,
+            capture_output=True,
+            check=False,
             timeout=SECONDS + SECONDS_OF_AN_INPUT * inputs,
-        )  # fmt: skip
+        )
         if done.returncode == 0:
             return Fuzzed(**json.loads(done.stdout))
         size, data = struct.unpack_from("<I", last.read_bytes())[0], last.read_bytes()[4:]
@@ -370,9 +392,12 @@ def sanitized(change: Callable[[Path], object] = lambda copy: None) -> Iterator[
             ["gcc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60
         )
         asan = subprocess.run(
-            ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True,
+            ["gcc", "-print-file-name=libasan.so"],
+            capture_output=True,
+            text=True,
+            check=True,
             timeout=60,
-        ).stdout.strip()  # fmt: skip
+        ).stdout.strip()
         yield copy, f"{os.path.realpath(asan)} {library}"
 
 
@@ -399,9 +424,12 @@ def missing() -> str:
     if shutil.which("gcc") is None:
         return "gcc is not installed"
     found = subprocess.run(
-        ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, timeout=60,
+        ["gcc", "-print-file-name=libasan.so"],
+        capture_output=True,
+        text=True,
+        timeout=60,
         check=False,
-    ).stdout.strip()  # fmt: skip
+    ).stdout.strip()
     return "" if os.path.exists(found) else "gcc has no AddressSanitizer here"
 
 

@@ -182,11 +182,14 @@ def torture(where: Path, seconds: float, seed: int, defect: str = "") -> Figure:
         processes.go_on(seconds)
     record = read_notes(where)
     figure.count(
-        kills=processes.kills, stops=processes.stops, operations=record.operations,
-        acknowledged=record.count(ACKNOWLEDGED), refused=record.count(REFUSED, stale=False),
+        kills=processes.kills,
+        stops=processes.stops,
+        operations=record.operations,
+        acknowledged=record.count(ACKNOWLEDGED),
+        refused=record.count(REFUSED, stale=False),
         zombie_appends_tried=record.count(REFUSED, True) + record.count(ACKNOWLEDGED, True),
         zombie_appends_accepted=record.count(ACKNOWLEDGED, True),
-    )  # fmt: skip
+    )
     figure.broken = [
         *record.trouble,
         *processes.tracebacks(),
@@ -229,9 +232,11 @@ def histories(size: Size, where: Path) -> Figure:
     figure.broken += [*record.trouble, *processes.tracebacks()]
     figure.broken += judge_ledger(where / "log", record, TOPICS, send=False)
     figure.count(
-        operations=record.operations, acknowledged=record.count(ACKNOWLEDGED),
-        reads=sum(map(len, record.reads.values())), anomalies=len(figure.broken),
-    )  # fmt: skip
+        operations=record.operations,
+        acknowledged=record.count(ACKNOWLEDGED),
+        reads=sum(map(len, record.reads.values())),
+        anomalies=len(figure.broken),
+    )
     spoils = (("two calls at each other's time", swap_times), ("a read with a gap", gap))
     for name, spoil in spoils if size.controlled else ():
         spoilt = read_notes(where)
@@ -270,9 +275,11 @@ def share_state(size: Size, where: Path) -> Figure:
         played = maps.record(place, style, size.state_seconds, dice, **options)
         failure = maps.judge(style, played.calls)
         figure.count(
-            operations=len(played.calls), kills=played.kills, stops=played.stops,
+            operations=len(played.calls),
+            kills=played.kills,
+            stops=played.stops,
             anomalies=int(failure is not None),
-        )  # fmt: skip
+        )
         if failure is not None:
             figure.broken.append(f"I2: {name}: {maps.explanation(failure, played.calls, place)}")
     for writer in WRITERS.keys() - {ONE_BY_ONE}:
@@ -295,9 +302,13 @@ def compact_and_kill(size: Size, where: Path) -> Figure:
     figure, seed = Figure("compaction"), random.randrange(1 << 30)
     for found in compactions.kill_beside(where / "sound", size.compactors, seed):
         figure.count(
-            kills=found.kills, operations=found.appends, compactions=found.compactions,
-            trims=found.trims, watches=found.watches, violations=len(found.broken),
-        )  # fmt: skip
+            kills=found.kills,
+            operations=found.appends,
+            compactions=found.compactions,
+            trims=found.trims,
+            watches=found.watches,
+            violations=len(found.broken),
+        )
         figure.broken += found.broken
     if figure.broken:
         figure.notes.append(f"seed {seed}")
@@ -343,9 +354,12 @@ def kill_at_full_speed(size: Size, where: Path) -> Figure:
     figure, seed = Figure("random kills"), random.randrange(1 << 30)
     for found in random_kills.kill_beside(where / "sound", size.random_kills, seed):
         figure.count(
-            kills=found.kills, operations=found.operations, acknowledged=found.acknowledged,
-            lost=about(found.broken, "H1"), slow=found.slow,
-        )  # fmt: skip
+            kills=found.kills,
+            operations=found.operations,
+            acknowledged=found.acknowledged,
+            lost=about(found.broken, "H1"),
+            slow=found.slow,
+        )
         figure.most(longest_pause_ms=round(1000 * found.longest))
         figure.broken += found.broken
     if figure.broken:
@@ -442,9 +456,11 @@ def power_cuts(size: Size, where: Path) -> Figure:
             place = where / f"{kind}-{name}"
             found = shutdowns.cut_again_and_again(place, kind, size.cuts, reboots=reboots)
             figure.count(
-                cuts=found.cuts, operations=found.operations, acknowledged=found.acknowledged,
+                cuts=found.cuts,
+                operations=found.operations,
+                acknowledged=found.acknowledged,
                 lost=about(found.broken, "H1"),
-            )  # fmt: skip
+            )
             figure.count(**{f"{name}_{kind}": found.cuts})
             figure.broken += [f"{name} {kind}: {text}" for text in found.broken]
     if not figure.counts:
@@ -503,11 +519,13 @@ def bit_flips(size: Size, where: Path) -> Figure:
     figure, seed = Figure("bit flips"), random.randrange(1 << 30)
     for found in flip_beside(where / "sound", size.flips, seed):
         figure.count(
-            flips=found.flips, harmless=found.harmless, named=found.named,
+            flips=found.flips,
+            harmless=found.harmless,
+            named=found.named,
             clear_errors=found.refused,
             undetected_wrong_data=sum("wrong data" in text for text in found.broken),
             deaths_inside_lmdb=found.lmdb_deaths,
-        )  # fmt: skip
+        )
         figure.broken += found.broken
     if figure.counts["deaths_inside_lmdb"] > 0.01 * figure.counts["flips"]:
         figure.broken.append("LMDB dies of its own damaged pages more often than was known")
@@ -526,9 +544,11 @@ def make_holes(size: Size, where: Path) -> Figure:
     for number in range(size.holed_journals):
         found = flip_frames_beside(where / str(number), seed + number)
         figure.count(
-            holes=found.flips, named=found.named, harmless=found.harmless,
+            holes=found.flips,
+            named=found.named,
+            harmless=found.harmless,
             clear_errors=found.refused,
-        )  # fmt: skip
+        )
         figure.broken += found.broken
     if size.controlled:
         blind = flip_frames_beside(where / "blind", seed, blind=True)

@@ -147,11 +147,13 @@ class Failure:
     candidates: tuple[Call, ...]
 
     def __str__(self) -> str:
-        return "\n  ".join([
-            f"no order explains {self.left} of {self.calls} calls; the state was "
-            f"{list(self.state)!r} when none of these could come next:",
-            *map(str, self.candidates),
-        ])  # fmt: skip
+        return "\n  ".join(
+            [
+                f"no order explains {self.left} of {self.calls} calls; the state was "
+                f"{list(self.state)!r} when none of these could come next:",
+                *map(str, self.candidates),
+            ]
+        )
 
 
 def check(history: Iterable[Call], model: Model) -> Failure | None:

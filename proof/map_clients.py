@@ -70,10 +70,15 @@ class Player:
             names += ["put_all", "update_all", "scan", "scan", "clear"]
         name, key = self._dice.choice(names), self._dice.choice(KEYS)
         value = {
-            "replace": [self._seen.get(key, [1, None]), new], "update": new[0],
+            "replace": [self._seen.get(key, [1, None]), new],
+            "update": new[0],
             "put_all": [[key, new] for key in self._dice.sample(KEYS, 2)],
-            "update_all": new[0], "get": None, "delete": None, "scan": None, "clear": None,
-        }.get(name, new)  # fmt: skip
+            "update_all": new[0],
+            "get": None,
+            "delete": None,
+            "scan": None,
+            "clear": None,
+        }.get(name, new)
         return name, None if name in ("put_all", "update_all", "scan", "clear") else key, value
 
     def call(self, name: str, key: str | None, value: Any) -> None:

@@ -90,8 +90,9 @@ def explanation(failure: Failure | None, history: list[Call], path: Path) -> str
     with xl.open(path / "log") as engine, engine.topic("map").reader() as reader:
         logged = [
             f"{m.offset} epoch {m.epoch} {m.producer_name}: {m.raw_value!r}"
-            for m in reader if stuck.key is None or m.key == stuck.key.encode()
-        ]  # fmt: skip
+            for m in reader
+            if stuck.key is None or m.key == stuck.key.encode()
+        ]
     return "\n".join([str(failure), "calls:", *map(str, around), "log:", *logged])
 
 

@@ -206,11 +206,23 @@ def created_at(number: int, patient: bool) -> int:
 def session_of(row: Row, home: int) -> Session:
     """The session as the library knows it: `pid` has the producer's number."""
     return Session(
-        id=row.id, topic=TOPIC, engine=engine_id(home, row.life), slot=home, pid=row.producer,
-        engine_name="", name=f"-{row.id}", mode=row.mode, priority=row.priority,
-        created=created_at(row.id, row.patient), tie=0, since=0, claim=row.claim, epoch=row.epoch,
-        settle=row.settle, lineage=row.id if row.epoch else 0,
-    )  # fmt: skip
+        id=row.id,
+        topic=TOPIC,
+        engine=engine_id(home, row.life),
+        slot=home,
+        pid=row.producer,
+        engine_name="",
+        name=f"-{row.id}",
+        mode=row.mode,
+        priority=row.priority,
+        created=created_at(row.id, row.patient),
+        tie=0,
+        since=0,
+        claim=row.claim,
+        epoch=row.epoch,
+        settle=row.settle,
+        lineage=row.id if row.epoch else 0,
+    )
 
 
 @functools.cache
@@ -218,9 +230,16 @@ def row_of(data: bytes) -> Row:
     """The session, as the model knows it."""
     session = unpack_session(data)
     return Row(
-        session.id, session.pid, int(session.engine[8:], 16), session.mode, session.priority,
-        session.claim, session.epoch, session.settle, session.created < COME,
-    )  # fmt: skip
+        session.id,
+        session.pid,
+        int(session.engine[8:], 16),
+        session.mode,
+        session.priority,
+        session.claim,
+        session.epoch,
+        session.settle,
+        session.created < COME,
+    )
 
 
 def transfer_of(move: Move) -> Transfer:
@@ -250,9 +269,16 @@ def rows_of(row: Row, home: int, waits: bool) -> Store:
 
 @functools.cache
 def rows_of_topic(
-    epoch: int, owner: int, shared: int, waiting: int, later: int, due: int, move: Move | None,
-    known: tuple[int, int] | None, last: int,
-) -> Store:  # fmt: skip
+    epoch: int,
+    owner: int,
+    shared: int,
+    waiting: int,
+    later: int,
+    due: int,
+    move: Move | None,
+    known: tuple[int, int] | None,
+    last: int,
+) -> Store:
     """All rows of a topic, but for its sessions; `last` is the last id of a session."""
     tables = tables_of(changes := Changes({}))
     row = _core.TopicRow()
@@ -272,8 +298,9 @@ def last_id(state: State) -> int:
     """The highest number of a session that is known anywhere."""
     return max(
         [row.id for row in state.holders + state.queue]
-        + [client.id for client in state.clients] + [0]
-    )  # fmt: skip
+        + [client.id for client in state.clients]
+        + [0]
+    )
 
 
 # ---- transactions ------------------------------------------------------------------------
@@ -300,9 +327,13 @@ class Transactions:
             info = EngineInfo(engine_id(home, row.life), "", row.producer, {}, 0.0)
             try:
                 request = ProducerRequest(
-                    TOPIC, row.mode, priority=row.priority, topic_epoch=row.claim,
-                    settle=row.settle, created=created_at(row.id, False),
-                )  # fmt: skip
+                    TOPIC,
+                    row.mode,
+                    priority=row.priority,
+                    topic_epoch=row.claim,
+                    settle=row.settle,
+                    created=created_at(row.id, False),
+                )
                 registration = self.sessions.request(request, info, home)
             except StillReleasing:
                 return "arriving"
@@ -375,10 +406,15 @@ class Transactions:
             self._seen[key] = outcome, after, reminders
         outcome, after, added = self._seen[key]
         return outcome, after._replace(
-            clients=state.clients, last=state.last, past=state.past, opens=state.opens,
-            deaths=state.deaths, stops=state.stops, moves=state.moves,
+            clients=state.clients,
+            last=state.last,
+            past=state.past,
+            opens=state.opens,
+            deaths=state.deaths,
+            stops=state.stops,
+            moves=state.moves,
             reminders=_reminders(state, after, added),
-        )  # fmt: skip
+        )
 
     def _load(self, state: State) -> None:
         held, engine_of = bool(state.holders), self._world.engine_of
@@ -426,10 +462,16 @@ class Transactions:
                 why = SETTLES
             reminded = (row.retry_waiter, why)
         after = state._replace(
-            epoch=row.epoch, top=top, owner=row.owner, holders=tuple(sorted(holders)),
-            queue=tuple(sorted(queue)), move=move, settled=settled, reminded=reminded,
+            epoch=row.epoch,
+            top=top,
+            owner=row.owner,
+            holders=tuple(sorted(holders)),
+            queue=tuple(sorted(queue)),
+            move=move,
+            settled=settled,
+            reminded=reminded,
             known=tables.sessions.known(TOPIC) if world.settles else None,
-        )  # fmt: skip
+        )
         return after, frozenset(self._retries(tables, state))
 
     def _retries(self, tables: Tables, state: State) -> Iterator[tuple[int, str]]:

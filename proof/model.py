@@ -116,8 +116,12 @@ class Steps:
                 following = following._replace(opens=state.opens - 1)
                 if status == "arriving":  # so is that of one that waits for a release
                     wanted = NO_CLAIM if claim is None else claim
-                    yield step, self.believe(following, producer, status=status, id=0, mode=mode,
-                                             epoch=wanted)  # fmt: skip
+                    yield (
+                        step,
+                        self.believe(
+                            following, producer, status=status, id=0, mode=mode, epoch=wanted
+                        ),
+                    )
                     continue
                 beliefs = {"status": status, "id": number, "mode": mode}
                 if status == "open":
@@ -198,8 +202,9 @@ class Steps:
         past.discard(client.id)
         return self.believe(
             state._replace(last=(client.id, client.epoch), past=tuple(sorted(past))),
-            producer, status="open",
-        )  # fmt: skip
+            producer,
+            status="open",
+        )
 
     def live(self, state: State, number: int, engine: Engine) -> Iterator[tuple[str, State]]:
         def become(status: str, life: int = engine.life, **budget: Any) -> State:
@@ -350,16 +355,25 @@ def canonical(world: World, state: State) -> State:
         target = rank[move.target] if world.symmetric else move.target
         move = Move(target, move.life, new.get(move.session, GONE), move.late)
     return State(
-        state.epoch, state.top, new[state.owner],
+        state.epoch,
+        state.top,
+        new[state.owner],
         tuple([Row(new[row[0]], rank[row[1]], *row[2:]) for row in state.holders]),
         tuple([Row(new[row[0]], rank[row[1]], *row[2:]) for row in state.queue]),
         engines,
         tuple([Client(clients[old][0], new[clients[old][1]], *clients[old][2:]) for old in order]),
         (new.get(state.last[0], 0), state.last[1]),
         tuple([new[old] for old in state.past if old in new]),
-        state.opens, state.deaths, state.stops, state.moves, move, state.settled, reminders,
-        (new.get(state.reminded[0], GONE), state.reminded[1]), state.known,
-    )  # fmt: skip
+        state.opens,
+        state.deaths,
+        state.stops,
+        state.moves,
+        move,
+        state.settled,
+        reminders,
+        (new.get(state.reminded[0], GONE), state.reminded[1]),
+        state.known,
+    )
 
 
 def walk(world: World, rules: Rules, most: int = 10**6) -> tuple[int, int]:

@@ -78,10 +78,12 @@ class Watch:
         others = [each for each in queue if each.id != row.id]
         if row.id in self._waited or row.mode == WAIT:
             fit = [
-                each for each in others
-                if self._alive(each) and each.claim in (None, self.top)
+                each
+                for each in others
+                if self._alive(each)
+                and each.claim in (None, self.top)
                 and self._target in (None, self._home(each))
-            ]  # fmt: skip
+            ]
             if any(place(each) < place(row) for each in fit):
                 raise Violation(f"{row} is promoted before {fit}")
         elif self._target is None and others:
@@ -121,9 +123,10 @@ def judge_refusal(world: World, before: State, row: Row, outcome: str | None, af
     fits = row.claim in (None, before.epoch)
     waiters = [each for each in before.queue if alive(each)]
     in_the_way = (
-        waiters if row.mode == SHARED
+        waiters
+        if row.mode == SHARED
         else [each for each in waiters if world.engine_of[each.producer] == home]
-    )  # fmt: skip
+    )
     owned = any(each.id == before.owner and alive(each) for each in before.holders)
     coming = owned and in_transit(before) == home and row.mode in (SHARED, EXCLUSIVE)
     if (outcome == "arriving") != (coming and fits and not in_the_way):
@@ -156,10 +159,11 @@ def judge_vacancy(world: World, after: State) -> None:
     if after.move is not None and target is None:
         raise Violation("a hand-over that cannot succeed is kept")
     fit = [
-        row for row in sorted(after.queue, key=place)
+        row
+        for row in sorted(after.queue, key=place)
         if is_alive(after.engines, world.engine_of[row.producer], row.life)
         and row.claim in (None, after.epoch)
-    ]  # fmt: skip
+    ]
     if target is not None:
         fit = [row for row in fit if world.engine_of[row.producer] == target]
         if fit:

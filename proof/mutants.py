@@ -538,9 +538,14 @@ def build(copy: Path, flags: str = "-O0") -> None:
     setup.write_text(setup.read_text().replace(usual, ", ".join(map(repr, flags.split()))))
     environment = {**os.environ, "LDFLAGS": flags}
     done = subprocess.run(
-        [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"], cwd=copy,
-        env=environment, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False,
-    )  # fmt: skip
+        [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"],
+        cwd=copy,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS,
+        check=False,
+    )
     if done.returncode:
         raise RuntimeError(f"the mutant could not be built:\n{done.stderr[-2000:]}")
 
@@ -581,9 +586,14 @@ def _run(copy: Path, words: list[str], seconds: float = CHECK_SECONDS) -> tuple[
     # In a session of its own, so that all that it has started can be ended with it.
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(
-        [sys.executable, *words], cwd=copy, env=environment, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, *words],
+        cwd=copy,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     try:
         output, _ = process.communicate(timeout=seconds)
         return process.returncode, output

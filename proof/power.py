@@ -54,10 +54,26 @@ RECORDED = """
 def record(path: Path, trace: Path, rounds: int, *options: str) -> None:
     """Two owners at once, each with its topic, on a ledger that they make."""
     done = subprocess.run(
-        ["strace", "-f", "-y", "-xx", "-s", str(1 << 20), "-o", trace, "-e", f"trace={CALLS}",
-         *options, *command(RECORDED, path, rounds)],
-        capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=ROOT,
-    )  # fmt: skip
+        [
+            "strace",
+            "-f",
+            "-y",
+            "-xx",
+            "-s",
+            str(1 << 20),
+            "-o",
+            trace,
+            "-e",
+            f"trace={CALLS}",
+            *options,
+            *command(RECORDED, path, rounds),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stderr
 
 

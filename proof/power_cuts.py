@@ -83,9 +83,16 @@ def _called(match: re.Match[str], begun: int, ended: int) -> Called:
     text = STRING.sub('""', arguments)
     fd = FD.match(text)
     return Called(
-        name, begun, ended, int(fd[1]) if fd else -1, plain(fd[2]) if fd else "", strings, text,
-        int(result), plain(result_path or ""),
-    )  # fmt: skip
+        name,
+        begun,
+        ended,
+        int(fd[1]) if fd else -1,
+        plain(fd[2]) if fd else "",
+        strings,
+        text,
+        int(result),
+        plain(result_path or ""),
+    )
 
 
 # ---- the disk, and what a power cut makes of it --------------------------------------
@@ -155,8 +162,9 @@ class Disk:
         """With the files that are there now, all of them durable."""
         names = {
             str(path.relative_to(root)): File(bytearray(path.read_bytes()))
-            for path in root.rglob("*") if path.is_file()
-        }  # fmt: skip
+            for path in root.rglob("*")
+            if path.is_file()
+        }
         return cls(str(root), names, dict(names), said=said)
 
     def relative(self, path: str | bytes) -> str | None:
@@ -289,9 +297,7 @@ def picks(versions: dict[tuple[int, int], int], dice: random.Random, most: int) 
         found += [{w: v for w, v in newest.items() if w != which} for which in newest]
     for _ in range(8 if versions else 0):
         share = dice.random()
-        found.append(
-            {w: dice.randrange(n) for w, n in versions.items() if dice.random() < share}
-        )  # fmt: skip
+        found.append({w: dice.randrange(n) for w, n in versions.items() if dice.random() < share})
     return found if len(found) <= most else found[:2] + dice.sample(found[2:], most - 2)
 
 
@@ -306,8 +312,9 @@ def cut_here(disk: Disk, dice: random.Random, most: int) -> Iterator[Image]:
     files = [file for file in names.values() if file.pending]
     versions = {
         (number, at): len(found)
-        for number, file in enumerate(files) for at, found in file.versions(block).items()
-    }  # fmt: skip
+        for number, file in enumerate(files)
+        for at, found in file.versions(block).items()
+    }
     for pick in picks(versions, dice, most):
         yield image(names, files, block, pick, dice)
 
@@ -322,9 +329,13 @@ class Cut:
 
 
 def cuts(
-    disk: Disk, trace: Path, named: tuple[str, ...], most: int, dice: random.Random,
+    disk: Disk,
+    trace: Path,
+    named: tuple[str, ...],
+    most: int,
+    dice: random.Random,
     never_flushed: str = "",
-) -> Iterator[Cut]:  # fmt: skip
+) -> Iterator[Cut]:
     """A cut before and behind each flush, behind each acknowledgement and each write. `most`
     disks for each flush; with each comes a count of what was acknowledged to each of `named`."""
     seen: set[bytes] = set()

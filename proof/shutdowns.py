@@ -124,9 +124,14 @@ def cut_again_and_again(
 
 
 def _one_ledger(
-    place: Path, kind: str, cuts: int, dice: random.Random, environment: dict[str, str],
-    found: Found, reboots: bool,
-) -> None:  # fmt: skip
+    place: Path,
+    kind: str,
+    cuts: int,
+    dice: random.Random,
+    environment: dict[str, str],
+    found: Found,
+    reboots: bool,
+) -> None:
     image = place / "image"
     with image.open("wb") as file:
         file.truncate(MEGABYTES[kind] << 20)
@@ -147,9 +152,14 @@ def _one_ledger(
 
 
 def _one_cut(
-    place: Path, image: Path, crew: Crew, dice: random.Random, judge: Popen[str], reboots: bool,
+    place: Path,
+    image: Path,
+    crew: Crew,
+    dice: random.Random,
+    judge: Popen[str],
+    reboots: bool,
     controlled: bool,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     with mounted(image, place / "disk") as disk:
         if reboots:
             another_boot(disk / "log")

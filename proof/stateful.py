@@ -162,9 +162,13 @@ def run(examples: int, steps: int = 40) -> tuple[int, str]:
     """How many steps were run, and what went wrong, if anything did."""
     before, usual = Machine.steps, journal.CAPACITY
     options = settings(
-        max_examples=examples, stateful_step_count=steps, deadline=None, database=None,
-        suppress_health_check=list(HealthCheck), phases=(Phase.generate, Phase.shrink),
-    )  # fmt: skip
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.generate, Phase.shrink),
+    )
     journal.CAPACITY = CAPACITY
     try:
         run_state_machine_as_test(Machine, settings=options)

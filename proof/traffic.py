@@ -81,9 +81,10 @@ class Record:
         """Messages of calls with this outcome."""
         return sum(
             len(call.values)
-            for calls in self.calls.values() for call in calls
+            for calls in self.calls.values()
+            for call in calls
             if call.outcome == outcome and stale in (None, call.stale)
-        )  # fmt: skip
+        )
 
     @property
     def operations(self) -> int:
@@ -231,10 +232,15 @@ class Player:
             ledger, session = self.engine.ledger, producer._session
             assert ledger.journal is not None
             producer._sender.appender.connect(
-                ledger.journal, ledger.lockfile.atomics,
-                ledger.lockfile.counters.place(session.topic), session.topic,
-                session.epoch, session.id, False, True,
-            )  # fmt: skip
+                ledger.journal,
+                ledger.lockfile.atomics,
+                ledger.lockfile.counters.place(session.topic),
+                session.topic,
+                session.epoch,
+                session.id,
+                False,
+                True,
+            )
 
     def look(self, topic: xl.Topic) -> None:
         """Read on to the end, or again from somewhere."""

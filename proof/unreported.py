@@ -221,10 +221,13 @@ def schedule(where: Path, seconds: float, seed: int, defect: str = "") -> tuple[
         broken = processes.tracebacks()
     record = read_notes(where)
     figure.count(
-        kills=processes.kills, reaped_early=processes.reaped, deaths_in_locks=processes.ended,
-        operations=record.operations, acknowledged=record.count(ACKNOWLEDGED),
+        kills=processes.kills,
+        reaped_early=processes.reaped,
+        deaths_in_locks=processes.ended,
+        operations=record.operations,
+        acknowledged=record.count(ACKNOWLEDGED),
         sends_of_unseen_children=record.count(REFUSED, True),
-    )  # fmt: skip
+    )
     figure.broken += [*record.trouble, *broken, *stuck]
     if not stuck:  # else opening it would take for ever, too
         figure.broken += judge_ledger(where / "log", record, TOPICS)

@@ -136,9 +136,22 @@ class World:
         engines = (Engine("up", 0),) * (max(self.engine_of) + 1)
         clients = (Client("idle", 0, "", 0, 0),) * len(self.engine_of)
         return State(
-            0, 0, 0, (), (), engines, clients, (0, 0), (), self.opens, self.deaths, self.stops,
-            self.moves, settled=not self.settles, known=self.known,
-        )  # fmt: skip
+            0,
+            0,
+            0,
+            (),
+            (),
+            engines,
+            clients,
+            (0, 0),
+            (),
+            self.opens,
+            self.deaths,
+            self.stops,
+            self.moves,
+            settled=not self.settles,
+            known=self.known,
+        )
 
 
 def is_alive(engines: tuple[Engine, ...], engine: int, life: int) -> bool:

@@ -101,10 +101,18 @@ def distribution() -> Path:
 
 def _fetch(folder: Path) -> Path:
     subprocess.run(
-        ["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={ARTIFACT}",
-         f"-DoutputDirectory={folder}"],
-        check=True, timeout=FETCH_SECONDS, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            "mvn",
+            "-q",
+            "-B",
+            "dependency:copy",
+            f"-Dartifact={ARTIFACT}",
+            f"-DoutputDirectory={folder}",
+        ],
+        check=True,
+        timeout=FETCH_SECONDS,
+        stdin=subprocess.DEVNULL,
+    )
     return next(folder.glob("*.tar.gz"))
 
 
@@ -166,12 +174,26 @@ class Broker:
         }  # fmt: skip
         with (self._directory / "output").open("ab") as output:
             self._process = subprocess.Popen(
-                ["bin/pulsar", "standalone", "-nss", "-nfw", "-a", "127.0.0.1",
-                 "--metadata-dir", str(self._directory / "metadata"),
-                 "--bookkeeper-dir", str(self._directory / "bookkeeper")],
-                cwd=home, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True, preexec_fn=dying_with_this(),
-            )  # fmt: skip
+                [
+                    "bin/pulsar",
+                    "standalone",
+                    "-nss",
+                    "-nfw",
+                    "-a",
+                    "127.0.0.1",
+                    "--metadata-dir",
+                    str(self._directory / "metadata"),
+                    "--bookkeeper-dir",
+                    str(self._directory / "bookkeeper"),
+                ],
+                cwd=home,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=dying_with_this(),
+            )
         if wait:
             self.await_ready()
 
@@ -253,9 +275,14 @@ class Namespace:
 
     @classmethod
     def make(
-        cls, broker: str, admin: str, *, deduplication: bool = True, retention: int = -1,
+        cls,
+        broker: str,
+        admin: str,
+        *,
+        deduplication: bool = True,
+        retention: int = -1,
         token: str | None = None,
-    ) -> Namespace:  # fmt: skip
+    ) -> Namespace:
         """A new one, with these policies; `retention` in MB and minutes."""
         made = cls(broker, admin, f"public/test-{os.urandom(6).hex()}", token)
         made.call("PUT", f"namespaces/{made.path}", {})
@@ -272,9 +299,11 @@ class Namespace:
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """The answer of the admin API."""
         request = urllib.request.Request(
-            f"{self.admin}/admin/v2/{path}", method=method, data=json.dumps(body).encode(),
+            f"{self.admin}/admin/v2/{path}",
+            method=method,
+            data=json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
-        )  # fmt: skip
+        )
         if self.token is not None:
             request.add_header("Authorization", f"Bearer {self.token}")
         with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
@@ -350,14 +379,16 @@ def checks_tokens() -> dict[str, str]:
     """Settings of a broker that admits only who has a token."""
     mine = token("admin")
     plugin = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
+    provider = "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"
     return {
-        "authenticationEnabled": "true", "authorizationEnabled": "true", "superUserRoles": "admin",
-        "authenticationProviders":
-            "org.apache.pulsar.broker.authentication.AuthenticationProviderToken",
+        "authenticationEnabled": "true",
+        "authorizationEnabled": "true",
+        "superUserRoles": "admin",
+        "authenticationProviders": provider,
         "tokenSecretKey": "data:;base64," + base64.b64encode(SECRET).decode(),
         "brokerClientAuthenticationPlugin": plugin,
         "brokerClientAuthenticationParameters": f"token:{mine}",
-    }  # fmt: skip
+    }
 
 
 # ---- certificates ------------------------------------------------------------------------
@@ -368,20 +399,35 @@ def certificate(folder: Path) -> Path:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj",
-         "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-         "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
-        check=True, capture_output=True, timeout=PATIENCE,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost,IP:127.0.0.1",
+            "-keyout",
+            folder / "key.pem",
+            "-out",
+            folder / "cert.pem",
+        ],
+        check=True,
+        capture_output=True,
+        timeout=PATIENCE,
+    )
     return folder / "cert.pem"
 
 
 def speaks_tls(folder: Path) -> dict[str, str]:
     """Settings of a broker that also takes TLS connections, with a new certificate."""
     path = certificate(folder)
-    return {
-        "tlsCertificateFilePath": str(path), "tlsKeyFilePath": str(path.with_name("key.pem")),
-    }  # fmt: skip
+    return {"tlsCertificateFilePath": str(path), "tlsKeyFilePath": str(path.with_name("key.pem"))}
 
 
 # ---- one broker for all workers of a test run --------------------------------------------
@@ -413,9 +459,13 @@ def _is_there(file: IO[str], path: Path) -> bool:
 def _start_supervisor(directory: Path) -> None:
     with (directory / "supervisor").open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "testing.broker", str(directory)], cwd=ROOT,
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "testing.broker", str(directory)],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
     deadline = time.monotonic() + FETCH_SECONDS + READY_SECONDS
     while not (directory / "ready").exists():
         if process.poll() is not None or time.monotonic() > deadline:

@@ -85,9 +85,10 @@ def browser(width: int, height: int = 900, dark: bool = False) -> Iterator[Any]:
         try:
             resize(page, width, height)
             scheme = "dark" if dark else "light"
-            page.execute_cdp_cmd("Emulation.setEmulatedMedia", {
-                "features": [{"name": "prefers-color-scheme", "value": scheme}],
-            })  # fmt: skip
+            page.execute_cdp_cmd(
+                "Emulation.setEmulatedMedia",
+                {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
+            )
             yield page
         finally:
             page.quit()
@@ -95,9 +96,10 @@ def browser(width: int, height: int = 900, dark: bool = False) -> Iterator[Any]:
 
 def resize(page: Any, width: int, height: int) -> None:
     """Set the size of the page, which may be smaller than a window can be."""
-    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-        "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600,
-    })  # fmt: skip
+    page.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
+    )
 
 
 def problems(page: Any) -> list[str]:

@@ -39,9 +39,12 @@ def changes(topics: Sequence[str], engines: int, start: int) -> Iterator[list[Ev
 
 
 def write_changes(
-    engine: xl.Engine, count: int, topics: Sequence[str] = ("orders",), engines: int = 40,
+    engine: xl.Engine,
+    count: int,
+    topics: Sequence[str] = ("orders",),
+    engines: int = 40,
     most: int | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Record `count` changes of owner in `__events__`, an entry for each as a grant writes it; the
     topics themselves do not change. `most`: keep so many events, instead of the default."""
     start = time.time_ns() // 1_000_000 - (count // len(topics) + 1) * LASTING

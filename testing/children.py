@@ -79,9 +79,14 @@ def tell(process: subprocess.Popen[str], text: str = "") -> None:
 def finish(source: str, *args: object, timeout: float = PATIENCE, **options: Any) -> str:
     """Run the child to its end; what it printed. It must end well: a crash is a failure."""
     done = subprocess.run(
-        command(source, *args), capture_output=True, text=True, timeout=timeout, cwd=ROOT,
-        check=False, **options,
-    )  # fmt: skip
+        command(source, *args),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=ROOT,
+        check=False,
+        **options,
+    )
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

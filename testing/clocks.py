@@ -111,6 +111,7 @@ def build(where: Path) -> Path | None:
     source.write_text(CLOCK)
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"],
-        check=True, timeout=PATIENCE,
-    )  # fmt: skip
+        check=True,
+        timeout=PATIENCE,
+    )
     return library

@@ -70,9 +70,12 @@ def _blocks(fields: dict[str, int], data: bytes) -> Iterator[tuple[int, int]]:
         if flag and not fields["flags"] & flag:
             continue
         size, block = {
-            "bits": (-(-n // 8), 128), "offsets": (4 * n + 4, 4096), "eights": (8 * n, 8192),
-            "fours": (4 * n, 4096), "bytes": (sizes[which], 16384),
-        }[kind]  # fmt: skip
+            "bits": (-(-n // 8), 128),
+            "offsets": (4 * n + 4, 4096),
+            "eights": (8 * n, 8192),
+            "fours": (4 * n, 4096),
+            "bytes": (sizes[which], 16384),
+        }[kind]
         size = -(-size // 8) * 8
         if at + size > len(data):
             return
@@ -125,10 +128,13 @@ def compressed(
     stored = b"".join(chunks)
     fields["magic"] = COMPRESSED
     return resealed(
-        stored + bytes(-len(stored) % 8) + name
-        + b"".join(CHUNK.pack(len(chunk), 0) for chunk in chunks) + SUMMARY.pack(*summary)
+        stored
+        + bytes(-len(stored) % 8)
+        + name
+        + b"".join(CHUNK.pack(len(chunk), 0) for chunk in chunks)
+        + SUMMARY.pack(*summary)
         + FOOTER.pack(*fields.values())
-    )  # fmt: skip
+    )
 
 
 def chunks_of(data: bytes) -> tuple[int, int]:
@@ -181,7 +187,16 @@ def examine(entry: _core.Entry) -> list[tuple[Any, ...]]:
         entry.numbers("event_time")
     messages = [entry.message(i) for i in range(entry.count)]
     return [
-        (m.offset, m.epoch, m.value, m.key, m.properties, m.event_time, m.publish_time,
-         m.sequence_id, m.producer_name)
+        (
+            m.offset,
+            m.epoch,
+            m.value,
+            m.key,
+            m.properties,
+            m.event_time,
+            m.publish_time,
+            m.sequence_id,
+            m.producer_name,
+        )
         for m in messages
-    ]  # fmt: skip
+    ]

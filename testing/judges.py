@@ -100,9 +100,13 @@ def judge(rows: Sequence[Row], calls: Sequence[Call], reads: Iterable[Read] = ()
     """Every broken rule. No two messages of `calls` may be alike."""
     case = Case(rows, calls)
     return [
-        *case.density(), *case.calls_kept(), *case.senders_order(), *case.epochs(),
-        *case.real_time(), *case.reads_agree(reads),
-    ]  # fmt: skip
+        *case.density(),
+        *case.calls_kept(),
+        *case.senders_order(),
+        *case.epochs(),
+        *case.real_time(),
+        *case.reads_agree(reads),
+    ]
 
 
 class Case:
@@ -222,8 +226,9 @@ class Case:
             (call.ended, self.places[call.values[-1]] + 1)
             for call in self.calls
             if call.outcome == ACKNOWLEDGED
-            and call.ended is not None and call.values[-1] in self.places
-        ]  # fmt: skip
+            and call.ended is not None
+            and call.values[-1] in self.places
+        ]
         known += [(read.ended, read.start + len(read.values)) for read in ordered if read.values]
         least = _highest(sorted(known))
         for read in ordered:

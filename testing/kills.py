@@ -130,15 +130,20 @@ def strays(engine: xl.Engine) -> dict[str, list[bytes]]:
         alive = {
             topic for name, topic in tables.topics.all() if tables.topics.find(name) is not None
         }
-        kept = {found.id for topic in alive for found in (tables.views.view(topic),
-                tables.views.snapshot(topic)) if found is not None}  # fmt: skip
+        kept = {
+            found.id
+            for topic in alive
+            for found in (tables.views.view(topic), tables.views.snapshot(topic))
+            if found is not None
+        }
         rows = {
             table: [
-                key for key, _ in tables.rows.cursor(table)
+                key
+                for key, _ in tables.rows.cursor(table)
                 if U64.unpack(key[:8])[0] not in (alive | kept if table == "entries" else alive)
             ]
             for table in OF_TOPICS
-        }  # fmt: skip
+        }
     return {table: keys for table, keys in rows.items() if keys}
 
 

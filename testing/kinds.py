@@ -280,12 +280,16 @@ ZONES = some.sampled_from(
 )  # fmt: skip
 DATETIMES = some.builds(
     lambda at, zone, fold: at.replace(tzinfo=zone, fold=fold),
-    some.datetimes() | some.just(dt.datetime(2026, 10, 25, 2, 30)), ZONES, some.integers(0, 1),
-)  # fmt: skip
+    some.datetimes() | some.just(dt.datetime(2026, 10, 25, 2, 30)),
+    ZONES,
+    some.integers(0, 1),
+)
 TIMES = some.builds(
     lambda at, zone, fold: at.replace(tzinfo=zone, fold=fold),
-    some.times(), ZONES, some.integers(0, 1),
-)  # fmt: skip
+    some.times(),
+    ZONES,
+    some.integers(0, 1),
+)
 ODD = some.sampled_from(
     [
         Level.HIGH, Colour.RED, Size.LARGE, Point(1), Text("x"), bytearray(b"x"), range(3), ...,
@@ -293,20 +297,38 @@ ODD = some.sampled_from(
     ]
 )  # fmt: skip
 SCALARS = some.one_of(
-    some.none(), some.booleans(), INTS, FLOATS, TEXTS, some.binary(max_size=5), DATETIMES, TIMES,
-    some.dates(), some.timedeltas(), some.decimals(), some.complex_numbers(), some.uuids(), ODD,
-)  # fmt: skip
+    some.none(),
+    some.booleans(),
+    INTS,
+    FLOATS,
+    TEXTS,
+    some.binary(max_size=5),
+    DATETIMES,
+    TIMES,
+    some.dates(),
+    some.timedeltas(),
+    some.decimals(),
+    some.complex_numbers(),
+    some.uuids(),
+    ODD,
+)
 HASHED = some.recursive(
     SCALARS.filter(lambda value: _hashable(value)),
-    lambda inner: some.tuples(inner, inner) | some.frozensets(inner, max_size=3), max_leaves=4,
-)  # fmt: skip
+    lambda inner: some.tuples(inner, inner) | some.frozensets(inner, max_size=3),
+    max_leaves=4,
+)
 VALUES = some.recursive(
-    SCALARS, lambda inner: some.one_of(
-        some.lists(inner, max_size=3), some.tuples(inner, inner), some.sets(HASHED, max_size=4),
-        some.dictionaries(TEXTS | HASHED, inner, max_size=3), HASHED,
+    SCALARS,
+    lambda inner: some.one_of(
+        some.lists(inner, max_size=3),
+        some.tuples(inner, inner),
+        some.sets(HASHED, max_size=4),
+        some.dictionaries(TEXTS | HASHED, inner, max_size=3),
+        HASHED,
         some.dictionaries(some.text(max_size=3), inner, max_size=3),
-    ), max_leaves=6,
-)  # fmt: skip
+    ),
+    max_leaves=6,
+)
 
 
 def _hashable(value: Any) -> bool:
@@ -340,43 +362,74 @@ COMMON = {
     "took": some.timedeltas(), "anything": VALUES,
 }  # fmt: skip
 ORDERS = objects(
-    Order, "number", **COMMON, level=some.sampled_from([Level.HIGH, 2]),
-    mode=some.sampled_from(["b", 3, 3.0]), paid=some.sampled_from([True, 1]), note=TEXTS,
+    Order,
+    "number",
+    **COMMON,
+    level=some.sampled_from([Level.HIGH, 2]),
+    mode=some.sampled_from(["b", 3, 3.0]),
+    paid=some.sampled_from([True, 1]),
+    note=TEXTS,
     codes=some.frozensets(INTS, max_size=3),
-    by_number=some.dictionaries(INTS | some.booleans(), TEXTS, max_size=2), hour=TIMES,
-    point=some.builds(Point, some.integers(0, 3), FLOATS), tag=some.builds(Tag, TEXTS, FLOATS),
+    by_number=some.dictionaries(INTS | some.booleans(), TEXTS, max_size=2),
+    hour=TIMES,
+    point=some.builds(Point, some.integers(0, 3), FLOATS),
+    tag=some.builds(Tag, TEXTS, FLOATS),
     owner=some.builds(Owner, TEXTS, some.dates()),
     limits=some.fixed_dictionaries({}, optional={"least": INTS, "most": FLOATS, "other": INTS}),
     parts=some.lists(some.builds(Order, some.integers(0, 5)), max_size=2),
-)  # fmt: skip
+)
 PAYMENTS = objects(
-    Payment, "number", **COMMON, maybe=FLOATS,
+    Payment,
+    "number",
+    **COMMON,
+    maybe=FLOATS,
     secret=some.builds(pydantic.SecretStr, some.text(max_size=3)),
     left_out=some.integers(0, 3),
     by_pair=some.dictionaries(some.tuples(some.integers(0, 2), some.integers(0, 2)), TEXTS),
     parts=some.lists(some.builds(Payment, no=some.integers(0, 5)), max_size=2),
-)  # fmt: skip
+)
 PLAIN_ITEMS = some.builds(Item, TEXTS, some.integers(0, 9) | INTS, FLOATS)
 ITEMS = objects(
-    Item, "name", name=TEXTS, count=some.integers(0, 9) | INTS,
-    price=FLOATS | some.integers(0, 2), paid=some.sampled_from([True, 1]),
-    size=some.sampled_from([Size.LARGE, "l"]), level=some.sampled_from([Level.HIGH, 2]),
-    at=DATETIMES, day=some.dates() | DATETIMES, uid=some.uuids(), data=some.binary(max_size=3),
-    tags=some.sets(TEXTS | INTS, max_size=3), codes=some.tuples(INTS, INTS),
+    Item,
+    "name",
+    name=TEXTS,
+    count=some.integers(0, 9) | INTS,
+    price=FLOATS | some.integers(0, 2),
+    paid=some.sampled_from([True, 1]),
+    size=some.sampled_from([Size.LARGE, "l"]),
+    level=some.sampled_from([Level.HIGH, 2]),
+    at=DATETIMES,
+    day=some.dates() | DATETIMES,
+    uid=some.uuids(),
+    data=some.binary(max_size=3),
+    tags=some.sets(TEXTS | INTS, max_size=3),
+    codes=some.tuples(INTS, INTS),
     pair=some.sampled_from([(1, "a"), [1, "a"], (1,), (1, "a", 2)]),
-    amount=some.decimals() | some.just(1), took=some.timedeltas(), hour=TIMES,
+    amount=some.decimals() | some.just(1),
+    took=some.timedeltas(),
+    hour=TIMES,
     either=INTS | TEXTS | some.lists(some.booleans() | INTS, max_size=2) | FLOATS,
     by_number=some.dictionaries(INTS | some.booleans(), TEXTS, max_size=2),
     by_name=some.dictionaries(TEXTS | INTS, PLAIN_ITEMS, max_size=2),
-    parts=some.lists(PLAIN_ITEMS, max_size=2), inner=PLAIN_ITEMS,
-)  # fmt: skip
+    parts=some.lists(PLAIN_ITEMS, max_size=2),
+    inner=PLAIN_ITEMS,
+)
 PLAIN_BILLS = some.builds(Bill.model_construct, name=TEXTS, count=INTS | some.booleans())
 BILLS = objects(
-    Bill, "name", name=TEXTS, count=some.integers(0, 9) | INTS, price=FLOATS | some.integers(0, 2),
-    paid=some.sampled_from([True, 1]), maybe=FLOATS, at=DATETIMES, day=some.dates() | DATETIMES,
-    tags=some.lists(TEXTS, max_size=2), by_name=some.dictionaries(TEXTS, INTS, max_size=2),
-    parts=some.lists(PLAIN_BILLS, max_size=2), inner=PLAIN_BILLS,
-)  # fmt: skip
+    Bill,
+    "name",
+    name=TEXTS,
+    count=some.integers(0, 9) | INTS,
+    price=FLOATS | some.integers(0, 2),
+    paid=some.sampled_from([True, 1]),
+    maybe=FLOATS,
+    at=DATETIMES,
+    day=some.dates() | DATETIMES,
+    tags=some.lists(TEXTS, max_size=2),
+    by_name=some.dictionaries(TEXTS, INTS, max_size=2),
+    parts=some.lists(PLAIN_BILLS, max_size=2),
+    inner=PLAIN_BILLS,
+)
 GROWING = some.builds(learn, some.just(Growing), some.just("new")) | some.just(Growing.KNOWN)
 CHOICES = {
     "swapped": some.sampled_from(Swapped), "lenient": some.sampled_from(Lenient),
@@ -389,13 +442,15 @@ CHOICES = {
 FEW = some.lists(SCALARS, max_size=2)
 COUNTS = some.dictionaries(some.text(max_size=2), some.integers(0, 3) | some.booleans(), max_size=2)
 STOCKS = objects(
-    Stock, "newest", newest=some.builds(collections.deque, FEW, some.sampled_from([None, None, 3])),
+    Stock,
+    "newest",
+    newest=some.builds(collections.deque, FEW, some.sampled_from([None, None, 3])),
     counts=some.builds(collections.defaultdict, some.sampled_from([int, float, None]), COUNTS),
     ordered=some.builds(collections.OrderedDict, COUNTS) | COUNTS,
     counted=some.builds(collections.Counter, COUNTS),
     listed=FEW | some.builds(collections.deque, FEW) | some.builds(tuple, FEW),
     parts=some.builds(collections.deque, some.lists(some.builds(Stock), max_size=1)),
-)  # fmt: skip
+)
 STRATEGIES: dict[str, some.SearchStrategy[Any]] = {
     "str": TEXTS | ODD, "bytes": some.binary(), "json": VALUES, "msgpack": VALUES, "exact": VALUES,
     "choices": objects(Choice, "lenient", **CHOICES),

@@ -23,9 +23,10 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 def play(
-    main: Callable[[], Coroutine[Any, Any, Any]], patience: float = PATIENCE,
+    main: Callable[[], Coroutine[Any, Any, Any]],
+    patience: float = PATIENCE,
     loop: LoopFactory | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Run a coroutine function in a loop of its own, which `loop` makes (None: asyncio's). No
     thread may be there afterwards that was not there before, and asyncio must not have
     complained."""

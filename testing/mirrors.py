@@ -69,10 +69,15 @@ class Program:
     def _start(self) -> subprocess.Popen[str]:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         return subprocess.Popen(
-            [sys.executable, *self._command], cwd=ROOT, env=environment, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._log,
+            [sys.executable, *self._command],
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._log,
             preexec_fn=dying_with_this(),
-        )  # fmt: skip
+        )
 
     def check(self, excused: str = "(?!)") -> None:
         """It must not have ended by itself, unless it said this pattern; then start it again."""
@@ -106,15 +111,33 @@ def python_that_writes(path: str, rate: float) -> Program:
 
 def command_that_mirrors(path: str, namespace: Namespace, *more: str) -> Program:
     return Program(
-        "the mirror", "-m", "exclusivelog.cli", "mirror", path, "--to", namespace.url, "--admin",
-        namespace.admin, "--timeout", "120", *more,
-    )  # fmt: skip
+        "the mirror",
+        "-m",
+        "exclusivelog.cli",
+        "mirror",
+        path,
+        "--to",
+        namespace.url,
+        "--admin",
+        namespace.admin,
+        "--timeout",
+        "120",
+        *more,
+    )
 
 
 def kill_at_random(
-    kinds: Mapping[str, float], path: str, namespace: Namespace, broker: Broker | None = None, *,
-    kills: int, pause: float, rate: float, chance: random.Random, plain: bool = False,
-) -> Counter[str]:  # fmt: skip
+    kinds: Mapping[str, float],
+    path: str,
+    namespace: Namespace,
+    broker: Broker | None = None,
+    *,
+    kills: int,
+    pause: float,
+    rate: float,
+    chance: random.Random,
+    plain: bool = False,
+) -> Counter[str]:
     """Write and mirror, and kill what `kinds` names (with its weight), so many times in all."""
     done: Counter[str] = Counter()
     writer = python_that_writes(path, rate)
@@ -171,9 +194,16 @@ def source(topic: xl.Topic) -> Iterator[tuple[Any, ...]]:
     """The messages of the log, field by field."""
     for message in topic.reader():
         yield (
-            message.offset, message.epoch, message.key, message.raw_value, message.properties,
-            message.event_time, message.publish_time, message.producer_name, message.sequence_id,
-        )  # fmt: skip
+            message.offset,
+            message.epoch,
+            message.key,
+            message.raw_value,
+            message.properties,
+            message.event_time,
+            message.publish_time,
+            message.producer_name,
+            message.sequence_id,
+        )
 
 
 def unpacked(data: bytes) -> Iterator[tuple[Any, ...]]:
@@ -185,11 +215,16 @@ def unpacked(data: bytes) -> Iterator[tuple[Any, ...]]:
     assert kind == "f"
     for i, value in enumerate(values):
         yield (
-            first + i, epoch, keys and keys[i], value, (properties and properties[i]) or {},
-            events and events[i], published if isinstance(published, int) else published[i],
+            first + i,
+            epoch,
+            keys and keys[i],
+            value,
+            (properties and properties[i]) or {},
+            events and events[i],
+            published if isinstance(published, int) else published[i],
             names if isinstance(names, str) else names[i],
             sequences + i if isinstance(sequences, int) else sequences[i],
-        )  # fmt: skip
+        )
 
 
 def target(namespace: Namespace, topic: str) -> Iterator[tuple[Any, ...]]:
@@ -232,9 +267,15 @@ def main() -> None:
             namespace, path = Namespace.make(broker.url, broker.admin), f"{folder}/log"
             began = time.monotonic()
             done = kill_at_random(
-                kinds, path, namespace, broker, kills=options.kills, pause=options.pause,
-                rate=options.rate, chance=random.Random(options.seed),
-            )  # fmt: skip
+                kinds,
+                path,
+                namespace,
+                broker,
+                kills=options.kills,
+                pause=options.pause,
+                rate=options.rate,
+                chance=random.Random(options.seed),
+            )
             finish(path, namespace)
             count = compare(path, namespace)
             taken = time.monotonic() - began

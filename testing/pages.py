@@ -172,8 +172,9 @@ class Reader:
             if block.text.startswith(">>>"):
                 self._doctest(block)
             else:
-                code = compile(block.text, f"line {block.line}", "exec",
-                               ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)  # fmt: skip
+                code = compile(
+                    block.text, f"line {block.line}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+                )
                 found = eval(code, self._names)
                 if asyncio.iscoroutine(found):
                     asyncio.run(found)
@@ -215,8 +216,14 @@ class Reader:
             f"{words[0]}: the test does not run this; say <!-- not run: why -->"
         )
         pipeline = " ".join(word if word in "|<>" else shlex.quote(word) for word in words)
-        done = subprocess.run(["sh", "-c", pipeline], capture_output=True, text=True,
-                              timeout=PATIENCE, env=self._env, check=False)  # fmt: skip
+        done = subprocess.run(
+            ["sh", "-c", pipeline],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            env=self._env,
+            check=False,
+        )
         return done.stdout + done.stderr
 
     def _await(self, block: Block, job: Job) -> None:

@@ -39,7 +39,7 @@ from exclusivelog.local.shm.slots import (
     SLOT_SIZE,
     SLOTS,
     WAKE_UPS,
-)  # fmt: skip
+)
 from exclusivelog.local.storage import journal
 from testing.patience import PATIENCE as PATIENCE
 
@@ -139,8 +139,10 @@ class Worker:
     def set_keepalive(self, seconds: float) -> None:
         """Make it count as unresponsive after so many seconds, until SIGCONT."""
         with xl.open(self.path, readonly=True) as watcher, self._words() as words:
-            slots = [SLOTS + slot * SLOT_SIZE for slot, _ in
-                     watcher.ledger.lockfile.slots.in_process(self.pid)]  # fmt: skip
+            slots = [
+                SLOTS + slot * SLOT_SIZE
+                for slot, _ in watcher.ledger.lockfile.slots.in_process(self.pid)
+            ]
             self._patience = {at: os.pread(words, 8, at + KEEPALIVE) for at in slots}
             for at in slots:
                 os.pwrite(words, struct.pack("=Q", _core.now()), at + HEARTBEAT)

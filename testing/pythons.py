@@ -78,8 +78,16 @@ def with_library(version: str, path: str) -> Other:
     sources = _sources()
     if not mark.exists() or mark.read_text() != sources:
         shutil.rmtree(built, ignore_errors=True)
-        _run(str(python), "setup.py", "-q", "build_ext", "--build-lib", str(built),
-             "--build-temp", str(home / "objects"))  # fmt: skip
+        _run(
+            str(python),
+            "setup.py",
+            "-q",
+            "build_ext",
+            "--build-lib",
+            str(built),
+            "--build-temp",
+            str(home / "objects"),
+        )
         _copy_python(built)
         mark.write_text(sources)
     return Other(version, str(python), built)
@@ -91,8 +99,9 @@ def _run(*command: str) -> None:
 
 def _copy_python(built: Path) -> None:
     foreign = shutil.ignore_patterns("*.so", "__pycache__", "_native")
-    shutil.copytree(ROOT / "exclusivelog", built / "exclusivelog", ignore=foreign,
-                    dirs_exist_ok=True)  # fmt: skip
+    shutil.copytree(
+        ROOT / "exclusivelog", built / "exclusivelog", ignore=foreign, dirs_exist_ok=True
+    )
     shutil.copytree(ROOT / "testing", built / "testing", ignore=foreign)
 
 

@@ -143,9 +143,12 @@ def judged_elsewhere(
         file = Path(where) / "cases"
         file.write_bytes(pickle.dumps([tuple(case) for case in cases]))
         ran = subprocess.run(
-            [python, "-m", "testing.round_trips", str(file)], cwd=tree, capture_output=True,
-            text=True, env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
-        )  # fmt: skip
+            [python, "-m", "testing.round_trips", str(file)],
+            cwd=tree,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+        )
     if ran.returncode != 0:
         return [f"the reader ended with {ran.returncode}: {ran.stderr.strip()[-400:]}"]
     return [line for line in ran.stdout.splitlines() if line]

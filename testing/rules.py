@@ -188,9 +188,10 @@ def problems(page: str, files: Mapping[str, str]) -> Iterator[str]:
     yield from (f"{rule} has no test" for rule in built(page) if rule not in behind)
     short = backing(files, short=True)
     yield from (
-        f"`make test` runs no test of {rule}" for rule in built(page)
+        f"`make test` runs no test of {rule}"
+        for rule in built(page)
         if rule in behind and rule not in short
-    )  # fmt: skip
+    )
     for rule, names in behind.items():
         if rule not in rules:
             yield f"{', '.join(names)}: {rule} is no rule of the page"

@@ -8,14 +8,22 @@ import struct
 
 NUMBERS = {
     "x86_64": {
-        "close_range": 436, "fallocate": 285, "fcntl": 72, "fdatasync": 75, "futex_waitv": 449,
+        "close_range": 436,
+        "fallocate": 285,
+        "fcntl": 72,
+        "fdatasync": 75,
+        "futex_waitv": 449,
         "set_robust_list": 273,
     },
     "aarch64": {
-        "close_range": 436, "fallocate": 47, "fcntl": 25, "fdatasync": 83, "futex_waitv": 449,
+        "close_range": 436,
+        "fallocate": 47,
+        "fcntl": 25,
+        "fdatasync": 83,
+        "futex_waitv": 449,
         "set_robust_list": 99,
     },
-}.get(platform.machine(), {})  # fmt: skip
+}.get(platform.machine(), {})
 NO_NEW_PRIVS, SET_SECCOMP, FILTER = 38, 22, 2  # of prctl(2)
 LOAD, EQUALS, RETURN = 0x20, 0x15, 0x06
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000

@@ -62,9 +62,11 @@ def points(trace: Path) -> list[Point]:
         most[call] = max(most[call], count)
     return [
         Point(call, when + 1, behind)
-        for call, count in most.items() if call not in ("exit", "exit_group")
-        for when in range(count) for behind in (False, True)
-    ]  # fmt: skip
+        for call, count in most.items()
+        if call not in ("exit", "exit_group")
+        for when in range(count)
+        for behind in (False, True)
+    ]
 
 
 # ---- processes that die there ------------------------------------------------------------

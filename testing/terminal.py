@@ -30,9 +30,11 @@ class Terminal:
     """A command on a terminal of its own; killed at the end, should it not have ended by itself."""
 
     def __init__(
-        self, command: Sequence[str], size: tuple[int, int] = (40, 120),
+        self,
+        command: Sequence[str],
+        size: tuple[int, int] = (40, 120),
         directory: Path | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._ours, self.theirs = pty.openpty()
         termios.tcsetwinsize(self.theirs, size)
         self.before = termios.tcgetattr(self.theirs)
@@ -40,9 +42,14 @@ class Terminal:
         self._stream = pyte.ByteStream(self._screen)
         inherited = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
-            command, stdin=self.theirs, stdout=self.theirs, stderr=self.theirs,
-            env={**inherited, "TERM": "xterm"}, start_new_session=True, cwd=directory,
-        )  # fmt: skip
+            command,
+            stdin=self.theirs,
+            stdout=self.theirs,
+            stderr=self.theirs,
+            env={**inherited, "TERM": "xterm"},
+            start_new_session=True,
+            cwd=directory,
+        )
 
     def text(self) -> str:
         """What the screen shows now, without spaces at the ends of lines."""
@@ -97,7 +104,9 @@ class Terminal:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.close()

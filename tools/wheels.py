@@ -26,9 +26,14 @@ def run(*command: object, cwd: Path = TREE, **environment: str) -> str:
     """What the command prints; ends this program with its output if it fails."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, timeout=SECONDS, cwd=cwd,
-        env={**clean, **environment}, check=False,
-    )  # fmt: skip
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        cwd=cwd,
+        env={**clean, **environment},
+        check=False,
+    )
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
     return done.stdout

@@ -21,6 +21,7 @@ def build(name: str, stores: Stores) -> str:
     compiler = os.environ.get("CC", "cc")
     subprocess.run(
         [compiler, *STRICT, HERE / f"{name}.c", "-o", program, "-lpthread"],
-        check=True, timeout=PATIENCE,
-    )  # fmt: skip
+        check=True,
+        timeout=PATIENCE,
+    )
     return program

@@ -23,9 +23,19 @@ class Drawing:
         self.box(0, 0, width, height, fill="#ffffff", edge="none", radius=0)
 
     def box(
-        self, x: float, y: float, width: float, height: float, text: str = "", *,
-        fill: str = "#ffffff", edge: str = INK, ink: str = INK, radius: float = 4, dash: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        text: str = "",
+        *,
+        fill: str = "#ffffff",
+        edge: str = INK,
+        ink: str = INK,
+        radius: float = 4,
+        dash: str = "",
+    ) -> None:
         """A rectangle, with lines of text in its middle."""
         dashed = f' stroke-dasharray="{dash}"' if dash else ""
         self._parts.append(
@@ -38,9 +48,15 @@ class Drawing:
             self.text(x + width / 2, top + 16 * number, line, ink=ink, anchor="middle")
 
     def text(
-        self, x: float, y: float, text: str, *, ink: str = INK, anchor: str = "start",
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        ink: str = INK,
+        anchor: str = "start",
         bold: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """One line of text; `y` is its baseline."""
         weight = ' font-weight="600"' if bold else ""
         self._parts.append(
@@ -49,8 +65,8 @@ class Drawing:
         )
 
     def arrow(
-        self, x: float, y: float, to_x: float, to_y: float, *, ink: str = INK, dash: str = "",
-    ) -> None:  # fmt: skip
+        self, x: float, y: float, to_x: float, to_y: float, *, ink: str = INK, dash: str = ""
+    ) -> None:
         """A line that ends in an arrow."""
         dashed = f' stroke-dasharray="{dash}"' if dash else ""
         self._parts.append(
@@ -107,8 +123,16 @@ def failover() -> Drawing:
     d.text(12, 260, "the log", bold=True)
     cells = [1] * 5 + [2] * 5 + [3] * 6
     for offset, epoch in enumerate(cells):
-        d.box(left + 40 * offset, 238, 36, 34, str(offset), fill=EPOCHS[epoch], edge="none",
-              ink="#ffffff")  # fmt: skip
+        d.box(
+            left + 40 * offset,
+            238,
+            36,
+            34,
+            str(offset),
+            fill=EPOCHS[epoch],
+            edge="none",
+            ink="#ffffff",
+        )
     d.text(left, 296, "epochs never go back and never mix: one writer at a time", ink=GREY)
     return d
 
@@ -135,8 +159,15 @@ def one_writer() -> Drawing:
     d.arrow(658, 146, 658, 262)
     d.text(666, 206, "4. wakes", ink=GREY)
     d.box(568, 264, 180, 46, "readers of all processes", fill=PALE, edge="none")
-    d.box(216, 264, 300, 46, "owners.lock, in shared memory:\nwho owns each topic, who waits",
-          fill=PALE, edge="none")  # fmt: skip
+    d.box(
+        216,
+        264,
+        300,
+        46,
+        "owners.lock, in shared memory:\nwho owns each topic, who waits",
+        fill=PALE,
+        edge="none",
+    )
     d.arrow(230, 264, 230, 214, dash="3 3", ink=GREY)
     return d
 

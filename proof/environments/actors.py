@@ -154,9 +154,13 @@ class Actor:
     """One process with `Hands`. `acknowledged` gets the heads of what was acknowledged to it."""
 
     def __init__(
-        self, path: Path, acknowledged: list[bytes], defect: str,
-        before: Callable[[], object] | None, name: str,
-    ) -> None:  # fmt: skip
+        self,
+        path: Path,
+        acknowledged: list[bytes],
+        defect: str,
+        before: Callable[[], object] | None,
+        name: str,
+    ) -> None:
         self.name, self.acknowledged = name, acknowledged
         self._asked: tuple[str, float, tuple[Any, ...]] = ("", 0.0, ())
         self._pipe, theirs = multiprocessing.Pipe()
@@ -171,9 +175,12 @@ class Actor:
         return lambda *args, **options: self.ask(verb, *args, **options)
 
     def ask(
-        self, what: str | Callable[..., Any], *args: Any, wait: float = ANSWERS_WITHIN,
+        self,
+        what: str | Callable[..., Any],
+        *args: Any,
+        wait: float = ANSWERS_WITHIN,
         **options: Any,
-    ) -> Said:  # fmt: skip
+    ) -> Said:
         """Let it run a call; return the outcome."""
         self.start(what, *args, **options)
         return self.said(wait)

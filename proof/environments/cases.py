@@ -110,9 +110,13 @@ class Scene:
     # ---- actors --------------------------------------------------------------------------
 
     def actor(
-        self, path: Path | None = None, *, before: Callable[[], object] | None = None,
-        acknowledged: list[bytes] | None = None, name: str = "",
-    ) -> Actor:  # fmt: skip
+        self,
+        path: Path | None = None,
+        *,
+        before: Callable[[], object] | None = None,
+        acknowledged: list[bytes] | None = None,
+        name: str = "",
+    ) -> Actor:
         """A process that has opened nothing yet; `before` is called in it first."""
         notes = self.acknowledged if acknowledged is None else acknowledged
         defect = self.how if self.how in (FORGETS, SAYS_YES) else ""
@@ -229,9 +233,12 @@ class Scene:
                 self.blame("ends", f"{again}: it acknowledges again")
 
     def keeps(
-        self, path: Path | None = None, acknowledged: list[bytes] | None = None,
-        actor: Actor | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        path: Path | None = None,
+        acknowledged: list[bytes] | None = None,
+        actor: Actor | None = None,
+        **options: Any,
+    ) -> None:
         """A process that comes now opens the ledger, finds it sound, reads all that was
         acknowledged, in order and once, and can send."""
         self.judged.add("keeps")

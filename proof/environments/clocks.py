@@ -33,9 +33,12 @@ def send_by_a_wrong_clock(scene: Scene, value: bytes, seconds: int) -> None:
     shift.write_bytes(struct.pack("q", seconds))
     environment = {**os.environ, "LD_PRELOAD": str(library), "WALL_CLOCK_SHIFT": str(shift)}
     subprocess.run(
-        command(SHIFTED, scene.ledger, value.decode()), env=environment, cwd=ROOT, check=True,
+        command(SHIFTED, scene.ledger, value.decode()),
+        env=environment,
+        cwd=ROOT,
+        check=True,
         timeout=60,
-    )  # fmt: skip
+    )
     scene.acknowledged.append(value)
 
 

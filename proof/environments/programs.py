@@ -45,9 +45,13 @@ def patched_threads(scene: Scene, variant: str) -> None:
     source = PATCHED.format(patch=scene.pick(patch, "pass"))
     try:
         done = subprocess.run(
-            command(source, scene.ledger), capture_output=True, text=True, timeout=20, cwd=ROOT,
+            command(source, scene.ledger),
+            capture_output=True,
+            text=True,
+            timeout=20,
+            cwd=ROOT,
             check=False,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         scene.blame("works", "open did not return within 20 s")
         return
@@ -243,9 +247,14 @@ def a_locale_without_characters(scene: Scene) -> None:
     path.parent.mkdir()
     environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PATH": "/usr/bin"}
     done = subprocess.run(
-        command(PATCHED.format(patch="pass"), path), env=environment, capture_output=True,
-        text=True, timeout=30, cwd=ROOT, check=False,
-    )  # fmt: skip
+        command(PATCHED.format(patch="pass"), path),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=ROOT,
+        check=False,
+    )
     if done.stdout.strip() != "sent":
         scene.blame("works", f"it said {done.stdout or done.stderr[-200:]!r}")
     scene.acknowledged.append(b"patched")
@@ -257,9 +266,13 @@ def without_asserts(scene: Scene) -> None:
     """`python -OO`: nothing that matters is an assert or a docstring."""
     words = command(PATCHED.format(patch="pass"), scene.ledger)
     done = subprocess.run(
-        [words[0], "-OO", *words[1:]], capture_output=True, text=True, timeout=60, cwd=ROOT,
+        [words[0], "-OO", *words[1:]],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
         check=False,
-    )  # fmt: skip
+    )
     if done.stdout.strip() != "sent":
         scene.blame("works", f"it said {done.stdout or done.stderr[-200:]!r}")
     scene.acknowledged.append(b"patched")

@@ -21,9 +21,24 @@ SAMPLE = {**ALL, **REDUCED_WORLDS}
 
 
 JUDGED = pytest.mark.rule(  # what `proof.model` judges in each state
-    "A1", "A2", "A3", "B1", "B2", "B3", "B5", "B6", "B7", "B8", "B10", "D1", "D4", "D5", "D7",
-    "E3", "E4",
-)  # fmt: skip
+    "A1",
+    "A2",
+    "A3",
+    "B1",
+    "B2",
+    "B3",
+    "B5",
+    "B6",
+    "B7",
+    "B8",
+    "B10",
+    "D1",
+    "D4",
+    "D5",
+    "D7",
+    "E3",
+    "E4",
+)
 
 
 @JUDGED

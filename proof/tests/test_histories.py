@@ -124,9 +124,9 @@ def test_the_checker_agrees_with_brute_force() -> None:
             name = dice.choice(["put", "get", "get", "put_if_absent", "update", "delete"])
             begin = dice.randrange(8)
             before = dice.choice([None, None, None, 1, 2])
-            result = {
-                "update": (None, (1, None)), "put_if_absent": (before is None, before),
-            }.get(name, before)  # fmt: skip
+            result = {"update": (None, (1, None)), "put_if_absent": (before is None, before)}.get(
+                name, before
+            )
             if dice.random() < 0.2:
                 result = UNKNOWN
             value = None if name in ("get", "delete") else dice.choice([1, 2])

@@ -360,8 +360,9 @@ def test_files_of_runs_beside_each_other_are_added_up(tmp_path: Path) -> None:
         card.save(path)
     card = table.added_up(paths)
     assert (card.figures["bit flips"].shown, card.figures["bit flips"].runs) == (
-        {"flips": 100_000}, 2,
-    )  # fmt: skip
+        {"flips": 100_000},
+        2,
+    )
     assert card.figures["model"].shown == {"states": 5}
     paths[1].write_text(paths[1].read_text().replace(card.library, "another"))
     for wrong in ([paths[1]], [tmp_path / "nowhere"]):
