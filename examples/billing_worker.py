@@ -38,8 +38,14 @@ def work(path: str, name: str, priority: int, keepalive: float) -> None:
                     xl.ReaderFencedError,
                 ) as lost:
                     with engine.topic(LOSSES).producer(serializer="json") as losses:
-                        losses.send({"worker": name, "epoch": role.epoch, "state": role.state,
-                                     "error": type(lost).__name__})  # fmt: skip
+                        losses.send(
+                            {
+                                "worker": name,
+                                "epoch": role.epoch,
+                                "state": role.state,
+                                "error": type(lost).__name__,
+                            }
+                        )
 
 
 def bill(engine: xl.Engine, role: xl.Role) -> None:
@@ -62,6 +68,11 @@ if __name__ == "__main__":
     parser.add_argument("path", help="the ledger's directory")
     parser.add_argument("name", help="the worker's name")
     parser.add_argument("--priority", type=int, default=0, help="higher ones first (default: 0)")
-    parser.add_argument("--keepalive", type=float, default=30.0, metavar="SECONDS",
-                        help="of silence until a waiter takes over (default: 30)")  # fmt: skip
+    parser.add_argument(
+        "--keepalive",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="of silence until a waiter takes over (default: 30)",
+    )
     work(**vars(parser.parse_args()))

@@ -119,10 +119,20 @@ def orders(engine: xl.Engine) -> Iterator[None]:
 def main() -> int:
     """Run the example, and check the log."""
     parser = argparse.ArgumentParser(description="Billing with failover.")
-    parser.add_argument("--keepalive", type=float, default=1.0, metavar="SECONDS",
-                        help="of silence until a waiter takes over (default: 1)")  # fmt: skip
-    parser.add_argument("--patience", type=float, default=PATIENCE, metavar="SECONDS",
-                        help="to wait for the next worker (default: %(default)g)")  # fmt: skip
+    parser.add_argument(
+        "--keepalive",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="of silence until a waiter takes over (default: 1)",
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=PATIENCE,
+        metavar="SECONDS",
+        help="to wait for the next worker (default: %(default)g)",
+    )
     parser.add_argument("--path", help="the ledger's directory, kept (default: a temporary one)")
     options = parser.parse_args()
     with directory(options.path) as path, xl.open(path, "parent") as engine, processes() as start:

@@ -62,10 +62,14 @@ def serve(
             # This number was refused. A client would now send it to the address.
             to = moved.successor
             assert to is not None
-            told.append({
-                "topic": name, "refused": number,
-                "to": to.name, "address": to.properties["address"],
-            })  # fmt: skip
+            told.append(
+                {
+                    "topic": name,
+                    "refused": number,
+                    "to": to.name,
+                    "address": to.properties["address"],
+                }
+            )
 
 
 def number_of(message: xl.Message) -> int:

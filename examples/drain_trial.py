@@ -36,9 +36,11 @@ def await_owner(topics: Sequence[xl.Topic], name: str, waiting: int) -> None:
 
     def settled() -> bool:
         return all(
-            (owner := topic.owner) is not None and owner.engine_name == name
-            and len(topic.waiters) == waiting for topic in topics
-        )  # fmt: skip
+            (owner := topic.owner) is not None
+            and owner.engine_name == name
+            and len(topic.waiters) == waiting
+            for topic in topics
+        )
 
     until(f"{name} owns the topics, and {waiting} wait", settled)
 

@@ -78,8 +78,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Configuration that processes share.")
     parser.add_argument("--watchers", type=int, default=3, help="how many (default: 3)")
     parser.add_argument("--changes", type=int, default=40, help="of host and port (default: 40)")
-    parser.add_argument("--slowest", type=float, default=5.0, metavar="SECONDS",
-                        help="until a change must be seen (default: 5)")  # fmt: skip
+    parser.add_argument(
+        "--slowest",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="until a change must be seen (default: 5)",
+    )
     parser.add_argument("--path", help="the ledger's directory, kept (default: a temporary one)")
     options = parser.parse_args()
     names = {f"watcher-{number}" for number in range(1, options.watchers + 1)}
@@ -101,9 +106,12 @@ def main() -> int:
 
         both = threading.Barrier(2)
         with xl.SharedMap[str, Any](rival.topic(CONFIG)) as other, ThreadPoolExecutor(2) as pool:
-            tries = list(pool.map(
-                lambda admin: double(admin, "limit", lambda: both.wait(PATIENCE)), (config, other)
-            ))  # fmt: skip
+            tries = list(
+                pool.map(
+                    lambda admin: double(admin, "limit", lambda: both.wait(PATIENCE)),
+                    (config, other),
+                )
+            )
         print(f"two administrators double the limit: {sorted(tries)}, and it is {config['limit']}")
         watched.await_change(names, "limit", 40)
 

@@ -71,8 +71,9 @@ def finish(table: xl.SharedState[Table, Op], job: str, attempt: int) -> None:
 def choose(table: Table, engine: xl.Engine) -> list[Op]:
     """Return what to write: give back the jobs of dead workers, and take the first waiting job."""
     living = {info.id for info in engine.engines()}
-    lost = [name for name, job in table.items()
-            if job["state"] == "taken" and job["by"] not in living]  # fmt: skip
+    lost = [
+        name for name, job in table.items() if job["state"] == "taken" and job["by"] not in living
+    ]
     ops = [{"do": "give back", "job": n, "attempt": table[n]["attempt"]} for n in lost]
     waiting = lost + [name for name, job in table.items() if job["state"] == "waiting"]
     return ops + [{"do": "take", "job": name, "by": engine.id} for name in waiting[:1]]

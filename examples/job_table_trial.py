@@ -86,8 +86,10 @@ def main() -> int:
                 topic.trim(before=snapshot)
         with open_table(engine) as table:
             after_trim = table.read(dict)
-    print(f"{len(jobs)} jobs, {took} attempts; {len(messages)} operations, "
-          f"{messages[-1].epoch} epochs\n")  # fmt: skip
+    print(
+        f"{len(jobs)} jobs, {took} attempts; {len(messages)} operations, "
+        f"{messages[-1].epoch} epochs\n"
+    )
     return verdict({
         "every job was done exactly once": done == Counter(jobs),
         "jobs of killed workers were done by others": took > len(jobs),

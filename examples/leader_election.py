@@ -42,8 +42,14 @@ def lead(engine: xl.Engine, term: xl.Term, leader: xl.Producer) -> None:
             # send learns it from `term.lost`, which can be waited for. For the trial, tell it:
             told = term.lost.wait(PATIENCE)
             with engine.topic(LOSSES).producer("shared", serializer="json") as losses:
-                losses.send({"decision": decision, "state": leader.state, "told": told,
-                             "error": f"{type(error).__name__}: {error}"})  # fmt: skip
+                losses.send(
+                    {
+                        "decision": decision,
+                        "state": leader.state,
+                        "told": told,
+                        "error": f"{type(error).__name__}: {error}",
+                    }
+                )
             raise  # to the end of the term
         time.sleep(PAUSE)
 
@@ -52,6 +58,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="A worker that waits to become the leader.")
     parser.add_argument("path", help="the ledger's directory")
     parser.add_argument("name", help="the worker's name")
-    parser.add_argument("--keepalive", type=float, default=30.0, metavar="SECONDS",
-                        help="of silence until a waiter takes over (default: 30)")  # fmt: skip
+    parser.add_argument(
+        "--keepalive",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="of silence until a waiter takes over (default: 30)",
+    )
     work(**vars(parser.parse_args()))

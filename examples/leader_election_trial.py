@@ -120,10 +120,20 @@ def main() -> int:
     """Run the example, and check the log."""
     parser = argparse.ArgumentParser(description="Leader election among processes.")
     parser.add_argument("--workers", type=int, default=3, help="how many, at least 3 (default: 3)")
-    parser.add_argument("--keepalive", type=float, default=1.0, metavar="SECONDS",
-                        help="of silence until a waiter takes over (default: 1)")  # fmt: skip
-    parser.add_argument("--patience", type=float, default=PATIENCE, metavar="SECONDS",
-                        help="to wait for the next leader (default: %(default)g)")  # fmt: skip
+    parser.add_argument(
+        "--keepalive",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="of silence until a waiter takes over (default: 1)",
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=PATIENCE,
+        metavar="SECONDS",
+        help="to wait for the next leader (default: %(default)g)",
+    )
     parser.add_argument("--path", help="the ledger's directory, kept (default: a temporary one)")
     options = parser.parse_args()
     if options.workers < 3:

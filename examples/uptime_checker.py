@@ -33,11 +33,14 @@ def queue(engine: xl.Engine, priorities: Mapping[str, int], settle: float) -> Qu
     """Queue for every endpoint. A thousand of them take no thousand threads: these are futures."""
     return [
         engine.topic(endpoint).producer_async(
-            "wait_for_exclusive", name=engine.name, priority=priority, settle=settle,
+            "wait_for_exclusive",
+            name=engine.name,
+            priority=priority,
+            settle=settle,
             serializer="json",
         )
         for endpoint, priority in priorities.items()
-    ]  # fmt: skip
+    ]
 
 
 def work(queued: Queued) -> None:

@@ -90,10 +90,12 @@ def play(path: str, priorities: dict[str, dict[str, int]], settle: float) -> Out
                 process.join(PATIENCE)  # until the kernel has ended it
             owners.append(look(topics))
         early = sum(
-            event.kind == "grant" and event.target is not None
-            and event.target["engine_name"] == STANDBY and begun <= event.time < last_death
+            event.kind == "grant"
+            and event.target is not None
+            and event.target["engine_name"] == STANDBY
+            and begun <= event.time < last_death
             for event in engine.history()
-        )  # fmt: skip
+        )
         return Outcome(owners, early, [list(reader) for reader in readers])
 
 
@@ -131,8 +133,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="An uptime checker with priorities.")
     parser.add_argument("--endpoints", type=int, default=12, help="how many (default: 12)")
     parser.add_argument("--workers", type=int, default=3, help="how many (default: 3)")
-    parser.add_argument("--settle", type=float, default=1.5, metavar="SECONDS",
-                        help="left to higher priorities (default: 1.5)")  # fmt: skip
+    parser.add_argument(
+        "--settle",
+        type=float,
+        default=1.5,
+        metavar="SECONDS",
+        help="left to higher priorities (default: 1.5)",
+    )
     parser.add_argument("--path", help="the ledger's directory, kept (default: a temporary one)")
     options = parser.parse_args()
     if options.workers < 2 or options.endpoints < 1:
