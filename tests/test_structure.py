@@ -3,6 +3,7 @@
 import ast
 import builtins
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -193,6 +194,55 @@ def test_a_protocol_that_one_class_implements_is_found() -> None:
     batch = ast.parse("class Batch:\n  name: str\n  def close(self): ...")
     there = {"_core": batch, "aio.a": host, "aio.b": named}
     assert needless_protocols(there) == ["aio.Host is _core.Batch", "aio.Named is _core.Batch"]
+
+
+# ---- the formatter lays out all but tables of data ---------------------------------------
+
+
+SKIP = re.compile(r"# fmt: (skip|off)$")
+LITERAL = (ast.List, ast.Tuple, ast.Set, ast.Dict)
+
+
+def is_data(node: ast.expr | None) -> bool:
+    """A literal of several values, or a call that is given only one, such as frozenset({...})."""
+    return isinstance(node, LITERAL) or (
+        isinstance(node, ast.Call)
+        and not node.keywords
+        and [isinstance(each, LITERAL) for each in node.args] == [True]
+    )
+
+
+def laid_out_by_hand(text: str) -> list[int]:
+    """Lines with `fmt: skip` that do not end an assignment of data."""
+    data = {
+        node.end_lineno
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Assign | ast.AnnAssign) and is_data(node.value)
+    }
+    lines = enumerate(text.splitlines(), 1)
+    return [number for number, line in lines if SKIP.search(line) and number not in data]
+
+
+@pytest.mark.long
+def test_the_formatter_lays_out_all_but_tables_of_data() -> None:
+    texts = {path.relative_to(ROOT): path.read_text() for path in ROOT.rglob("*.py")}
+    found = [f"{p}:{n}" for p, t in texts.items() if "fmt: " in t for n in laid_out_by_hand(t)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("code", "lines"),
+    [
+        ("A = [\n  1, 2,\n]", []),
+        ("A: set[int] = frozenset({\n  1, 2,\n})", []),
+        ("def f(\n  a, b,\n) -> None:", [3]),
+        ("call(\n  1, 2,\n)", [3]),
+        ("A = call(\n  1, 2,\n)", [3]),
+    ],
+)
+def test_what_is_laid_out_by_hand_is_found(code: str, lines: list[int]) -> None:
+    body = "\n  ..." if code.endswith(":") else ""
+    assert laid_out_by_hand(f"{code}  # fmt: skip{body}") == lines
 
 
 # ---- errors of the system --------------------------------------------------------------
