@@ -481,7 +481,6 @@ class PrivateLock:
     def __new__(cls, fd: int, at: int) -> Self: ...
     def release(self) -> None: ...
 
-OPENERS: int
 NAMESPACES: int
 
 @final

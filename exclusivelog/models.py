@@ -169,7 +169,7 @@ def _by_msgspec(cls: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any
     if any(_omits_defaults(each) for each, _ in _types(inspect, info)):
         whole = _Whole(_needed("msgspec", cls).UNSET)
         return lambda value: encode(whole.of(value)), decoder.decode, _core.Shape()
-    return encode, decoder.decode, _Shapes(json, inspect).of(info)
+    return encode, decoder.decode, _TypeShapes(json, inspect).of(info)
 
 
 def _unknown(inspect: Any, info: Any) -> str | None:
@@ -249,7 +249,7 @@ class _Whole:
 # ---- shapes ------------------------------------------------------------------------------
 
 
-class _Shapes:
+class _TypeShapes:
     """Makes shapes of what msgspec knows of a class. Where there is a doubt (a constraint, code
     that runs when an object is made, a union of several types), the shape is empty."""
 

@@ -215,10 +215,10 @@ def shape_of(schema: Any) -> _core.Shape:
     """The shape of the objects of a model that pydantic gives back: those that consist of plain
     fields, and of lists and dicts of them. Where there is a doubt (a constraint, an alias, code of
     the application's, a setting), the shape is empty."""
-    return _Shapes(schema).of(schema)
+    return _SchemaShapes(schema).of(schema)
 
 
-class _Shapes:
+class _SchemaShapes:
     """Makes the shapes of the nodes of one schema."""
 
     def __init__(self, schema: Any) -> None:

@@ -24,6 +24,7 @@
 
 #define XD_LOOK_NS 400000000
 #define XD_TOO_LATE_NS 100000000
+#define XD_THOROUGH 8       /* every so many looks, engines' threads are compared with their processes */
 #define XD_LOCKS 8
 #define XD_SLOTS_PER_LOOK 8
 
@@ -86,7 +87,7 @@ static inline uint32_t xd_process_of(uint32_t tid) {
 }
 
 /* 1: the process of this thread has mapped no file with this name or inode number, which all holders
-   map: the id of the holder was given anew. 0: it has. -1: that is unknown. */
+   map: the id of the holder was given anew. 0: it has, or that is unknown. */
 static inline int xd_is_stranger(uint32_t tid, const char *name, uint64_t inode) {
     char path[64], text[8192 + 256], number[32];
     size_t kept = 0;
@@ -95,7 +96,7 @@ static inline int xd_is_stranger(uint32_t tid, const char *name, uint64_t inode)
     snprintf(path, sizeof path, "/proc/%u/maps", tid);
     snprintf(number, sizeof number, " %llu ", (unsigned long long)inode);
     fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return -1;
+    if (fd < 0) return 0;
     while (!ours && (n = read(fd, text + kept, 8192)) > 0) {
         size_t size = kept + (size_t)n;
         any = 1;
@@ -104,7 +105,7 @@ static inline int xd_is_stranger(uint32_t tid, const char *name, uint64_t inode)
         memmove(text, text + size - kept, kept);
     }
     close(fd);
-    return ours ? 0 : any && n == 0 ? 1 : -1;
+    return any && !ours && n == 0;
 }
 
 /* ---- words ---------------------------------------------------------------------------- */
@@ -115,15 +116,15 @@ static inline int xd_mark_dead(uint32_t *word, uint32_t seen) {
     return 1;
 }
 
-/* A lock file. All that take its locks hold shared locks on two bytes of it before, whose places name
-   their process and their pid namespace, until they have unmapped it. */
+/* A lock file, which all that take its locks have mapped. Those of lock.mdb hold a shared lock on a byte
+   of it before, whose place names their pid namespace, until they have unmapped it. */
 typedef struct {
+    char name[32];
     int fd;             /* or -1 */
     uint64_t inode;
 } xd_file;
 
-#define XD_OPENERS ((int64_t)1 << 40)       /* where the bytes of processes begin, */
-#define XD_NAMESPACES ((int64_t)1 << 41)    /* and those of namespaces */
+#define XD_NAMESPACES ((int64_t)1 << 41)    /* where the bytes of namespaces begin */
 #define XD_LAST_NAMESPACE ((int64_t)UINT32_MAX)
 
 static inline int xd_is_there(const xd_file *file) {
@@ -158,32 +159,22 @@ typedef struct xd_watch {
     struct xd_watch *next;
     uint64_t *life;         /* the pid namespace in which the ids in the words are valid */
     uint64_t namespace;     /* of this process */
-    char name[32];          /* of the file that each holder has mapped; */
-    xd_file file;           /* that file */
+    xd_file file;           /* owners.lock */
     xd_lock locks[XD_LOCKS];
     unsigned count;
     char *slots;            /* the first of the words of the engines */
     size_t step, slot_count;
     uint32_t *lmdb;         /* the first page of LMDB's lock file, */
-    xd_file lmdb_file;      /* and that file */
+    xd_file lmdb_file;      /* and that file, lock.mdb */
     xd_lock lmdb_locks[2];  /* readers, writers */
     uint32_t marked;        /* how many words were marked */
+    uint32_t looks;
 } xd_watch;
 
 /* The namespace is compared after the word was read: an engine that begins the next life of the ledger
    stores its own there before it takes a lock. */
 static inline int xd_knows(xd_watch *w) {
     return w->namespace != 0 && xl_load64(w->life) == w->namespace;
-}
-
-/* 1: the id of the thread was given anew, to a process that has not opened the ledger. /proc shows its
-   maps only to its own user and to root; to others, that process lacks a lock on its byte. */
-static inline int xd_was_given_anew(xd_watch *w, const xd_lock *lock, uint32_t tid) {
-    const int strange = xd_is_stranger(tid, w->name, w->file.inode);
-    uint32_t pid;
-    if (strange >= 0) return strange;
-    pid = xd_process_of(tid);
-    return pid != 0 && pid != (uint32_t)getpid() && xd_is_unlocked(lock->file, XD_OPENERS + pid, 1);
 }
 
 /* 1: no process of another pid namespace has this file open. A reader of one may: its ids in LMDB's lock
@@ -205,8 +196,9 @@ static inline void xd_look(xd_watch *w, xd_lock *lock, int proc) {
     uint32_t seen = xl_load(lock->word), tid = seen & FUTEX_TID_MASK, last = lock->last;
     lock->last = tid;
     if (tid == 0 || !lock->repair || !xd_knows(w)) return;
-    if (!xd_has_ended(tid, proc) && !(tid == last && proc && xd_was_given_anew(w, lock, tid))) return;
-    if (lock->file == &w->file || xd_is_of_one_namespace(w, lock->file))
+    if (!xd_has_ended(tid, proc)
+        && !(tid == last && proc && xd_is_stranger(tid, lock->file->name, lock->file->inode))) return;
+    if (lock != &w->lmdb_locks[0] || xd_is_of_one_namespace(w, lock->file))
         xd_mark_in_time(w, lock->word, seen, began);
 }
 
@@ -221,13 +213,14 @@ static inline int xd_slot_is_strange(xd_watch *w, const char *slot, uint32_t tid
 
 static inline void xd_look_at_slots(xd_watch *w, int proc) {
     uint32_t start = (uint32_t)xl_now() * 2654435761u >> 16, found = 0;
+    const int thorough = proc && w->looks++ % XD_THOROUGH == 0;
     for (size_t i = 0; i < w->slot_count && found < XD_SLOTS_PER_LOOK; i++) {
         char *slot = w->slots + (start + i) % w->slot_count * w->step;
         int64_t began = xl_now();
         uint32_t seen = xl_load((uint32_t *)slot), tid = seen & FUTEX_TID_MASK;
         if (tid == 0) continue;
         found++;
-        if (xd_knows(w) && (xd_has_ended(tid, proc) || (proc && xd_slot_is_strange(w, slot, tid))))
+        if (xd_knows(w) && (xd_has_ended(tid, proc) || (thorough && xd_slot_is_strange(w, slot, tid))))
             xd_mark_in_time(w, (uint32_t *)slot, seen, began);
     }
 }
@@ -346,6 +339,7 @@ static inline int xd_add_lmdb(xd_watch *w, int fd, int repair_writer) {
     w->lmdb_locks[1].word = (uint32_t *)(page + XD_LMDB_WRITER + XL_WORD);
     w->lmdb_locks[1].repair = repair_writer;
     w->lmdb_locks[0].file = w->lmdb_locks[1].file = &w->lmdb_file;
+    memcpy(w->lmdb_file.name, "/lock.mdb", sizeof "/lock.mdb");
     w->lmdb_file.fd = copy;
     w->lmdb_file.inode = (uint64_t)facts.st_ino;
     w->lmdb = (uint32_t *)page;

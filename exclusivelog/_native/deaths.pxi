@@ -2,6 +2,7 @@
 
 cdef extern from "_native/deaths.h":
     ctypedef struct xd_file:
+        char[32] name
         int fd
         uint64_t inode
     ctypedef struct xd_lock:
@@ -11,7 +12,6 @@ cdef extern from "_native/deaths.h":
     ctypedef struct xd_watch:
         uint64_t* life
         uint64_t namespace
-        char[32] name
         xd_file file
         xd_lock* locks
         unsigned count
@@ -22,7 +22,6 @@ cdef extern from "_native/deaths.h":
         xd_file lmdb_file
         xd_lock* lmdb_locks
         uint32_t marked
-    int64_t XD_OPENERS
     int64_t XD_NAMESPACES
     bint xd_is_lmdb(xd_watch*) noexcept nogil
     bint xd_has_ended(uint32_t, bint) noexcept nogil
@@ -33,9 +32,9 @@ cdef extern from "_native/deaths.h":
     void xd_remove_lmdb(xd_watch*) noexcept nogil
 
 
-# Each process that opens a lock file holds locks on two bytes of it: here, plus its process id, and
-# plus the inode of its pid namespace.
-OPENERS, NAMESPACES = XD_OPENERS, XD_NAMESPACES
+# Each process that opens lock.mdb holds a lock on a byte of it: here, plus the inode of its pid
+# namespace.
+NAMESPACES = XD_NAMESPACES
 cdef int SPINS_FOR_READERS = 2000
 cdef int64_t STALL_NS = 500_000_000
 
@@ -71,7 +70,7 @@ cdef class DeathWatch:
         self.readonly = readonly
         self.watch.life = words.wide(life)
         self.watch.namespace = namespace
-        memcpy(self.watch.name, <const char*>name, min(len(name), 31))
+        memcpy(self.watch.file.name, <const char*>name, min(len(name), 31))
         self.watch.file.inode = inode
         self.watch.file.fd = file
         self.watch.lmdb_file.fd = -1

@@ -132,9 +132,8 @@ class ClusterEngine(Identity):
     once = Refusing("once")
     check_transactions = refuses("transactions")
     check_owner_watches = refuses("owner_watches")
-    commit_at_once = commit_transaction = refuses(
-        "announcements"
-    )  # whose transaction is the only one that is made
+    # The only transactions that are made are those of announcements.
+    commit_at_once = commit_transaction = refuses("announcements")
     backup = refuses("backup")
     open_producers = refuses("many_producers")
 

@@ -100,11 +100,10 @@ def pid_namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
-def show_opener(fd: int) -> None:
-    """Show which process has this lock file open, and its pid namespace, by locks on two bytes that
-    they name. Call it before the process takes a lock in the file: others judge by these bytes
-    whether it may be the holder of one (_native/deaths.h)."""
-    lock_open_file(fd, "read", _core.OPENERS + os.getpid())
+def show_namespace(fd: int) -> None:
+    """Show that a process of this pid namespace has this lock file open, by a lock on a byte that
+    names it. Call it before the process takes a lock in the file: others judge by these bytes
+    whether they know its holder (_native/deaths.h)."""
     lock_open_file(fd, "read", _core.NAMESPACES + pid_namespace())
 
 

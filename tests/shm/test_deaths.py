@@ -194,28 +194,6 @@ AS_ANOTHER_USER = """
     topic = engine.topic("orders")
     words = {lock: ctypes.c_uint32.from_address(address_of(engine, lock)) for lock in LOCKS}
 """
-USES_EACH = """
-    for word in words.values():
-        word.value = holder
-        with within(topic.producer, patience) as producer:
-            producer.send(b"x")
-        within(lambda: list(topic.reader()), patience)
-    print("used", flush=True)
-"""
-
-
-@pytest.mark.long
-@needs_root
-def test_c8_an_id_that_was_given_anew_to_another_user_is_not_the_holder(
-    reachable: str, stranger: int
-) -> None:
-    """An unprivileged process may not look at what that user's program has mapped."""
-    os.mkdir(reachable)
-    os.chown(reachable, OTHER_USER, OTHER_USER)
-    source = script(AS_ANOTHER_USER, USES_EACH)
-    assert finish(source, reachable, OTHER_USER, stranger, int(A_WHILE)) == "used\n"
-
-
 WATCHES = """
     words["append"].value = holder
     for _ in range(4):
@@ -229,7 +207,8 @@ WATCHES = """
 @pytest.mark.long
 @needs_root
 def test_c8_a_living_holder_of_another_user_keeps_its_lock(reachable: str) -> None:
-    """The control: the holder has opened the ledger. Each look is at both locks."""
+    """An unprivileged process may not look at what another user's program has mapped. Each look is
+    at both locks."""
     watches = WATCHES.replace("nobody", str(NOBODY))
     source = script(AS_ANOTHER_USER, "from testing.processes import until", watches)
     with xl.open(reachable, mode=0o777):
@@ -249,6 +228,30 @@ def test_c8_an_engine_whose_thread_s_id_was_given_anew_is_dead(
     engine.ledger.lockfile.atomics.store(SLOTS + SLOT_SIZE * index + ALIVE, stranger)
     with topic.producer("wait_for_exclusive", timeout=A_WHILE) as producer:
         assert producer.topic_epoch == 2
+
+
+MAPS = """
+import mmap, signal, sys
+with open(sys.argv[1], "r+b") as file:
+    mapped = mmap.mmap(file.fileno(), 4096)
+    print("mapped", flush=True)
+    signal.pause()
+"""
+
+
+def test_c8_a_reader_of_a_backup_keeps_lmdbs_lock(engine: xl.Engine) -> None:
+    """It has LMDB's lock file alone: the backup had no `owners.lock` when it was opened."""
+    readers = ctypes.c_uint32.from_address(address_of(engine, READERS))
+    flushes = ctypes.c_uint32.from_address(address_of(engine, FLUSH))
+    with child(MAPS, os.path.join(engine.path, LOCK)) as process:
+        assert line(process) == "mapped"
+        readers.value = process.pid
+        for _ in range(3):  # looks at the locks
+            flushes.value = NOBODY
+            until(lambda: flushes.value != NOBODY)
+        assert readers.value == process.pid
+        process.kill()
+        until(lambda: readers.value != process.pid)
 
 
 @pytest.mark.parametrize("namespace", [-1, 1])

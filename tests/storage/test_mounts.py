@@ -188,7 +188,7 @@ def test_h5_devices_are_followed_to_what_they_are_on(
     }  # fmt: skip
 
     def why(number: int) -> str:
-        return devices.why_in_memory(number, lambda path: "tmpfs" if path == str(file) else "")
+        return devices.why_in_memory(number, lambda path, _: "tmpfs" if path == str(file) else "")
 
     assert {name: bool(why(number)) for name, number in in_memory.items()} == dict.fromkeys(
         in_memory, True

@@ -56,7 +56,6 @@ from exclusivelog.local.files import (
     pid_namespace,
     read_whole,
     remove_temporary,
-    show_opener,
     temporary_name,
 )
 from exclusivelog.local.shm import tasks
@@ -244,10 +243,8 @@ class LockFile:
                     self.shared = False
                 else:
                     self._fd = _replace(directory, fd, mode)
-            if self.shared:
-                if not ours:
-                    self._check_whole()
-                show_opener(self._fd)
+            if self.shared and not ours:
+                self._check_whole()
             # Without a shared file, a reader sees no live engine, and no engine wakes it.
             self._map = mmap.mmap(self._fd, SIZE)
             self.atomics = _core.SharedWords(self._map, self.shared)

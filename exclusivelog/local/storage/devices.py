@@ -16,10 +16,12 @@ MOST_DEVICES = 8  # one on the other: a loop device, encryption, a volume, a RAI
 SECTOR = 512
 
 
-def why_in_memory(number: int, why_file: Callable[[str], str], depth: int = MOST_DEVICES) -> str:
+def why_in_memory(
+    number: int, why_file: Callable[[str, int], str], depth: int = MOST_DEVICES
+) -> str:
     """Why a power loss takes what is on this device (`st_dev`), as the kernel shows it; empty if it
-    does not, or if that cannot be seen. `why_file(path)` is asked about the file of a loop
-    device."""
+    does not, or if that cannot be seen. `why_file(path, depth)` is asked about the file of a
+    loop device, and may follow `depth` devices below it."""
     with Ignoring(OSError):
         place = f"{DEVICES}/{os.major(number)}:{os.minor(number)}"
         target = os.readlink(place)
@@ -30,7 +32,7 @@ def why_in_memory(number: int, why_file: Callable[[str], str], depth: int = MOST
         name = os.path.basename(target)
         if IN_MEMORY.fullmatch(name):
             return f"{name}, a block device in memory"
-        if depth and (file := _file_of_loop(place)) and (why := why_file(file)):
+        if depth and (file := _file_of_loop(place)) and (why := why_file(file, depth - 1)):
             return f"{name}, a loop device whose file is on {why}"
         below = (
             [why_in_memory(each, why_file, depth - 1) for each in _below(place)] if depth else []

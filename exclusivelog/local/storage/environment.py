@@ -50,7 +50,7 @@ from exclusivelog.local.files import (
     lock_open_file,
     set_permissions,
     share_process_lock,
-    show_opener,
+    show_namespace,
     sync_directory,
     why_shared,
 )
@@ -403,20 +403,21 @@ class Environment:
             # The descriptor whose lock keeps LMDB from initialising its lock file; -1 if LMDB uses
             # none, on a read-only file system.
             self._lock = _keep_lock_file(directory, mode, max_readers, readonly, in_use)
-            if self._lock >= 0:
-                show_opener(self._lock)
-            self._watch_deaths(deaths)
-            # LMDB stores into its lock file while it opens it.
-            files = {DATA: data} if self._lock < 0 else {DATA: data, LOCK: self._lock}
-            facts = {name: os.fstat(fd) for name, fd in files.items()}
-            readers = directory.facts(LOCK)
-            self._readers = -1 if readers is None else readers.st_ino  # the inode of their table
-            self._guards = [_core.FileGuard(each.st_ino) for each in facts.values()]
-
-            def open_it(size: int) -> lmdb.Environment:
-                return _open(directory, files, facts, size, max_readers, readonly)
-
             try:
+                if self._lock >= 0:
+                    show_namespace(self._lock)
+                self._watch_deaths(deaths)
+                # LMDB stores into its lock file while it opens it.
+                files = {DATA: data} if self._lock < 0 else {DATA: data, LOCK: self._lock}
+                facts = {name: os.fstat(fd) for name, fd in files.items()}
+                readers = directory.facts(LOCK)
+                # The inode of their table.
+                self._readers = -1 if readers is None else readers.st_ino
+                self._guards = [_core.FileGuard(each.st_ino) for each in facts.values()]
+
+                def open_it(size: int) -> lmdb.Environment:
+                    return _open(directory, files, facts, size, max_readers, readonly)
+
                 self.lmdb, self._map_size = _open_with_room(directory.path, map_size, open_it)
                 self._wanted_size = map_size
                 if self._lock >= 0:

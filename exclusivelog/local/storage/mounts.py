@@ -12,7 +12,7 @@ from exclusivelog._core import file_system_magic
 from exclusivelog.errors import LedgerError
 from exclusivelog.foreign import Ignoring, pass_on_foreign
 from exclusivelog.local.files import Directory, read_whole
-from exclusivelog.local.storage.devices import why_in_memory
+from exclusivelog.local.storage.devices import MOST_DEVICES, why_in_memory
 
 # Locks, shared mappings and flushes there do not give the guarantees of a local disk.
 REMOTE_FILE_SYSTEMS = {
@@ -119,7 +119,7 @@ def refuse_file_system(path: str, power: bool, name: str = "") -> None:
         )
 
 
-def _why_volatile(path: str, kind: str, options: str) -> str:
+def _why_volatile(path: str, kind: str, options: str, depth: int = MOST_DEVICES) -> str:
     for _ in range(MOST_LAYERS):
         if kind in MEMORY_FILE_SYSTEMS:
             return f"{kind}, which is in memory"
@@ -127,14 +127,14 @@ def _why_volatile(path: str, kind: str, options: str) -> str:
             return "an overlay that is mounted volatile, as by podman --rm, which makes no flushes"
         upper = UPPER.search(options) if kind == "overlay" else None
         if upper is None:  # an overlay writes to its upper directory
-            return why_in_memory(_device_of(path), _why_file_volatile)
+            return why_in_memory(_device_of(path), _why_file_volatile, depth)
         path = _unescaped(upper[1])
         kind, options = mount_of(path)
     return ""
 
 
-def _why_file_volatile(path: str) -> str:
-    return _why_volatile(path, *mount_of(path))
+def _why_file_volatile(path: str, depth: int) -> str:
+    return _why_volatile(path, *mount_of(path), depth)
 
 
 def refuse_elsewhere(directory: Directory, files: Mapping[str, int], power: bool) -> None:
