@@ -379,7 +379,7 @@ cdef int _same_objects(object a, object b, object kind, int left) except -1:
     return _same_parts_of_equal(a, b, kind, left)
 
 
-IGNORED = ("maxlen", "default_factory")  # by == of a deque, and of a defaultdict
+cdef tuple IGNORED = ("maxlen", "default_factory")  # by == of a deque, and of a defaultdict
 
 
 cdef bint _are_alike(object a, object b) except -1:
