@@ -134,19 +134,24 @@ def queued(
     sequence: int | None,
     timeout: float | None,
     count: int = 1,
-) -> tuple[_core.Receipt, float | None]:
-    """Queue messages by `add`; returns their receipt, and what is left of `timeout`.
+) -> list[Any]:
+    """Queue messages by `add`, which returns None or UNDECIDED where their sequence id was used.
+    Returns their receipt, and what is left of `timeout`.
 
-    If messages that wait have used the sequence id, their outcome decides whether these ones are
-    duplicates: they may fail yet (rule B9)."""
-    while (receipt := add()) is _core.UNDECIDED:
+    If messages that wait have used the id, their outcome decides whether these ones are duplicates:
+    they may fail yet (rule B9)."""
+    found: list[Any] = [None, timeout]  # once they are queued, nothing needs memory
+    while True:
+        found[0] = add()
+        if found[0] is not _core.UNDECIDED:
+            break
         began = _core.monotonic()
-        queue.await_earlier(timeout)
+        queue.await_earlier(found[1])
         if timeout is not None:
-            timeout = max(0.0, timeout - (_core.monotonic() - began))
-    if receipt is None:
+            found[1] = max(0.0, found[1] - (_core.monotonic() - began))
+    if found[0] is None:
         raise queue.duplicate(queue.appender, sequence, count)
-    return receipt, timeout
+    return found
 
 
 # ---- requests that wait ----------------------------------------------------------------

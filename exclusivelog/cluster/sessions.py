@@ -79,7 +79,7 @@ class ClusterSending:
 
     def send_async(self, message: Encoded) -> _core.Receipt:
         """Queue one message; wait while `max_pending_bytes` is exceeded."""
-        receipt, _ = self._queue(message, True, None)
+        receipt: _core.Receipt = self._queue(message, True, None)[0]
         self.commit_if_full()
         return receipt
 
@@ -108,9 +108,7 @@ class ClusterSending:
         _check_fits(1, size)
         return self.appender.add(*message, later)
 
-    def _queue(
-        self, message: Encoded, later: bool, timeout: float | None
-    ) -> tuple[_core.Receipt, float | None]:
+    def _queue(self, message: Encoded, later: bool, timeout: float | None) -> list[Any]:
         return queued(self, lambda: self._add(message, later), message[4], timeout)
 
     def await_earlier(self, timeout: float | None = None) -> None:

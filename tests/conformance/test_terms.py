@@ -282,11 +282,13 @@ def test_a_term_tells_its_loss_to_work_that_does_not_send(topic: xl.Topic, rival
         with term as producer:
             assert not term.lost
             assert not term.lost.wait(0)
-            threading.Timer(0.01, take_over, [rival]).start()
+            rivalry = threading.Timer(0.01, take_over, [rival])
+            rivalry.start()
             assert term.lost.wait(PATIENCE)
             assert term.lost.is_set()
             assert term.lost
             assert producer.state == "fenced"
+            rivalry.join(PATIENCE)
         break
     assert term.lost
 

@@ -299,7 +299,8 @@ def test_a_wait_that_is_too_long_raises(path: str, topic: xl.Topic) -> None:
 def test_a_waiter_that_is_fenced_queues_again(path: str, topic: xl.Topic) -> None:
     async def main() -> int:
         async with opened(path) as mine:
-            waiting = asyncio.ensure_future(anext(mine.terms()))
+            terms = mine.terms()
+            waiting = asyncio.ensure_future(anext(terms))
             await soon(lambda: topic.waiters)
             await asyncio.to_thread(take_over, topic)
             async with await waiting:

@@ -662,12 +662,18 @@ class LocalSending:
             sent = self._append_now(lambda: self.appender.send(*message), message[4])
             if sent is not None:
                 return sent
-        receipt, left = queued(self, lambda: self.appender.add(*message), message[4], timeout)
-        return self._outcome(receipt, left)
+        receipt = self.appender.add(*message)
+        if receipt is None or receipt is _core.UNDECIDED:
+            receipt, timeout = queued(
+                self, lambda: self.appender.add(*message), message[4], timeout
+            )
+        return self._outcome(receipt, timeout)
 
     def send_async(self, message: Encoded) -> _core.Receipt:
         """Queue one message; commit what waits if that exceeds `max_pending_bytes`."""
-        receipt, _ = queued(self, lambda: self.appender.add(*message, True), message[4], None)
+        receipt = self.appender.add(*message, True)
+        if receipt is None or receipt is _core.UNDECIDED:
+            receipt, _ = queued(self, lambda: self.appender.add(*message, True), message[4], None)
         self.commit_if_full()
         return receipt
 
@@ -747,10 +753,16 @@ class LocalSending:
             )
             if sent is not None:
                 return sent
-        receipt, left = queued(
-            self, lambda: self.appender.add_batch(batch, sequence), sequence, timeout, batch.count
-        )
-        return self._outcome(receipt, left)
+        receipt = self.appender.add_batch(batch, sequence)
+        if receipt is None or receipt is _core.UNDECIDED:
+            receipt, timeout = queued(
+                self,
+                lambda: self.appender.add_batch(batch, sequence),
+                sequence,
+                timeout,
+                batch.count,
+            )
+        return self._outcome(receipt, timeout)
 
     # ---- append now, flush later -----------------------------------------------------------
 
