@@ -65,11 +65,11 @@ class GroupMember:
     membership: Any  # the cursor of its group, a `GroupCursor`; None without a group
     returns: bool  # go back before the next read
     refused: bool  # to another transaction: it goes back to what the one that has it has committed
-    abandoned: bool  # with a transaction that was dropped: it has to be read before a commit
+    abandoned: bool  # by another caller's transaction: it has to be read before a commit
     read_at: Mark  # of the thread that read by it last; UNREAD: nothing since the last commit
     # The transaction that has its position, until that has ended. Weak, until it commits.
     transaction: Callable[[], Ending | None] | None
-    users: frozenset[Caller]  # who has read by it since the last commit
+    users: set[Caller]  # who has read by it since the last commit
     by_itself: bool  # its `commit` was its last one, not that of a transaction
     committed_at: int  # the newest transaction of its caller, or the one that committed, then
     joiner: Caller | None  # whose transaction had its position last
@@ -80,7 +80,7 @@ class GroupMember:
         """It takes part in no transaction yet."""
         self.returns = self.refused = self.abandoned = self.by_itself = False
         self.transaction = self.committing = self.joiner = None
-        self.read_at, self.users, self.committed_at = UNREAD, frozenset(), -1
+        self.read_at, self.users, self.committed_at = UNREAD, set(), -1
 
     @property
     def _parts(self) -> Sequence[Part]:
@@ -99,7 +99,7 @@ class GroupMember:
             part.continues_at = positions[part.topic_id]
         self.returns, self.refused = self.refused, False
         if self._offsets_to_commit() == positions:  # else it has read on meanwhile
-            self.read_at, self.users, self.abandoned = UNREAD, frozenset(), False
+            self.read_at, self.users, self.abandoned = UNREAD, set(), False
 
     def _go_back(self) -> None:
         """Continue at the group's position, or at the last `seek` after that."""
@@ -163,12 +163,12 @@ class GroupMember:
     def _has_sought(self) -> None:
         """Its caller has moved it to another message: what other callers have read is not read
         again for them."""
-        self.users = frozenset()
+        self.users = set()
         self._has_user()
 
     def _has_user(self) -> Caller:
         caller = this_caller()
-        self.users |= {caller}
+        self.users.add(caller)
         _in_use[id(self)] = self
         return caller
 
@@ -188,8 +188,9 @@ class GroupMember:
             )
         if self.abandoned and transaction is not None:
             raise ValueError(
-                f"reader={self!r}: a transaction that it was read for was dropped, so it has gone "
-                "back. Abort this one, and read again; `with` aborts one at an exception"
+                f"reader={self!r}: a transaction that it was read for has aborted, or was dropped, "
+                "so it has gone back. Abort this one, and read again; `with` aborts one at an "
+                "exception"
             )
 
     def _commit_alone(self) -> None:

@@ -227,6 +227,8 @@ class Reader(GroupMember, Closing):
             if left is not None and left <= 0:
                 raise self._nothing_came(timeout)
             cursor.wait(seen, left)
+            if self.membership is not None and not self._is_part:
+                self._note_use()  # another caller may have committed meanwhile
 
     def _nothing_came(self, timeout: float | None) -> WaitTimeoutError:
         """The error of `read_next` after `timeout` seconds."""

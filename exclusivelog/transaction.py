@@ -571,13 +571,19 @@ class Transaction(OfThisProcess):
                 reader._has_committed(positions, self._number)
             elif self._state == "aborted":
                 reader._go_back()
+                reader.abandoned = self._shares(reader)
             reader.transaction = None  # last: after an interrupt, its next read does it again
         if self._state == "aborted" and not self._settled:
             # It would have got their positions, had it not failed before; or one beside it will.
             for reader in [] if self._has_beside() else self._others():
                 reader._settle_own_commit()
                 reader.returns = True
+                reader.abandoned = reader.abandoned or self._shares(reader)
         self._forget()
+
+    def _shares(self, reader: GroupMember) -> bool:
+        """Have other callers read by this reader, too? What they have read is read again."""
+        return bool(reader.users - {self._maker})
 
     def _forget(self) -> None:
         self._settled = True

@@ -325,6 +325,55 @@ def test_g11_each_order_is_billed_once_although_a_signal_interrupts_at_any_momen
     assert [int(bill[:4].split()[0]) for bill in billed(engine)] == list(range(count))
 
 
+def test_g11_what_one_of_two_callers_gives_back_is_not_skipped_by_the_other(engine, orders) -> None:
+    """Two threads read by one reader, in turn. The one that read first aborts."""
+    reader = orders.reader(group="g")
+    invoices = engine.topic("invoices").producer("exclusive")
+
+    def first() -> None:
+        with contextlib.suppress(Failed), engine.transaction():
+            assert reader.read_next(0).value == b"0"
+            hand_over.wait(PATIENCE)
+            hand_over.wait(PATIENCE)
+            raise Failed
+
+    hand_over = threading.Barrier(2)
+    thread = threading.Thread(target=first)
+    thread.start()
+    hand_over.wait(PATIENCE)
+    txn = engine.transaction()
+    invoices.send(reader.read_next(0).value, transaction=txn)
+    hand_over.wait(PATIENCE)
+    thread.join(PATIENCE)
+    with pytest.raises(ValueError, match="has aborted"):
+        txn.commit_cursor(reader)
+    txn.abort()
+    for order in reader:
+        with engine.transaction() as txn:
+            invoices.send(order.value, transaction=txn)
+            txn.commit_cursor(reader)
+    assert billed(engine) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_g11_a_caller_that_waits_is_one_although_another_commits_meanwhile(engine, orders) -> None:
+    reader = orders.reader(group="g")
+    reader.read_batch(5)
+
+    def wait() -> None:
+        with contextlib.suppress(Failed), engine.transaction():
+            assert reader.read_next(PATIENCE).value == b"5"
+            raise Failed
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    until(lambda: len(reader.users) == 2)
+    with engine.transaction() as txn:
+        txn.commit_cursor(reader)
+    orders.producer().send(b"5")
+    thread.join(PATIENCE)
+    assert reader.read_next(0).value == b"5"
+
+
 def test_g11_nobody_is_told_an_outcome_before_there_is_one(engine, orders, monkeypatch) -> None:
     """The garbage collector, or another thread, looks at a transaction that begins to commit."""
     reader, looks = orders.reader(group="g"), GroupMember._awaits

@@ -132,12 +132,9 @@ def seven() -> int:
         (labelled("a", 1), labelled("a", 2)), (labelled("a", 1), Labelled("a")),
         (labelled("a", 1), labelled("a", True)), (Amount(1), Amount(Level.LOW)),
         (Amount(1), Amount(1.0)), (Amount([1]), Amount([True])),
-        (dt.timezone(dt.timedelta(hours=1), "CET"), dt.timezone(dt.timedelta(hours=1))),
     ],
 )  # fmt: skip
 def test_g10_what_equality_ignores_is_a_difference(a: Any, b: Any) -> None:
-    if isinstance(a, dt.timezone):
-        a, b = dt.datetime(2026, 1, 2, tzinfo=a), dt.datetime(2026, 1, 2, tzinfo=b)
     assert difference(a, b) is not None
     assert difference(b, a) is not None
 
