@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator
 
 from exclusivelog import _core
@@ -18,6 +19,10 @@ class OwnerWatch(Following[SyncOwnerWatch, Event]):
     """An awaitable wrapper of an `exclusivelog.OwnerWatch`, which is `sync`. `Topic.watch_owner`
     returns it. `async for event in watch` waits for changes without a limit."""
 
+    @functools.cached_property
+    def _reader(self) -> Reader:
+        return Reader(self.sync._reader)
+
     @property
     def position(self) -> int:
         """The offset in `__events__` from which it reads on."""
@@ -28,7 +33,7 @@ class OwnerWatch(Following[SyncOwnerWatch, Event]):
         then raise WaitTimeoutError."""
         check_timeout(timeout)
         await self._opened()
-        watch, reader = self.sync, Reader(self.sync._reader)
+        watch, reader = self.sync, self._reader
         end = None if timeout is None else _core.monotonic() + timeout
         while True:
             left = None if end is None else max(0.0, end - _core.monotonic())

@@ -18,13 +18,17 @@ import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.cli.output import printable_lines
 from exclusivelog.foreign import Ignoring, pass_on_foreign
+from exclusivelog.local.files import read_whole
 
-PASSED_ON = (
+ENDING = (
     signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2,
-    signal.SIGWINCH,
 )  # fmt: skip
+# A waiting process does with these what it always would.
+PASSED_ON = (*ENDING, signal.SIGWINCH, signal.SIGTSTP)
 BY_SIGNAL, NOT_EXECUTABLE, NOT_FOUND = 128, 126, 127  # a shell's exit statuses
 LOOK_SECONDS = 1.0  # between two looks whether the lock is held; most losses are told at once
+REST_SECONDS = 0.1  # between two looks whether processes of the command's group are left
+LONGEST_ADDRESS = 107  # bytes of a socket's
 PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None)
@@ -60,15 +64,16 @@ def _run_in_turn(
 ) -> int:
     notify(f"READY=1\nSTATUS=waits for lock {name}")
     with engine.lock(name, timeout, priority=priority, on_lost=lambda *_: signals.wake()) as lock:
-        signals.ends_waits = False
+        signals.begin_to_pass_on()
+        terminal = Terminal()
         try:
-            process = started(command, lock.epoch)
+            process = started(command, lock.epoch, terminal)
         except OSError as error:
             pass_on_foreign(error)
             tell(f"{command[0]}: {error.strerror}")
             return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
         notify(f"STATUS=has lock {name}, epoch {lock.epoch}; runs {command[0]}")
-        running = Running(process, signals, grace)
+        running = Running(process, signals, grace, terminal)
         try:
             running.run_while(lambda: not lock.lost)
             if not running.has_ended:
@@ -87,25 +92,70 @@ def tell(text: str) -> None:
 # ---- the command ---------------------------------------------------------------------------
 
 
-def started(command: Sequence[str], epoch: int) -> subprocess.Popen[bytes]:
+def started(command: Sequence[str], epoch: int, terminal: Terminal) -> subprocess.Popen[bytes]:
     """Start the command in a process group of its own."""
     environment = {**os.environ, "EXCLUSIVELOG_EPOCH": str(epoch)}
     environment.pop("NOTIFY_SOCKET", None)  # of this process
     parent = os.getpid()
 
-    def die_with_parent() -> None:
+    def begin() -> None:
+        terminal.give_to(os.getpgrp())
         _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:  # it has died before
             os._exit(BY_SIGNAL + signal.SIGKILL)
 
-    return subprocess.Popen(command, env=environment, process_group=0, preexec_fn=die_with_parent)
+    return subprocess.Popen(command, env=environment, process_group=0, preexec_fn=begin)
+
+
+class Terminal:
+    """The terminal, if this process is in its foreground: the command then reads it, and gets what
+    is typed, such as Ctrl-C."""
+
+    def __init__(self) -> None:
+        self._own = os.getpgrp()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process's group is in the foreground."""
+        try:
+            return os.tcgetpgrp(0) == self._own
+        except OSError as error:  # there is no terminal
+            pass_on_foreign(error)
+            return False
+
+    def give_to(self, group: int) -> None:
+        """Put a process group into the foreground, if this one is."""
+        if self.is_ours:
+            self._put(group)
+
+    def take_back(self, group: int) -> None:
+        """Put this process's group there instead of that one."""
+        with Ignoring(OSError):
+            if os.tcgetpgrp(0) == group:
+                self._put(self._own)
+
+    def _put(self, group: int) -> None:
+        # Who is not in the foreground gets SIGTTOU for this.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTTOU,))
+        try:
+            with Ignoring(OSError):
+                os.tcsetpgrp(0, group)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Running:
     """The command while it runs. It is reaped last: until then, its process group keeps its id."""
 
-    def __init__(self, process: subprocess.Popen[bytes], signals: Signals, grace: float) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        signals: Signals,
+        grace: float,
+        terminal: Terminal,
+    ) -> None:
         self._process, self._signals, self._grace = process, signals, grace
+        self._terminal = terminal
 
     @property
     def has_ended(self) -> bool:
@@ -116,19 +166,51 @@ class Running:
     def run_while(self, is_held: Callable[[], bool]) -> None:
         """Pass signals on until the command ends, or the lock is not held any more."""
         while not self.has_ended and is_held():
-            for number in self._signals.taken():
-                self._kill(number)
+            numbers = self._signals.taken()
+            for number in numbers:
+                if number != signal.SIGTSTP:
+                    self._kill(number)
+            if signal.SIGTSTP in numbers or self._was_stopped():
+                self._stop_with_it(is_held)
             self._signals.wait(LOOK_SECONDS)
 
+    def _was_stopped(self) -> bool:
+        """Whether the command has stopped since the last look, as Ctrl-Z lets it."""
+        with Ignoring(ChildProcessError):  # it has just ended
+            return os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOHANG) is not None
+        return False
+
+    def _stop_with_it(self, is_held: Callable[[], bool]) -> None:
+        """Stop as well, for a shell to notice; let the command go on with this process, unless the
+        lock was lost meanwhile."""
+        self._kill(signal.SIGSTOP)
+        self._terminal.take_back(self._process.pid)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._was_stopped()  # it was told of already
+        if is_held():
+            self._terminal.give_to(self._process.pid)
+            self._kill(signal.SIGCONT)
+
     def end(self) -> None:
-        """End the command, and all of its process group, unless it has ended by itself."""
-        if self.has_ended:
-            return
-        self._kill(signal.SIGTERM)
-        end = _core.monotonic() + self._grace
-        while not self.has_ended and (left := end - _core.monotonic()) > 0:
-            self._signals.wait(min(left, LOOK_SECONDS))
-        self._kill(signal.SIGKILL)
+        """End what is left of the command's process group: nothing of it runs once the lock is
+        released."""
+        if self._is_left():
+            self._kill(signal.SIGTERM)
+            self._kill(signal.SIGCONT)
+            self._await_end(self._grace)
+        if self._is_left():
+            self._kill(signal.SIGKILL)
+            self._await_end(self._grace)
+        self._terminal.take_back(self._process.pid)
+
+    def _await_end(self, seconds: float) -> None:
+        end = _core.monotonic() + seconds
+        while self._is_left() and (left := end - _core.monotonic()) > 0:
+            self._signals.wait(min(left, REST_SECONDS))
+
+    def _is_left(self) -> bool:
+        """Is a process of its group left?"""
+        return not self.has_ended or is_alive(self._process.pid)
 
     def _kill(self, number: int) -> None:
         with Ignoring(ProcessLookupError):
@@ -138,6 +220,16 @@ class Running:
         """The exit status, as a shell's."""
         status = self._process.wait()
         return status if status >= 0 else BY_SIGNAL - status
+
+
+def is_alive(group: int) -> bool:
+    """Does any process of this group run?"""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with Ignoring(OSError):  # it has ended meanwhile
+            state, _, found = read_whole(f"/proc/{name}/stat").rpartition(b")")[2].split()[:3]
+            if int(found) == group and state not in (b"Z", b"X"):
+                return True
+    return False
 
 
 # ---- signals -------------------------------------------------------------------------------
@@ -156,7 +248,7 @@ class Signals:
     kernel's delivery writes to a pipe, so that none is missed just before a wait."""
 
     def __init__(self) -> None:
-        self.ends_waits = True  # until the command runs: a signal then raises Signalled
+        self._ends_waits = True  # until the command runs: a signal then raises Signalled
         self._came: deque[int] = deque()
         self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._former: dict[int, Any] = {}
@@ -165,12 +257,26 @@ class Signals:
 
     def __enter__(self) -> Self:
         self._former_descriptor = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, *PASSED_ON):
-            former = signal.getsignal(number)
-            if former is not signal.SIG_IGN or number == signal.SIGCHLD:  # as by nohup
-                self._former[number] = former
-                signal.signal(number, self._handle)
+        for number in (signal.SIGCHLD, *ENDING):
+            self._take(number)
         return self
+
+    def _take(self, number: int) -> None:
+        former = signal.getsignal(number)
+        if number not in self._former and (
+            former is not signal.SIG_IGN or number == signal.SIGCHLD  # as by nohup
+        ):
+            self._former[number] = former
+            signal.signal(number, self._handle)
+
+    def begin_to_pass_on(self) -> None:
+        """From now on, keep signals for the command. Raises Signalled if one has come before: the
+        one that it raised may have been lost in a callback."""
+        self._ends_waits = False
+        if self._came:
+            raise Signalled(self._came[0])
+        for number in PASSED_ON:
+            self._take(number)
 
     def __exit__(self, *exception: object) -> None:
         for number, former in self._former.items():
@@ -184,9 +290,9 @@ class Signals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGCHLD:
             return
-        if self.ends_waits:
-            raise Signalled(number)
         self._came.append(number)
+        if self._ends_waits:
+            raise Signalled(number)
 
     def taken(self) -> list[int]:
         """The signals that have come since the last call."""
@@ -216,6 +322,8 @@ def notify(state: str) -> None:
         return
     if address.startswith("@"):  # an abstract socket
         address = "\0" + address[1:]
+    if len(os.fsencode(address)) > LONGEST_ADDRESS:
+        return
     kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
     with Ignoring(OSError), socket.socket(socket.AF_UNIX, kind) as systemd:
-        systemd.sendto(state.encode(), address)
+        systemd.sendto(os.fsencode(state), address)

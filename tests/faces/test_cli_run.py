@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
+import select
 import signal
 import socket
 import subprocess
@@ -16,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import exclusivelog as xl
-from testing.processes import FENCING, PATIENCE, until
+from testing.processes import FENCING, PATIENCE, until, within
 
 pytestmark = [pytest.mark.once, pytest.mark.long]
 
@@ -255,6 +257,76 @@ def test_one_that_was_paused_ends_its_command_when_it_resumes(
     assert "TERM" not in lines(said)  # nobody has told it yet
     first.send_signal(signal.SIGCONT)
     assert first.wait(PATIENCE) == 3
+
+
+LEAVES = """
+    trap '' USR1
+    sh -c 'trap "sleep 0.3; echo over >> \\"$0\\"; exit" TERM; while :; do sleep 0.05; done' "$0" &
+    echo "$EXCLUSIVELOG_EPOCH $$" >> "$0"
+    sleep 0.2
+"""
+
+
+def test_nothing_of_its_process_group_runs_once_the_lock_is_released(
+    start: Start, engine: xl.Engine, said: Path
+) -> None:
+    process = start("--", "sh", "-c", LEAVES, str(said))
+    begun(said)
+    with engine.lock("job", PATIENCE):
+        assert lines(said)[-1] == "over"
+    assert process.wait(PATIENCE) == 0
+
+
+def test_a_window_that_changes_its_size_ends_no_wait(start: Start, engine: xl.Engine) -> None:
+    with engine.lock("job"):
+        process = start("--", "true")
+        until(lambda: waiting(engine) == 1)
+        process.send_signal(signal.SIGWINCH)
+        process.send_signal(signal.SIGSTOP)  # the signal before has been delivered once it goes on
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        process.send_signal(signal.SIGCONT)
+    assert process.wait(PATIENCE) == 0
+
+
+def test_the_command_stops_with_its_process_and_goes_on_with_it(
+    start: Start, engine: xl.Engine, said: Path
+) -> None:
+    process = start("--", "sh", "-c", WAITS, str(said))
+    _, pid = begun(said)
+    process.send_signal(signal.SIGTSTP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    assert state_of(pid) == "T"
+    process.send_signal(signal.SIGCONT)
+    until(lambda: state_of(pid) != "T")
+    process.terminate()
+    assert process.wait(PATIENCE) == 3
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_the_command_has_the_terminal(path: str) -> None:
+    """It reads what is typed, and Ctrl-C ends it."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        command = ["run", path, "job", "--", "sh", "-c", "read x; echo got $x; exec sleep 3600"]
+        os.execv(sys.executable, [sys.executable, "-m", "exclusivelog", *command])
+    try:
+        shown = b""
+        os.write(terminal, b"hello\n")
+        while b"got hello" not in shown:
+            ready, _, _ = select.select([terminal], [], [], PATIENCE)
+            assert ready, shown
+            shown += os.read(terminal, 1000)
+        os.write(terminal, b"\x03")
+        found = within(lambda: os.waitpid(pid, 0)[1])
+        assert os.waitstatus_to_exitcode(found) == 128 + signal.SIGINT
+    finally:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        os.close(terminal)
 
 
 # ---- systemd -----------------------------------------------------------------------------
