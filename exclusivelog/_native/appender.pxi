@@ -497,7 +497,9 @@ cdef class Appender:
         cdef list settled = []
         cdef list rest = []
         if error is not None and final:
-            error = self.close_with(error)
+            known = self.close_with(error)
+            if not isinstance(known, _engine_closed):   # what came before a close has its own reason
+                error = known
         for batch, base_offset in placed:
             if batch.state < DONE:
                 batch.base_offset = base_offset

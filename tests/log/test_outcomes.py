@@ -64,6 +64,19 @@ class Failing:
         appending.append_together = self.together
 
 
+def test_b3_what_a_fenced_owner_has_queued_fails_by_the_fencing_although_it_is_closed(
+    path: str, engine: xl.Engine, topic: xl.Topic
+) -> None:
+    """It closes before it has noticed anything: closing a stale session is a no-op."""
+    for _ in range(10):
+        owner = topic.producer("exclusive", linger=60)
+        receipts = [owner.send_async(b"x") for _ in range(3)]
+        with xl.open(path) as other:
+            other.topic(topic.name).producer("exclusive_with_fencing").close()
+            owner.close()
+        assert {type(each.exception(PATIENCE)) for each in receipts} == {xl.ProducerFencedError}
+
+
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError, RuntimeError])
