@@ -133,7 +133,7 @@ def end_in_child(ends: Ends, fork: Callable[[], int]) -> None:
 def test_c5_a_child_ends_what_it_has_inherited_whatever_locks_were_held(
     fork: Callable[[], int],
 ) -> None:
-    with xl.open(f"memory://forks-{os.urandom(4).hex()}") as engine:
+    with xl.open(f"memory://forks-{os.urandom(4).hex()}", durability="power") as engine:
         end_in_child(ends_of(engine), fork)
         assert engine.topic("orders").producer(FENCING).send(b"y") == 20
 

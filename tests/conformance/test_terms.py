@@ -24,6 +24,7 @@ from testing.processes import (
     State,
     Worker,
     collect,
+    hang,
     until,
     within,
 )
@@ -508,9 +509,7 @@ def test_loops_in_processes_that_are_killed_and_paused_have_one_leader_at_a_time
     until(lambda: len(topic.waiters) == 2)
     there[killed].kill()
     paused = until(lambda: leader(topic) not in ("", killed) and leader(topic))
-    there[paused].set_keepalive(0.5)
-    there[paused].signal(signal.SIGSTOP)
-    there[paused].await_stop()
+    hang(there[paused], 0.5)
     third = until(lambda: leader(topic) not in ("", killed, paused) and leader(topic))
     there[paused].signal(signal.SIGCONT)
     until(lambda: [waiter.producer_name for waiter in topic.waiters] == [paused])

@@ -134,7 +134,7 @@ def test_h2_a_limit_on_threads_is_named_and_leaves_nothing_behind() -> None:
     said = []
     with tempfile.TemporaryDirectory() as folder:  # pytest's own are root's alone
         os.chmod(folder, 0o755)
-        for most in range(1, 8):
+        for most in range(1, 10):
             path = os.path.join(folder, str(most))
             os.mkdir(path)
             os.chown(path, NOBODY + most, NOBODY)

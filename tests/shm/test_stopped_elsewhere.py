@@ -53,6 +53,7 @@ def calls_of_engine(scene: Scene) -> Calls:
         "delete_group": lambda: engine.delete_group("old"),
         "delete_role": lambda: engine.delete_role("old"),
         "delete_topic": lambda: engine.delete_topic("goes"),
+        "lock": lambda: engine.lock("job three", PATIENCE),
         "own": lambda: engine.own("claims", {"a": None}),
         "reader": lambda: engine.reader(["read"], group="new"),
         "role": lambda: engine.role("one", topics=["job"]),
@@ -245,7 +246,7 @@ WRITES: dict[str, tuple[type, Callable[[Scene], Calls]]] = {
 READS = {
     xl.Engine: "claims engines groups history inside producers roles stats supports topics "
     "transaction verify",
-    xl.Topic: "stats",
+    xl.Topic: "stats terms watch_owner",
     xl.Producer: "stats",
     xl.Reader: "follow has_message_available read_arrow read_batch read_next seek values",
     xl.GroupReader: "follow has_message_available read_batch read_next seek values",
