@@ -18,7 +18,6 @@ import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.cli.output import printable_lines
 from exclusivelog.foreign import Ignoring, pass_on_foreign
-from exclusivelog.local.files import read_whole
 
 ENDING = (
     signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2,
@@ -226,7 +225,8 @@ def is_alive(group: int) -> bool:
     """Does any process of this group run?"""
     for name in filter(str.isdigit, os.listdir("/proc")):
         with Ignoring(OSError):  # it has ended meanwhile
-            state, _, found = read_whole(f"/proc/{name}/stat").rpartition(b")")[2].split()[:3]
+            with open(f"/proc/{name}/stat", "rb") as file:
+                state, _, found = file.read().rpartition(b")")[2].split()[:3]
             if int(found) == group and state not in (b"Z", b"X"):
                 return True
     return False
