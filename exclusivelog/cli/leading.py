@@ -23,7 +23,7 @@ ENDING = (
     signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2,
 )  # fmt: skip
 # A waiting process does with these what it always would.
-PASSED_ON = (*ENDING, signal.SIGWINCH, signal.SIGTSTP)
+PASSED_ON = (*ENDING, signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
 BY_SIGNAL, NOT_EXECUTABLE, NOT_FOUND = 128, 126, 127  # a shell's exit statuses
 LOOK_SECONDS = 1.0  # between two looks whether the lock is held; most losses are told at once
 REST_SECONDS = 0.1  # between two looks whether processes of the command's group are left
@@ -167,7 +167,7 @@ class Running:
         while not self.has_ended and is_held():
             numbers = self._signals.taken()
             for number in numbers:
-                if number != signal.SIGTSTP:
+                if number not in (signal.SIGTSTP, signal.SIGCONT):
                     self._kill(number)
             if signal.SIGTSTP in numbers or self._was_stopped():
                 self._stop_with_it(is_held)
@@ -185,6 +185,7 @@ class Running:
         self._kill(signal.SIGSTOP)
         self._terminal.take_back(self._process.pid)
         os.kill(os.getpid(), signal.SIGSTOP)
+        self._signals.await_one(signal.SIGCONT)  # the stop may come a moment later
         self._was_stopped()  # it was told of already
         if is_held():
             self._terminal.give_to(self._process.pid)
@@ -297,6 +298,12 @@ class Signals:
     def taken(self) -> list[int]:
         """The signals that have come since the last call."""
         return [self._came.popleft() for _ in range(len(self._came))]
+
+    def await_one(self, number: int) -> None:
+        """Wait until this signal has come; those beside it stay to be taken."""
+        while number not in self._came:
+            self.wait(LOOK_SECONDS)
+        self._came.remove(number)
 
     def wake(self) -> None:
         """End a present wait, or the next one. Any thread may call it."""
