@@ -72,9 +72,9 @@ def take_over(engine: xl.Engine, times: int) -> None:
     owner.close()
 
 
-def sends(producer: xl.Producer) -> bool:
+def sends(producer: xl.Producer, size: int = 1) -> bool:
     try:
-        return producer.send(b"x") >= 0
+        return producer.send(bytes(size)) >= 0
     except xl.LedgerFullError:
         return False
 
@@ -145,11 +145,12 @@ def test_h2_commits_of_positions_beside_a_long_read_leave_a_part_of_the_reserve(
     path: str, reading: Callable[..., Worker]
 ) -> None:
     """The journal is full, too, so that they go into the tables."""
-    with small_journal(), prepare(path) as engine:
+    with small_journal(), prepare(path, durability="process") as engine:
         process = reading()
         reader = engine.topic("many").reader(group="g")
         with engine.topic("t").producer(EXCLUSIVE, name="p") as producer:
             churn(engine, producer)
+            until(lambda: not sends(producer, 2000))  # fast: a later checkpoint may find room
             until(lambda: not sends(producer))
         with pytest.raises(xl.LedgerFullError, match=f"pid {process.pid}"):
             commit_again_and_again(reader)
