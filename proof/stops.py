@@ -78,15 +78,15 @@ WORK = {
     """,
     # The control: it is inside whenever it is stopped.
     "holds the lock": """
-        import signal, threading
-        resumed = threading.Event()
-        signal.signal(signal.SIGCONT, lambda *_: resumed.set())
+        import signal
+        resumed = []  # no Event: its lock may be held by the wait that the handler interrupts
+        signal.signal(signal.SIGCONT, lambda *_: resumed.append(True))
         print("ready", flush=True)
         for _ in sys.stdin:
             with engine.ledger.write_exclusive():
                 print("inside", flush=True)
-                while not resumed.wait(0.01):  # another thread may get the signal
-                    pass
+                while not resumed:  # another thread may get the signal
+                    time.sleep(0.01)
             resumed.clear()
     """,
 }
