@@ -16,7 +16,8 @@ class Loss:
     are of this class. It is true once the topic or lock is not held any more: taken by another
     process, handed over, given up, or released by closing the engine. It stays true.
 
-    Any thread may use it. A process can be paused between its look and what it does next: what must
+    Any thread may use it. It raises LedgerError where the ledger cannot be read any more, as after
+    its directory was removed. A process can be paused between its look and what it does next: what must
     not happen after a loss has to be a send, or has to pass `epoch` on as a fencing token.
 
     >>> for term in topic.terms():

@@ -14,10 +14,11 @@ from exclusivelog.aio.handles import _NoWith, check_loop, finished
 from exclusivelog.aio.losses import Loss
 from exclusivelog.aio.producers import Producer
 from exclusivelog.closing import OfThisProcess
-from exclusivelog.errors import ProducerFencedError
+from exclusivelog.errors import LedgerError, ProducerFencedError
 from exclusivelog.producer import Producer as SyncProducer
 from exclusivelog.producer import ProducerFuture
 from exclusivelog.terms import OnFenced, check_entered_once, is_loss, loss_of
+from exclusivelog.waits import SLICE_SECONDS
 
 __all__ = ["Term", "Terms"]
 
@@ -37,11 +38,26 @@ class Body:
         self._before = 0  # cancellations of the task that came before
         self._is_cancelled = False
 
-    def enter(self) -> None:
+    def enter(self, lost: Loss) -> None:
         """The body begins, in this task."""
         self._task = asyncio.current_task()
         assert self._task is not None  # `check_loop` was called
         self._before = self._task.cancelling()
+        self._look_later(lost)
+
+    def _look_later(self, lost: Loss) -> None:
+        self._loop.call_later(SLICE_SECONDS, self._look, lost)
+
+    def _look(self, lost: Loss) -> None:
+        """Cancel the body after a loss that no callback tells of: the topic was terminated, the
+        engine closed, or its directory is gone."""
+        if self._task is None or self._is_cancelled:
+            return
+        with contextlib.suppress(LedgerError):
+            if not lost.is_set():
+                self._look_later(lost)
+                return
+        self.cancel()
 
     def cancel(self) -> None:
         """Cancel the body, unless it has ended. Called by the loop, so the task is not running: its
@@ -63,8 +79,10 @@ class Term(OfThisProcess, _NoWith):
     """One turn as the topic's owner; as `exclusivelog.Term`, with `async with term as producer`.
 
     If the topic is lost, the body is cancelled: its present await raises CancelledError, which ends
-    at the end of the block. So does the producer's ProducerFencedError, if that comes first. A
-    cancellation from outside leaves the block as always.
+    at the end of the block. That is at once if a rival takes the topic, or it is handed over, and
+    within a second if it is terminated, or the engine closed. So does the producer's
+    ProducerFencedError, if that comes first. A cancellation from outside leaves the block as
+    always.
 
     >>> async def example():
     ...     async with aio.open(path) as engine:
@@ -104,7 +122,7 @@ class Term(OfThisProcess, _NoWith):
     async def __aenter__(self) -> Producer:
         check_entered_once(self._is_entered, self._sync.state == "closed")
         self._is_entered = True
-        self._body.enter()
+        self._body.enter(self._lost)
         if self._lost._is_told:
             self._body._loop.call_soon(self._body.cancel)
         return self._producer

@@ -295,6 +295,38 @@ def test_a_wait_that_is_too_long_raises(path: str, topic: xl.Topic) -> None:
         assert topic.waiters == []
 
 
+@pytest.mark.long  # a second, until it is seen
+@pytest.mark.rule("C6")
+@pytest.mark.parametrize("end", ["terminated", "closed"])
+def test_the_body_is_cancelled_when_the_topic_ends(path: str, topic: xl.Topic, end: str) -> None:
+    """No rival tells of it. The next turn then raises what there is to say."""
+    bodies = []
+
+    async def main() -> None:
+        async with aio.open(path, name="mine") as mine:
+
+            async def finish() -> None:
+                await soon(lambda: bodies)
+                if end == "closed":
+                    await mine.close()
+                else:
+                    await asyncio.to_thread(topic.terminate)
+
+            ending = asyncio.ensure_future(finish())
+            try:
+                async for term in (await mine.topic("orders")).terms():
+                    async with term:
+                        bodies.append(term)
+                        await asyncio.sleep(PATIENCE)
+                        raise AssertionError("the body goes on")
+            finally:
+                await ending
+
+    with pytest.raises((xl.EngineClosedError, xl.TopicTerminatedError)):
+        play(main)
+    assert len(bodies) == 1
+
+
 @pytest.mark.rule("A1")
 def test_a_waiter_that_is_fenced_queues_again(path: str, topic: xl.Topic) -> None:
     async def main() -> int:
