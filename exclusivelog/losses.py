@@ -17,8 +17,10 @@ class Loss:
     process, handed over, given up, or released by closing the engine. It stays true.
 
     Any thread may use it. It raises LedgerError where the ledger cannot be read any more, as after
-    its directory was removed. A process can be paused between its look and what it does next: what must
-    not happen after a loss has to be a send, or has to pass `epoch` on as a fencing token.
+    its directory was removed.
+
+    A process can be paused between its look and what it does next: what must not happen after a
+    loss has to be a send, or has to pass `epoch` on as a fencing token.
 
     >>> for term in topic.terms():
     ...     with term:

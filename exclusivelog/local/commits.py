@@ -107,16 +107,17 @@ class Attempt(Generic[Who]):
         self._counts: dict[Who, int] = {}
         # Their appenders have used sequence ids whose messages may fail yet.
         self._undecided: list[LocalSession] = []
+        self._writing: _core.Joint | Transaction | None = None  # that puts all of it into the log
 
     @property
     def tried(self) -> bool:
         """Was the commit begun? Before that, nothing can be in the log."""
-        raise NotImplementedError
+        return self._writing is not None and self._writing.tried
 
     @property
     def committed(self) -> bool:
         """Is it known to be in the log, whatever was raised afterwards?"""
-        raise NotImplementedError
+        return self._writing is not None and self._writing.committed
 
     @property
     def offsets(self) -> dict[Who, range]:
@@ -194,21 +195,10 @@ class FramedAttempt(Attempt[Who]):
         super().__init__(ledger, parts)
         self._durable, self._paused = durable, paused
         self._batches: list[Sequence[_core.Batch]] = []  # of each session
-        self._joint: _core.Joint | None = None
-
-    @property
-    def tried(self) -> bool:
-        """Was the commit begun? Before that, nothing can be in the log."""
-        return self._joint is not None and self._joint.tried
-
-    @property
-    def committed(self) -> bool:
-        """Is it known to be in the log, whatever was raised afterwards?"""
-        return self._joint is not None and self._joint.committed
 
     def _firsts(self) -> dict[LocalSession, int]:
-        assert self._joint is not None
-        firsts = zip(self._sessions, self._joint.offsets(), strict=True)
+        assert isinstance(self._writing, _core.Joint)
+        firsts = zip(self._sessions, self._writing.offsets(), strict=True)
         return {session: first for session, first in firsts if first is not None}
 
     def commit(self) -> bool:
@@ -244,7 +234,7 @@ class FramedAttempt(Attempt[Who]):
 
     def _append(self) -> bool:
         before = [session.sending.appender.last_sequence for session in self._sessions]
-        self._joint = joint = self._join()
+        self._writing = joint = self._join()
         self._parts.attempt = self
         outcome = self.place(joint)
         if outcome == Outcome.PLACED:
@@ -332,18 +322,7 @@ class TableAttempt(Attempt[Who]):
         super().__init__(ledger, parts)
         self._works: dict[LocalSession, Work] = {}
         self._placed: dict[LocalSession, Placed] = {}
-        self._section: Transaction | None = None
         self._refused: LocalSession | None = None  # whose sequence id is in the log already
-
-    @property
-    def tried(self) -> bool:
-        """Was the commit begun? Before that, nothing can be in the log."""
-        return self._section is not None and self._section.tried
-
-    @property
-    def committed(self) -> bool:
-        """Is it known to be in the log, whatever was raised afterwards?"""
-        return self._section is not None and self._section.committed
 
     def _firsts(self) -> dict[LocalSession, int]:
         return {session: places[0][1] for session, places in self._placed.items() if places}
@@ -368,8 +347,9 @@ class TableAttempt(Attempt[Who]):
     def write(self) -> None:
         """Check and write all of it in one transaction of the tables."""
         parts = self._parts
-        self._section, parts.attempt = self._ledger.write_checkpointed(), self
-        with self._section as tables:
+        self._writing = section = self._ledger.write_checkpointed()
+        parts.attempt = self
+        with section as tables:
             for claim in parts.claims:
                 claim.check_in(tables)
             for session, work in self._works.items():
