@@ -36,7 +36,6 @@ from bench.topics import names, own
 from exclusivelog import Engine, EngineClosedError, Producer, ProducerFencedError
 from exclusivelog._core import Receipt, now
 from exclusivelog.local.shm.slots import SLOT_COUNT, SLOT_SIZE, SLOTS, WAKE_UPS
-from exclusivelog.local.unloading import MOVED_AT_ONCE
 from testing.processes import State, Worker, workers
 
 NS = 1e-9
@@ -44,6 +43,7 @@ ROUNDS = {1: 30, 1_000: 7}  # by the number of topics
 PROCESSES = 4
 LONGEST = 21e-3  # seconds: a quarter of the longest gap with chunks of a fixed number of topics
 STEPS = 2  # of a hand-over, each one transaction: it is announced; it is released and granted
+COUNTED_AS_ONE = 250  # topics: the target of transactions is for chunks of this size
 TRAFFIC_SECONDS = 0.1  # before the topics move
 SAMPLED = 5  # topics that the owner sends to, the first and the last of all among them
 SIZE = 100
@@ -121,7 +121,7 @@ class Moved:
 
 
 def _judge(figure: Figure, count: int, moves: Mapping[str, list[Moved]]) -> None:
-    topics, steps = topics_text(count), STEPS * -(-count // MOVED_AT_ONCE)
+    topics, steps = topics_text(count), STEPS * -(-count // COUNTED_AS_ONE)
     longest = Target(most=LONGEST) if count > 1 else None
     for what, unit, targets, of in (
         (GAP, "s", {"p50": Target(most=5e-3), "max": longest}, lambda move: move.gaps),

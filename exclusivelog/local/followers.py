@@ -2,8 +2,9 @@
 
 A hand-over ends the session of the former engine. Its producers get the session that has the topic
 then: that of a producer which waited there, or one that is opened for them. A thread of the former
-engine does this for all that it has handed over meanwhile, many in one transaction: for those that
-send at once, and for the others while the topic is still reserved.
+engine does this for all that it has handed over meanwhile, a few in one transaction: first for
+those with a call that waits, then for the others, which follow with the first that sends, or while
+the topic is still reserved.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 BEGUN_AGAIN_NS = 500_000_000
 LOOK_AGAIN_SECONDS = 0.001  # the engine may not have made the session of a grant yet
+FOLLOWED_AT_ONCE = 32  # about as many as one transaction of `CHUNK_SECONDS` registers
+OTHERS_AT_ONCE = 16  # of those for which no call waits: one that does may come meanwhile
 # Another has the topic, or the engine or topic has gone.
 REFUSED = (ProducerFencedError, ProducerBusyError, EngineClosedError, TopicNotFoundError)
 
@@ -56,7 +59,7 @@ class Following:
         now = _core.now()
         self._due = now + (to.until - now) // 2  # ns of the monotonic clock
         self._lock = _core.Lock()
-        self._running: Future[None] | None = None
+        self._waiting: Waiting | None = None
         # The next session, and whether it was opened for these producers.
         self._next: tuple[LocalSession, bool] | None = None
 
@@ -77,34 +80,36 @@ class Following:
     def run(self, left: LocalSession, timeout: float | None) -> bool:
         """Give the producers the session that has the topic now, or end the former one; False after
         `timeout` seconds."""
-        running = self._begin(left)
-        if not in_slices(until_settled(running), timeout, self._engine.check_not_forked):
+        waiting = self._begin(left, urgent=True)
+        outcome = waiting.outcome
+        if not in_slices(until_settled(outcome), timeout, self._engine.check_not_forked):
             return False
-        self._running = None  # it refers to the error, whose frames would keep the session
-        running.result(0)
+        self._waiting = None  # it refers to the error, whose frames would keep the session
+        outcome.result(0)
         return True
 
     def begin(self, left: LocalSession) -> None:
         """Let the producers follow soon, although they do not send."""
         self._due = _core.now() + BEGUN_AGAIN_NS  # if that fails: on a full disk, say
         if self._next is None:
-            self._begin(left)
+            self._begin(left, urgent=False)
 
     def due_in(self) -> float:
         """The seconds until producers follow that do not send: half of the time for which the topic
         is reserved. Until then, it is for the destination's next producer (rules E3, E6)."""
         return (self._due - _core.now()) / 1e9
 
-    def _begin(self, left: LocalSession) -> Future[None]:
+    def _begin(self, left: LocalSession, urgent: bool) -> Waiting:
         with self._lock:
-            running = self._running
-            if running is None or running.done():
-                running = Future()
-                self._engine.followers.add(Waiting(self, left, running))
-                self._running = running  # last: after an interrupt, nothing waits for it
+            waiting = self._waiting
+            if waiting is None or waiting.outcome.done():
+                waiting = Waiting(self, left, urgent)
+                self._engine.followers.add(waiting)
+                self._waiting = waiting  # last: after an interrupt, nothing waits for it
             else:
+                waiting.is_urgent |= urgent
                 self._engine.followers.start()  # an interrupt may have come before that
-            return running
+            return waiting
 
     # ---- in the thread of the followers ----------------------------------------------------
 
@@ -158,10 +163,12 @@ class Following:
 
 
 class Waiting:
-    """A session whose producers are to follow; `outcome` is settled once they have."""
+    """A session whose producers are to follow; `outcome` is settled once they have. Those that are
+    urgent, because a call waits, come first."""
 
-    def __init__(self, following: Following, left: LocalSession, outcome: Future[None]) -> None:
-        self.following, self.left, self.outcome = following, left, outcome
+    def __init__(self, following: Following, left: LocalSession, urgent: bool) -> None:
+        self.following, self.left, self.is_urgent = following, left, urgent
+        self.outcome: Future[None] = Future()
         self._end = 0.0  # of the attempts, from the first one on
 
     def settle(self, error: BaseException | None = None) -> None:
@@ -194,6 +201,7 @@ class Followers:
         self._path, self._registry = path, registry
         self._lock = _core.Lock()
         self._waiting: list[Waiting] = []
+        self._taken: list[Waiting] = []  # those that the thread is dealing with
         self._thread: threading.Thread | None = None  # None: it has nothing to do
 
     def add(self, waiting: Waiting) -> None:
@@ -224,14 +232,30 @@ class Followers:
                 time.sleep(LOOK_AGAIN_SECONDS)
 
     def _take(self) -> list[Waiting]:
-        if self._waiting:  # with one that sends, all others follow that were handed over, too
+        if 0 < len(self._waiting) < FOLLOWED_AT_ONCE:
+            # With one that sends, all others follow that were handed over, too.
             for left in self._registry.handed_over():
                 left.begin_to_follow()
         with self._lock:
-            some, self._waiting = self._waiting, []
+            self._waiting.sort(key=lambda one: not one.is_urgent)
+            urgent = sum(one.is_urgent for one in self._waiting)
+            count = min(urgent or OTHERS_AT_ONCE, FOLLOWED_AT_ONCE)
+            some, self._waiting = self._waiting[:count], self._waiting[count:]
+            self._taken = some
             if not some:
                 self._thread = None
             return some
+
+    def await_urgent(self, seconds: float) -> None:
+        """Wait until no call waits for a session here, at most so long."""
+        end = _core.monotonic() + seconds
+        while self._has_urgent() and _core.monotonic() < end:
+            time.sleep(LOOK_AGAIN_SECONDS)
+
+    def _has_urgent(self) -> bool:
+        with self._lock:
+            there = self._waiting + self._taken
+        return any(one.is_urgent and not one.outcome.done() for one in there)
 
 
 def _follow(some: list[Waiting]) -> list[Waiting]:

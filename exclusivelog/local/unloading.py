@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ from exclusivelog import _core
 from exclusivelog.arguments import check_engine_id, check_groups, check_seconds, check_selection
 from exclusivelog.backend import MoveCancelled
 from exclusivelog.errors import LedgerError, TopicNotFoundError, WaitTimeoutError
+from exclusivelog.local.ownership.notifications import FOLLOWED_FIRST_SECONDS
+from exclusivelog.local.ownership.pending import BETWEEN_CHUNKS_SECONDS
 from exclusivelog.local.ownership.steps import MOVES
 from exclusivelog.local.ownership.transfers import Begun, Wish
 from exclusivelog.local.records import Session, is_role
@@ -27,7 +30,7 @@ from exclusivelog.waits import time_limit
 if TYPE_CHECKING:
     from exclusivelog.local.runtime import Runtime
 
-MOVED_AT_ONCE = 250  # topics in one transaction: others wait for the ledger meanwhile
+MOVED_AT_ONCE = 125  # topics in one transaction: others wait for the ledger meanwhile
 INSPECTED_AFTER = 0.25  # seconds: all topics of a move, where the last one is not released yet
 LONGEST_SECONDS = 10**8  # of a move: about three years
 CANCELLED_WITHIN = 2.0  # seconds that a cancel waits for the writer lock
@@ -193,6 +196,8 @@ class Unloading:
         while self._names:
             if self._stopped.is_set():
                 raise MoveCancelled("the call was cancelled")
+            time.sleep(BETWEEN_CHUNKS_SECONDS)
+            self._engine.followers.await_urgent(FOLLOWED_FIRST_SECONDS)
             self._begin_next()
             self._chunks[-1].wait(self._end, self._stopped)
         return self.moves()

@@ -25,6 +25,7 @@ import exclusivelog as xl
 from exclusivelog.local.followers import Followers, Following
 from exclusivelog.local.log import appending
 from exclusivelog.local.records import Transfer
+from exclusivelog.local.runtime import Runtime
 from exclusivelog.local.session import Listeners, LocalSession
 from testing.handovers import (
     COUNTS,
@@ -212,6 +213,29 @@ def test_e2_a_handle_follows_its_topic_to_a_producer_that_was_opened_meanwhile(
     other = b.topic("orders").producer(mode)
     assert [producer.send(b"0"), other.send(b"1"), producer.send(b"2")] == [0, 1, 2]
     assert {message.epoch for message in a.topic("orders").reader()} == {2}
+
+
+@pytest.mark.rule("E6")
+def test_e6_a_producer_that_sends_follows_before_all_others(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, _ = neighbours
+    producers = a.producers([f"t{number}" for number in range(40)], EXCLUSIVE)
+    assert all(move.ok for move in a.unload("t*", to=b.id, timeout=PATIENCE))
+    opened: list[list[str]] = []
+    open_followers = Runtime.open_followers
+
+    def noted(engine: Runtime, names: list[str], *arguments: Any) -> None:
+        opened.append(list(names))
+        open_followers(engine, names, *arguments)
+
+    monkeypatch.setattr(Runtime, "open_followers", noted)
+    producers[30].send(b"sent")
+    until(lambda: all(each.topic_epoch == 2 for each in producers))
+    assert opened[0] == ["t30"]
+    assert sorted(name for names in opened for name in names) == sorted(
+        f"t{number}" for number in range(40)
+    )
 
 
 @pytest.mark.long
@@ -828,7 +852,7 @@ def test_e6_the_background_thread_sleeps_while_producers_cannot_follow(
     """Also when the time is over at which they should."""
     a, b, _ = neighbours
     begun, producer = threading.Event(), a.topic("orders").producer(EXCLUSIVE)
-    monkeypatch.setattr(Following, "_begin", lambda *_: begun.set())
+    monkeypatch.setattr(Following, "_begin", lambda *_, **__: begun.set())
     assert a.unload("orders", to=b.id, timeout=2.0)[0].state == "assigned"
     assert begun.wait(PATIENCE)
     until(lambda: producer._sender.session.follows_in() > 0)

@@ -51,7 +51,8 @@ RETRY_SECONDS = 0.25  # after a round that failed
 PROMOTED_AT_ONCE = 1000
 # Sends to the topics of a chunk wait while it is released, and each chunk costs a transaction. Its
 # size follows from what the chunk before took, so that it takes about `CHUNK_SECONDS`.
-RELEASED_AT_FIRST, RELEASED_AT_LEAST, RELEASED_AT_MOST = 64, 48, 250
+FOLLOWED_FIRST_SECONDS = 0.05  # by producers of this process, before the next chunk
+RELEASED_AT_FIRST, RELEASED_AT_LEAST, RELEASED_AT_MOST = 32, 32, 250
 
 
 class Retries:
@@ -135,6 +136,8 @@ class Releases:
             self._adapt(len(chunk), _core.monotonic() - began)
             if asked:
                 time.sleep(BETWEEN_CHUNKS_SECONDS)
+                # Else the calls that wait would wait for all chunks: they share the interpreter.
+                self._engine().followers.await_urgent(FOLLOWED_FIRST_SECONDS)
 
     def _adapt(self, count: int, seconds: float) -> None:
         """Set the size of the next chunk, by how long this one took."""

@@ -1,6 +1,6 @@
 """Handing topics over to an engine that is named in advance (PIP-307, rules E1-E4).
 
-A move is a row in the table `transfers`, and every step one transaction for up to 250 topics. Only
+A move is a row in the table `transfers`, and every step one transaction for many topics. Only
 the first step lets producers go on sending, where it changes no owner:
 
 ```text
