@@ -18,7 +18,7 @@ NAMES = [f"t{i:03}" for i in range(250)]
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     ("seconds", "expected"),
-    [(1e-9, [64, 48, 48, 48, 42]), (1e9, [64, 128, 58])],
+    [(1e-9, [32, 32, 32, 29] * 2), (1e9, [32, 64, 29, 125])],
     ids=["slow", "fast"],
 )
 def test_e1_chunks_are_as_large_as_the_time_allows(
