@@ -22,6 +22,7 @@ from bench import (
     exactly_once,
     growth,
     handover,
+    paused,
     plots,
     report,
     scan,
@@ -71,6 +72,7 @@ FIGURES: dict[str, Callable[[Settings], Figure]] = {
     "P25": cluster.p25,
     "P26": beside.p26,
     "P27": exactly_once.p27,
+    "P28": paused.p28,
 }
 
 

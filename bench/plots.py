@@ -11,7 +11,9 @@ from bench.report import human, load
 
 DISTRIBUTION = 8  # latencies from which on a distribution says more than a bar
 OURS, THEIRS = "tab:blue", "tab:orange"
-LABELS = {"s": "seconds", "/s": "per second", "B/s": "bytes per second", "B": "bytes"}
+LABELS = {
+    "s": "seconds", "/s": "per second", "B/s": "bytes per second", "B": "bytes", "%": "per cent",
+}  # fmt: skip
 
 
 def draw(figure: Figure, results: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import exclusivelog as xl
-from bench import cluster, handover, plots, report, spark, start, state, waiters, zombies
+from bench import cluster, handover, paused, plots, report, spark, start, state, waiters, zombies
 from bench.conftest import RESULTS
 from bench.measure import Figure, Row, Settings, prepare_directory
 from bench.zombies import Tenure, Told, judge, value
@@ -69,6 +69,16 @@ def test_p23(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     figure = start.p23(settings)
     counts(figure, tmp_path)
     assert {row.unit for row in figure.rows} == {"s", "B"}
+
+
+def test_p28(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process works between the stops, and one that is always inside holds up each send."""
+    kinds = [("positions", "power", 0), ("checkpoints", "process", 0), paused.IDLE]
+    monkeypatch.setattr(paused, "KINDS", kinds)
+    figure = paused.p28(Settings(prepare_directory(RESULTS), rounds=2))
+    counts(figure, tmp_path)
+    assert [row.unit for row in figure.rows] == ["%"] * 3
+    assert len(figure.notes) == 4
 
 
 # ---- the judge of P17, and its controls --------------------------------------------------

@@ -1,96 +1,17 @@
 """How often a process that is stopped holds the writer lock: SIGSTOP at random instants.
 
-Another process then sends to another topic. If that has no answer within 0.3 s, the stopped
-process is inside the critical section. The chance is a figure, not a promise: no number breaks a
-rule (K2, K3). But each send must be answered once the process goes on.
+The chance is a figure, not a promise: no number breaks a rule (K2, K3). But each send of another
+process must be answered once the stopped one goes on.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import random
-import signal
-import tempfile
-import time
-from collections.abc import Iterator
-from concurrent.futures import TimeoutError as NotYet
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-import exclusivelog as xl
 from proof.report import Figure
 from proof.sizes import Size
-from testing.children import child, line, script, tell
-from testing.patience import PATIENCE
+from testing.pauses import CONTROL, Kind, measured, name_of
 
-# What it does, the durability, and how often a second (0: at full speed).
-Kind = tuple[str, Literal["power", "process"], float]
-SILENCE = 0.3  # seconds without an answer to a send
-LONGEST_RUN = 0.03  # between two stops
-
-BEGIN = """
-    import sys, time
-    import exclusivelog as xl
-    path, durability, rate = sys.argv[1], sys.argv[2], float(sys.argv[3])
-    engine = xl.open(path, "stopped", durability=durability)
-    topic = engine.topic("a")
-
-    def each(call):
-        call()
-        print("ready", flush=True)
-        while True:
-            call()
-            if rate:
-                time.sleep(1 / rate)
-"""
-WORK = {
-    "sends": """
-        producer = topic.producer()
-        each(lambda: producer.send(b"x" * 100))
-    """,
-    "commits": """
-        producer = topic.producer()
-        def commit():
-            with engine.transaction() as tx:
-                producer.send(b"x" * 100, transaction=tx)
-        each(commit)
-    """,
-    "grants": """
-        def grant():
-            topic.producer("exclusive").close()
-        each(grant)
-    """,
-    "moves": """
-        other = xl.open(path, "other", durability=durability)
-        ends = [engine, other]
-        producers = [each.topic("a").producer_async("wait_for_exclusive") for each in ends]
-        turn = [0]
-        holder = producers[0].result(60)
-        def move():
-            at, to = turn[0], 1 - turn[0]
-            ends[at].unload("a", to=ends[to].id)
-            producers[to].result(60)
-            producers[at] = ends[at].topic("a").producer_async("wait_for_exclusive")
-            turn[0] = to
-        each(move)
-    """,
-    # The control: it is inside whenever it is stopped.
-    "holds the lock": """
-        import signal
-        resumed = []  # no Event: its lock may be held by the wait that the handler interrupts
-        signal.signal(signal.SIGCONT, lambda *_: resumed.append(True))
-        print("ready", flush=True)
-        for _ in sys.stdin:
-            with engine.ledger.write_exclusive():
-                print("inside", flush=True)
-                while not resumed:  # another thread may get the signal
-                    time.sleep(0.01)
-            resumed.clear()
-    """,
-}
-CONTROL: Kind = ("holds the lock", "process", 0)
 # Of "sends" at full speed under `process`, most are in a checkpoint: the journal fills in no time.
 KINDS: list[Kind] = [
     ("sends", "power", 0), ("sends", "power", 100), ("sends", "process", 0),
@@ -101,91 +22,16 @@ KINDS: list[Kind] = [
 ]  # fmt: skip
 
 
-@dataclass
-class Found:
-    stops: int = 0
-    inside: int = 0
-    unanswered: int = 0  # although the process went on
-
-    @property
-    def share(self) -> str:
-        return f"{self.inside} of {self.stops} ({100 * self.inside / max(1, self.stops):.1f} %)"
-
-
-def name_of(kind: Kind) -> str:
-    """
-    >>> name_of(("sends", "power", 0)), name_of(("commits", "process", 10))
-    ('sends under power at full speed', 'commits under process, 10 a second')
-    """
-    what, durability, rate = kind
-    return f"{what} under {durability}" + (f", {rate} a second" if rate else " at full speed")
-
-
-@contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """All of its threads stand still."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while not all(state == "T" for state in _states(pid)):
-            assert time.monotonic() < deadline, "it does not stop"
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
-def _states(pid: int) -> list[str]:
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return [(each / "stat").read_text().rpartition(")")[2].split()[0] for each in threads]
-
-
-def measure(kind: Kind, stops: int, where: Path) -> Found:
-    """Stop a process that works so many times."""
-    what, durability, rate = kind
-    found = Found()
-    with xl.open(where, "observer", durability=durability) as engine:
-        with (
-            engine.topic("b").producer() as producer,
-            child(script(BEGIN, WORK[what]), where, durability, rate) as process,
-        ):
-            line(process)
-            for _ in range(stops):
-                time.sleep(random.uniform(0, LONGEST_RUN))
-                if kind == CONTROL:
-                    tell(process)
-                    assert line(process) == "inside"
-                _stop_once(process.pid, producer, found)
-    return found
-
-
-def _stop_once(pid: int, producer: xl.Producer, found: Found) -> None:
-    with stopped(pid):
-        receipt = producer.send_async(b"y")
-        with contextlib.suppress(NotYet):
-            receipt.result(SILENCE)
-        found.stops += 1
-        found.inside += not receipt.done()
-    try:
-        receipt.result(PATIENCE)
-    except NotYet:
-        found.unanswered += 1
-
-
 def stop_writers(size: Size, where: Path) -> Figure:
     """All kinds of work, one after another; the chance of each is a note."""
     figure = Figure("stops")
     count = 10 if size.quick else 300
     for kind in KINDS:
-        found = _measured(kind, count, where)
+        found = measured(kind, count, where)
         figure.count(stops=found.stops, inside=found.inside)
         figure.notes.append(f"{name_of(kind)}: inside in {found.share}")
         figure.broken += ["a send was not answered after SIGCONT"] * found.unanswered
     if size.controlled:
-        found = _measured(CONTROL, 5, where)
+        found = measured(CONTROL, 5, where)
         figure.controls["a process that never leaves"] = found.inside == found.stops
     return figure
-
-
-def _measured(kind: Kind, stops: int, where: Path) -> Found:
-    with tempfile.TemporaryDirectory(dir=where) as ledger:
-        return measure(kind, stops, Path(ledger) / "log")

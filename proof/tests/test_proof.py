@@ -39,6 +39,7 @@ from testing.children import ROOT
 from testing.journals import small_journal
 from testing.judges import about
 from testing.patience import PATIENCE
+from testing.pauses import CONTROL, Kind, measure, name_of
 
 pytestmark = pytest.mark.once
 
@@ -81,16 +82,16 @@ def test_control_the_fuzzer_finds_what_was_planted() -> None:
 
 @pytest.mark.long
 @pytest.mark.rule("K3")
-@pytest.mark.parametrize("kind", stops.KINDS, ids=stops.name_of)
+@pytest.mark.parametrize("kind", stops.KINDS, ids=name_of)
 def test_k3_a_send_is_answered_once_a_stopped_process_goes_on(
-    tmp_path: Path, kind: stops.Kind
+    tmp_path: Path, kind: Kind
 ) -> None:
-    found = stops.measure(kind, 3, tmp_path / "log")
+    found = measure(kind, 3, tmp_path / "log")
     assert (found.stops, found.unanswered) == (3, 0)
 
 
 def test_control_a_stop_inside_is_noticed(tmp_path: Path) -> None:
-    found = stops.measure(stops.CONTROL, 3, tmp_path / "log")
+    found = measure(CONTROL, 3, tmp_path / "log")
     assert (found.inside, found.unanswered) == (3, 0)
 
 
