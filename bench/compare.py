@@ -22,6 +22,7 @@ from bench import (
     exactly_once,
     growth,
     handover,
+    last_writer,
     paused,
     plots,
     report,
@@ -73,6 +74,7 @@ FIGURES: dict[str, Callable[[Settings], Figure]] = {
     "P26": beside.p26,
     "P27": exactly_once.p27,
     "P28": paused.p28,
+    "P29": last_writer.p29,
 }
 
 

@@ -22,6 +22,7 @@ from typing import Literal
 import exclusivelog as xl
 from testing.children import child, line, script, tell
 from testing.patience import PATIENCE
+from testing.processes import stop
 
 # What it does, the durability, and how often a second (0: at full speed).
 Kind = tuple[str, Literal["power", "process"], float]
@@ -142,19 +143,11 @@ def name_of(kind: Kind) -> str:
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
     """All of its threads stand still."""
-    os.kill(pid, signal.SIGSTOP)
     try:
-        deadline = time.monotonic() + PATIENCE
-        while not all(state == "T" for state in _states(pid)):
-            assert time.monotonic() < deadline, "it does not stop"
+        stop(pid)
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
-
-
-def _states(pid: int) -> list[str]:
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return [(each / "stat").read_text().rpartition(")")[2].split()[0] for each in threads]
 
 
 def measure(kind: Kind, stops: int, where: Path) -> Found:
