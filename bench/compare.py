@@ -20,6 +20,7 @@ from bench import (
     cluster,
     compressed,
     exactly_once,
+    following,
     growth,
     handover,
     last_writer,
@@ -39,6 +40,7 @@ from bench import (
     unflushed,
     values,
     waiters,
+    waiting,
     zombies,
 )
 from bench.measure import Figure, Settings, limited, prepare_directory
@@ -75,6 +77,8 @@ FIGURES: dict[str, Callable[[Settings], Figure]] = {
     "P27": exactly_once.p27,
     "P28": paused.p28,
     "P29": last_writer.p29,
+    "P30": following.p30,
+    "P31": waiting.p31,
 }
 
 

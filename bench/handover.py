@@ -159,11 +159,13 @@ def _series(
 
 @dataclass
 class Crew:
-    """The processes: the owner, and the waiters, best first."""
+    """The processes: the owner, and the waiters, best first. The owner sends to a sample of the
+    topics, one message after the other; with `all_publish`, to all of them by `send_async`."""
 
     engine: Engine
     names: list[str]
     members: list[Worker]
+    all_publish: bool = False
     places: dict[Worker, tuple[str, int]] = field(default_factory=dict)  # engine and slot
 
     def take_posts(self) -> None:
@@ -198,7 +200,7 @@ class Crew:
         )
 
     def _give_up(self, owner: Worker, way: str, to: str) -> Left:
-        owner.start(give_up, way, self.names, to)
+        owner.start(give_up, way, self.names, to, self.all_publish)
         left: Left = owner.answer(PATIENCE)
         return left
 
@@ -218,7 +220,7 @@ def _measure(stores: Stores, names: list[str], rounds: int) -> dict[str, list[Mo
     with workers() as make:
         crew = Crew(engine, names, [make(engine.path, f"engine-{i}") for i in range(PROCESSES)])
         crew.take_posts()
-        take_turns([_arm(crew, way, kept) for way, kept in moves.items()], rounds)
+        take_turns([arm_of(crew, way, kept) for way, kept in moves.items()], rounds)
         for worker in crew.members:
             worker.kill()
     problems = engine.verify().problems
@@ -227,12 +229,14 @@ def _measure(stores: Stores, names: list[str], rounds: int) -> dict[str, list[Mo
     return {way: kept[-rounds:] for way, kept in moves.items()}
 
 
-def _arm(crew: Crew, way: str, kept: list[Moved]) -> Arm:
+def arm_of(crew: Crew, way: str, kept: list[Moved], name: str = "", durability: str = POWER) -> Arm:
+    """The gaps of one change of owners; `kept` gets all of them."""
+
     def work(_: object) -> list[float]:
         kept.append(crew.move(way))
         return kept[-1].gaps
 
-    return Arm(way, work, unit="s", durability=POWER)
+    return Arm(name or way, work, unit="s", durability=durability)
 
 
 # ---- in the workers: who waits -----------------------------------------------------------
@@ -339,12 +343,13 @@ def end_beside(state: State) -> float:
 # ---- in the workers: the owner -----------------------------------------------------------
 
 
-def give_up(state: State, way: str, names: Sequence[str], to: str) -> Left:
+def give_up(state: State, way: str, names: Sequence[str], to: str, all_publish: bool) -> Left:
     """Send until all topics are gone, which begins after a while."""
     producers: dict[str, Producer] = state.kept["producers"]
     last: dict[str, Sent] = {}
-    sampled = {name: producers[name] for name in sample(names)}
-    traffic = threading.Thread(target=keep_sending, args=(sampled, last))
+    published = {name: producers[name] for name in (names if all_publish else sample(names))}
+    publish = keep_sending_async if all_publish else keep_sending
+    traffic = threading.Thread(target=publish, args=(published, last))
     traffic.start()
     time.sleep(TRAFFIC_SECONDS)
     before, begun = Counts.of(state.engine), now()
@@ -367,6 +372,26 @@ def keep_sending(producers: dict[str, Producer], last: dict[str, Sent]) -> None:
                 last[name] = producer.send(stamp()), now()
             except (ProducerFencedError, EngineClosedError):  # moved, or just closed
                 del producers[name]
+
+
+def keep_sending_async(producers: dict[str, Producer], last: dict[str, Sent]) -> None:
+    """The same without waiting for one topic before sending to the next."""
+
+    def note(name: str, receipt: Receipt) -> None:
+        if receipt.exception() is None:
+            last[name] = receipt.result(), now()
+
+    receipts: dict[str, Receipt] = {}
+    while producers:
+        for name, producer in list(producers.items()):
+            try:
+                receipts[name] = producer.send_async(stamp())
+                receipts[name].add_done_callback(partial(note, name))
+            except (ProducerFencedError, EngineClosedError):
+                del producers[name]
+        time.sleep(PAUSE_SECONDS)
+    for receipt in receipts.values():
+        receipt.exception(PATIENCE)
 
 
 def sample(names: Sequence[str]) -> list[str]:

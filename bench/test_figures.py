@@ -10,6 +10,7 @@ import pytest
 import exclusivelog as xl
 from bench import (
     cluster,
+    following,
     handover,
     last_writer,
     paused,
@@ -19,6 +20,7 @@ from bench import (
     start,
     state,
     waiters,
+    waiting,
     zombies,
 )
 from bench.conftest import RESULTS
@@ -53,6 +55,7 @@ def test_p9(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_p10(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiters, "WAITERS", 60)
+    monkeypatch.setattr(waiters, "ONE_BY_ONE", 5)  # the others in bulk
     monkeypatch.setattr(waiters, "TOPICS", 20)
     rows = counts(waiters.p10(settings), tmp_path)
     assert rows["wake-ups per promotion, all processes, most"].ours == 1
@@ -103,6 +106,22 @@ def test_p29(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     # In two rounds, in the order of the states; an idle one that has no core may be late, too.
     assert len(evicted) == 3
     assert min(evicted[1:]) >= 2
+
+
+def test_p30(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "TOPICS", 30)
+    figure = following.p30(settings)
+    rows = counts(figure, tmp_path)
+    samples = {series.name: len(series.samples) for series in figure.series}
+    assert samples[following.GAP] == samples[following.ELSEWHERE] == 30
+    assert all(rows[f"transactions, {where}: p50"].ours >= 2 for where in following.WHERE)
+
+
+def test_p31(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, number in {"TOPICS": 10, "PROCESSES": 2, "DEAD": 20}.items():
+        monkeypatch.setattr(waiting, name, number)
+    rows = counts(waiting.p31(settings), tmp_path)
+    assert rows["dead waiters in the queue, at the release: least"].ours == 20
 
 
 # ---- the judge of P17, and its controls --------------------------------------------------

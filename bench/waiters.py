@@ -185,7 +185,7 @@ def _register_waiters(topic: Topic, count: int, futures: list[ProducerFuture]) -
             future = ProducerFuture(engine.backend, topic.id, topic.name, Options())
             row = tables.topics.get(topic.id)
             decide = engine.backend.sessions.requests.decide
-            future.session = decide(tables, row, session, None).session
+            future.session = decide(tables, row, session, None, True).session
             futures.append(future)
 
 
