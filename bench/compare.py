@@ -24,9 +24,11 @@ from bench import (
     growth,
     handover,
     last_writer,
+    models,
     paused,
     plots,
     report,
+    rust_logs,
     scan,
     sharing,
     single,
@@ -79,6 +81,8 @@ FIGURES: dict[str, Callable[[Settings], Figure]] = {
     "P29": last_writer.p29,
     "P30": following.p30,
     "P31": waiting.p31,
+    "P32": rust_logs.p32,
+    "P34": models.p34,
 }
 
 

@@ -3,6 +3,7 @@ correct. Nothing is measured here."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,21 +14,27 @@ from bench import (
     following,
     handover,
     last_writer,
+    models,
     paused,
     plots,
     report,
+    rust_logs,
     spark,
     start,
     state,
+    unflushed,
     waiters,
     waiting,
     zombies,
 )
 from bench.conftest import RESULTS
-from bench.measure import POWER, Figure, Row, Settings, prepare_directory
+from bench.measure import POWER, Figure, Row, Settings, Stores, prepare_directory
+from bench.native import LOGS_PROGRAM
 from bench.zombies import Tenure, Told, judge, value
 from testing.broker import QUICK, missing, own_broker
+from testing.disks import needs_strace
 from testing.spark_home import spark_home
+from testing.strace import traced
 
 
 @pytest.fixture
@@ -122,6 +129,38 @@ def test_p31(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(waiting, name, number)
     rows = counts(waiting.p31(settings), tmp_path)
     assert rows["dead waiters in the queue, at the release: least"].ours == 20
+
+
+def test_p32(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the logs of Rust where `python -m bench.compare P32` has built them."""
+    built = LOGS_PROGRAM if LOGS_PROGRAM.exists() else None
+    monkeypatch.setattr(rust_logs, "build_logs", lambda: built)
+    for name, number in {"CALLS": 5, "THREADS": 2, "WINDOW_SECONDS": 0.05}.items():
+        monkeypatch.setattr(rust_logs, name, number)
+    figure = rust_logs.p32(settings)
+    counts(figure, tmp_path)
+    logs = rust_logs.LOGS if built else ()
+    assert [row.peer_name for row in figure.rows] == [
+        f"{name}{threads}" for threads in ("", ", 2 threads") for name in (rust_logs.RAW, *logs)
+    ]
+    assert bool(figure.notes) == (not built)
+
+
+@needs_strace
+@pytest.mark.skipif(not LOGS_PROGRAM.exists(), reason="the logs of Rust are not built")
+@pytest.mark.parametrize("name", rust_logs.LOGS)
+def test_each_append_to_a_log_of_rust_is_flushed(name: str, stores: Stores) -> None:
+    log, calls = rust_logs.RustLog(LOGS_PROGRAM, name, stores.path(name)), stores.path("calls")
+    with closing(log), traced(log.pid, "-o", calls, "-e", "trace=fdatasync,fsync"):
+        assert len(log.latencies(20)) == 20
+    assert Path(calls).read_text().count("sync(") >= 20
+
+
+def test_p34(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unflushed, "RUN", 10)
+    figure = models.p34(settings)
+    counts(figure, tmp_path)
+    assert [row.ratio is not None for row in figure.rows] == [True] * 6
 
 
 # ---- the judge of P17, and its controls --------------------------------------------------

@@ -136,6 +136,7 @@ def inside(wheel: Path) -> set[str]:
 NATIVE = [
     "tests/core/native/native_test.c", "bench/native/death.c", "bench/native/shared_flush.c",
 ]  # fmt: skip
+RUST = [f"bench/native/logs/{name}" for name in ("Cargo.toml", "Cargo.lock", "src/main.rs")]
 
 
 @pytest.mark.long
@@ -147,7 +148,7 @@ def test_the_source_archive_holds_what_a_build_and_its_tests_need(archive) -> No
         "CONTRIBUTING.md", "docs/semantics.md",
         "exclusivelog/_core.pyx",
         *(f"exclusivelog/_native/{path.name}" for path in ROOT.glob("exclusivelog/_native/*")),
-        *NATIVE, "tests/core/native/thread-sanitizer.supp",
+        *NATIVE, *RUST, "tests/core/native/thread-sanitizer.supp",
         "exclusivelog/_core.pxd", "exclusivelog/_core.pyi", "exclusivelog/py.typed",
         "exclusivelog/engine.py", "testing/processes.py", "tests/faces/test_package.py",
         "exclusivelog/spark/source.py", "pyspark_exclusivelog.py",
