@@ -2,93 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import exclusivelog as xl
 from bench.append import messages
+from bench.company import COMPANY, beside
 from bench.measure import POWER, PROCESS, Arm, Figure, Row, Settings, Stores, Target, take_turns
 from bench.topics import names, own
-from testing.processes import State, Worker, workers
+from testing.processes import Worker, workers
 
 TOPICS = 1_000
 WINDOW_SECONDS = 0.5
 AT_ONCE = 10_000  # messages on their way by send_async
 SENDS = 100  # between two looks at the clock
-PATIENCE = 60.0
 ALONE = "alone"
 RATES = {"10/s": 10.0, "100/s": 100.0, "at full speed": None}
-
-# ---- the company: in another process -----------------------------------------------------
-
-
-def transact(state: State) -> None:
-    """A transaction of one message."""
-    with state.engine.transaction() as txn:
-        state.producer.send(b"x", transaction=txn)  # type: ignore[union-attr]
-
-
-def grant(state: State) -> None:
-    """A grant, by fencing, and its release."""
-    state.engine.topic("granted").producer("exclusive_with_fencing").close()
-
-
-def claim(state: State) -> None:
-    """A claim, and its release."""
-    state.engine.own("bench", {"resource": None}).release()
-
-
-COMPANY: dict[str, Callable[[State], None]] = {
-    "transactions": transact, "grants": grant, "claims": claim,
-}  # fmt: skip
-_ends: list[Callable[[], int]] = []  # of this process's company
-
-
-def begin(state: State, kind: str, rate: float | None) -> None:
-    """Do this from now on, `rate` times a second (None: without pauses), in a thread."""
-    if state.producer is None:
-        state.producer = state.topic.producer("exclusive")
-    stop, done, act = threading.Event(), itertools.count(), COMPANY[kind]
-
-    def go_on() -> None:
-        due = time.monotonic()
-        while not stop.is_set():
-            act(state)
-            next(done)
-            if rate is not None:
-                due += 1 / rate
-                stop.wait(max(0.0, due - time.monotonic()))
-
-    thread = threading.Thread(target=go_on, name="company", daemon=True)
-    thread.start()
-
-    def end() -> int:
-        stop.set()
-        thread.join(PATIENCE)
-        return next(done)
-
-    _ends.append(end)
-
-
-def end(state: State) -> int:
-    """End that; returns how often it was done."""
-    return _ends.pop()()
-
-
-@contextlib.contextmanager
-def beside(worker: Worker, kind: str, rate: float | None, rates: list[float]) -> Iterator[None]:
-    """Have the worker do this meanwhile. Its rate is added to `rates`."""
-    began = time.perf_counter()
-    worker.call(begin, kind, rate)
-    try:
-        yield
-    finally:
-        rates.append(worker.call(end) / (time.perf_counter() - began))
-
 
 # ---- what is measured --------------------------------------------------------------------
 
@@ -135,7 +66,8 @@ def _arms(
         reached = rates.setdefault(name, [])
 
         def work(_: Any) -> list[float]:
-            with beside(worker, company, RATES[how], reached):
+            kinds = {company: (COMPANY[company], RATES[how], ())}
+            with beside(worker, kinds, {company: reached}):
                 return [measure(turn)]
 
         return Arm(name, work, durability=durability)

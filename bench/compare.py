@@ -23,6 +23,7 @@ from bench import (
     following,
     growth,
     handover,
+    in_company,
     last_writer,
     models,
     paused,
@@ -39,6 +40,7 @@ from bench import (
     tail,
     takeover,
     topics,
+    turns,
     unflushed,
     values,
     waiters,
@@ -83,6 +85,8 @@ FIGURES: dict[str, Callable[[Settings], Figure]] = {
     "P31": waiting.p31,
     "P32": rust_logs.p32,
     "P34": models.p34,
+    "P35": turns.p35,
+    "P36": in_company.p36,
 }
 
 

@@ -10,9 +10,11 @@ import pytest
 
 import exclusivelog as xl
 from bench import (
+    beside,
     cluster,
     following,
     handover,
+    in_company,
     last_writer,
     models,
     paused,
@@ -22,6 +24,7 @@ from bench import (
     spark,
     start,
     state,
+    turns,
     unflushed,
     waiters,
     waiting,
@@ -161,6 +164,28 @@ def test_p34(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     figure = models.p34(settings)
     counts(figure, tmp_path)
     assert [row.ratio is not None for row in figure.rows] == [True] * 6
+
+
+def test_p35(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "SECONDS", 0.05)
+    figure = turns.p35(settings)
+    counts(figure, tmp_path)
+    assert len(figure.series) == 2 * 2 * 3
+    assert len(figure.rows) == 2 * 3 * len(turns.SHARES)
+
+
+def test_p36(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"SECONDS": 0.05, "TOPICS": 20, "OUT_OF": 2_000, "BATCH": 1_000}
+    for name, number in small.items():
+        monkeypatch.setattr(in_company, name, number)
+    monkeypatch.setattr(beside, "WINDOW_SECONDS", 0.05)
+    monkeypatch.setattr(beside, "AT_ONCE", 100)
+    figure = in_company.p36(settings)
+    counts(figure, tmp_path)
+    reached = {row.what.rpartition(": ")[2]: row.ours for row in figure.rows}
+    assert reached[in_company.STREAM] > 0
+    assert reached[in_company.CHECKPOINTS] > 0
+    assert len(figure.series) == 5 * len(in_company.COMPANIES)  # P1 has a file's beside it
 
 
 # ---- the judge of P17, and its controls --------------------------------------------------
