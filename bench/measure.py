@@ -77,6 +77,11 @@ class Target:
     least_ratio: float | None = None
     most_ratio: float | None = None
 
+    @property
+    def of_ratio(self) -> bool:
+        """Whether it bounds only the ratio."""
+        return self.least is None and self.most is None
+
     def holds(self, ours: float, ratio: float | None) -> bool:
         pairs = (
             (self.least, ours, 1), (self.most, ours, -1),

@@ -10,6 +10,7 @@ from typing import Any
 from bench.measure import Figure, Row, Series, Target
 
 HEAD = ("figure", "what", "ours", "peer", "ratio", "target", "holds?")
+BESIDE_OTHERS = ("P26", "P27", "P28", "P29", "P30", "P31", "P35", "P36")
 EXPLANATION = (
     "ratio is ours divided by the peer's: above 1 is good for a rate (/s), below 1 for a time. "
     "A row without a target is for information."
@@ -112,7 +113,36 @@ def write_table(results: Path) -> Path:
     lines += ["", *_remarks(saved), *_losses(saved), *_durabilities(saved)]
     path = results / "table.md"
     path.write_text("\n".join(lines) + "\n")
+    _write_beside_others(results, [figure for _, figure in saved if figure.id in BESIDE_OTHERS])
     return path
+
+
+def _write_beside_others(results: Path, figures: list[Figure]) -> None:
+    """`beside-others.md`, the section of that name for docs/performance.md."""
+    lines = ["## Beside others", ""]
+    for figure in figures:
+        lines += [f"| {figure.title} ({figure.id}) | measured | against | ratio |"]
+        lines += ["|---|---|---|---|"]
+        lines += [f"| {' | '.join(_told(row))} |" for row in figure.rows]
+        lines += ["", *(f"- {note}" for note in figure.notes)]
+        lines += [""] * bool(figure.notes)
+    (results / "beside-others.md").write_text("\n".join(lines).rstrip() + "\n")
+
+
+def _told(row: Row) -> tuple[str, ...]:
+    """The cells of a row, with the target behind the number that it is about.
+
+    >>> _told(Row("put", 0.2, "s", 0.01, "alone", Target(most=0.15)))
+    ('put', '200 ms (target: ≤ 150 ms, **missed**)', '10 ms (alone)', '20.00 x')
+    """
+    ours = human(row.ours, row.unit)
+    peer = "" if row.peer is None else f"{human(row.peer, row.unit)} ({row.peer_name})"
+    ratio = "" if row.ratio is None else f"{row.ratio:.2f} x"
+    if row.target is not None:
+        missed = "" if row.holds else ", **missed**"
+        told = f" (target: {target_text(row.target, row.unit)}{missed})"
+        ours, ratio = (ours, ratio + told) if row.target.of_ratio else (ours + told, ratio)
+    return row.what, ours, peer, ratio
 
 
 def _facts(saved: list[tuple[dict[str, str], Figure]]) -> list[str]:

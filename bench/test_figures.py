@@ -12,6 +12,7 @@ import exclusivelog as xl
 from bench import (
     beside,
     cluster,
+    exactly_once,
     following,
     handover,
     in_company,
@@ -52,6 +53,8 @@ def counts(figure: Figure, results: Path) -> dict[str, Row]:
     assert plots.draw(figure, results)
     assert report.load(results) == [({}, figure)]
     assert report.write_table(results).exists()
+    section = (results / "beside-others.md").read_text()
+    assert (f"({figure.id})" in section) == (figure.id in report.BESIDE_OTHERS)
     return {row.what: row for row in figure.rows if not row.unit}
 
 
@@ -94,6 +97,24 @@ def test_p23(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     figure = start.p23(settings)
     counts(figure, tmp_path)
     assert {row.unit for row in figure.rows} == {"s", "B"}
+
+
+def test_p26(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, number in {"TOPICS": 20, "AT_ONCE": 100, "WINDOW_SECONDS": 0.02}.items():
+        monkeypatch.setattr(beside, name, number)
+    figure = beside.p26(settings)
+    counts(figure, tmp_path)
+    assert all(row.ours > 0 for row in figure.rows)
+
+
+def test_p27(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The readers begin anew at the end of their topics."""
+    small = {"CALLS": 20, "INPUTS": 7, "THREADS": 2, "SECONDS": 0.05}
+    for name, number in small.items():
+        monkeypatch.setattr(exactly_once, name, number)
+    figure = exactly_once.p27(settings)
+    counts(figure, tmp_path)
+    assert len(figure.rows) == 4
 
 
 def test_p28(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from bench.waiters import (
     release,
     wait_for,
 )
-from testing.processes import WAIT, State, Worker, until, workers
+from testing.processes import State, Worker, until, workers
 
 TOPICS, PROCESSES = 1_000, 4
 ONE_BY_ONE = 100  # of the topics, which requests of their own wait for
@@ -87,13 +87,15 @@ def _queue(
 
 def queue_at_once(state: State, topics: Sequence[str], start: float) -> float:
     time.sleep(max(0.0, start - time.monotonic()))
-    state.kept["futures"] = state.engine.producers(topics, WAIT, wait=False)
+    state.kept["futures"] = state.engine.producers(topics, "wait_for_exclusive", wait=False)
     return time.monotonic() - start
 
 
 def queue_singly(state: State, topics: Sequence[str], start: float) -> float:
     time.sleep(max(0.0, start - time.monotonic()))
-    state.kept["futures"] = [state.engine.topic(name).producer_async(WAIT) for name in topics]
+    state.kept["futures"] = [
+        state.engine.topic(name).producer_async("wait_for_exclusive") for name in topics
+    ]
     return time.monotonic() - start
 
 
@@ -165,4 +167,4 @@ def take(state: State) -> None:
 
 
 def queue_behind(state: State) -> None:
-    wait_for(state, [state.topic.producer_async(WAIT, priority=BEHIND)])
+    wait_for(state, [state.topic.producer_async("wait_for_exclusive", priority=BEHIND)])

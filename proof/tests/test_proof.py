@@ -83,9 +83,7 @@ def test_control_the_fuzzer_finds_what_was_planted() -> None:
 @pytest.mark.long
 @pytest.mark.rule("K3")
 @pytest.mark.parametrize("kind", stops.KINDS, ids=name_of)
-def test_k3_a_send_is_answered_once_a_stopped_process_goes_on(
-    tmp_path: Path, kind: Kind
-) -> None:
+def test_k3_a_send_is_answered_once_a_stopped_process_goes_on(tmp_path: Path, kind: Kind) -> None:
     found = measure(kind, 3, tmp_path / "log")
     assert (found.stops, found.unanswered) == (3, 0)
 
