@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 PROGRAM = "exclusivelog"
 EXTRA = ("click", "rich")
 COMMANDS = (  # in the order of the help text
-    "inspecting", "owning", "running", "messaging", "exporting", "removing", "maintaining",
-    "checking", "mirroring", "demonstrating", "top", "completion",
+    "inspecting", "owning", "running", "messaging", "exporting", "importing", "removing",
+    "maintaining", "checking", "mirroring", "demonstrating", "top", "completion",
 )  # fmt: skip
 
 

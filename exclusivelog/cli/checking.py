@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 import exclusivelog as xl
-from exclusivelog.cli.output import fields_of, jsonable, print_result, print_table
+from exclusivelog.cli.output import counts_of, fields_of, jsonable, print_result, print_table
 from exclusivelog.cli.program import (
     PATH,
     Argument,
@@ -143,9 +143,7 @@ def verify(path: str, as_json: bool) -> None:
     """Read the whole ledger and check it. The exit status is 1 if there is damage."""
     with open_to_read(path) as engine:
         report = engine.verify()
-    found = "sound" if report.ok else f"{len(report.problems)} problems"
-    counted = f"{report.topics:,} topics, {report.entries:,} entries, {report.messages:,} messages"
-    text = "\n".join([*map(str, report.problems), f"{counted}: {found}"])
+    text = "\n".join([*map(str, report.problems), counts_of(report)])
     print_result({"ok": report.ok, **jsonable(report)}, text, as_json)
     if not report.ok:
         leave(1)

@@ -29,7 +29,7 @@ from exclusivelog.foreign import Ignoring
 FORMATS = ("jsonl", "csv", "parquet")
 COLUMNS = (
     "offset", "epoch", "publish_time", "event_time", "producer", "sequence_id", "key", "value",
-    "key_base64", "value_base64", "properties",
+    "key_base64", "value_base64", "properties", "missing",
 )  # fmt: skip
 ARROW_BYTES = 8 << 20
 
@@ -77,11 +77,12 @@ def export(
     """Write a topic's messages to a file or to stdout.
 
     FILE appears when it is complete. In JSON lines, a value that is not UTF-8 text is in the field
-    value_base64, and such a key in key_base64; `send --json` reads both. In CSV, a missing and an
-    empty value look the same. Parquet needs the extra arrow. --json changes the line about FILE
-    that this command prints, not the content of FILE.
+    value_base64, and such a key in key_base64. In CSV, the column `missing` tells a message without
+    a key or value from one whose key or value is empty. `import` reads each of the formats. Parquet
+    needs the extra arrow. --json changes the line about FILE that this command prints, not the
+    content of FILE.
     """
-    kind = kind or _kind(file or "")
+    kind = kind or format_of(file or "")
     if kind == "parquet" and file is None:
         raise click.UsageError("Parquet cannot be written to stdout; give FILE")
     with open_to_read(path) as engine:
@@ -96,7 +97,8 @@ def export(
         print_result(facts, f"{file}: {wanted.count:,} messages", as_json)
 
 
-def _kind(file: str) -> str:
+def format_of(file: str) -> str:
+    """The format of a file with this name; click.UsageError if its ending is none of them."""
     ending = os.path.splitext(file)[1].removeprefix(".")
     if ending and ending not in FORMATS:
         endings = ", ".join(f".{kind}" for kind in FORMATS)
@@ -183,8 +185,16 @@ def _write_csv(wanted: Wanted, out: IO[bytes]) -> None:
     rows.writeheader()
     for message in wanted.messages():
         facts = message_facts(message)
-        rows.writerow({**facts, "properties": json.dumps(facts["properties"])})
+        rows.writerow(
+            {**facts, "properties": json.dumps(facts["properties"]), "missing": _missing(message)}
+        )
     text.detach()
+
+
+def _missing(message: xl.Message) -> str:
+    """The names of what the message has not: an empty cell could also be an empty text."""
+    parts = (("key", message.key), ("value", message.value))
+    return " ".join(name for name, data in parts if data is None)
 
 
 def _write_parquet(wanted: Wanted, out: IO[bytes]) -> None:

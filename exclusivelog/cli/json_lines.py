@@ -39,7 +39,11 @@ def arguments_of(line: bytes) -> dict[str, Any]:
         ...
     ValueError: properties: "x" takes a string, not 1
     """
-    found = _object_of(line)
+    return arguments_from(_object_of(line))
+
+
+def arguments_from(found: dict[str, Any]) -> dict[str, Any]:
+    """The same for the fields of a message."""
     for name in found:
         if name not in FIELDS:
             raise ValueError(

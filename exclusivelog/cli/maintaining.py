@@ -1,4 +1,4 @@
-"""`compact`, `compression`, `backup` and `upgrade`: the maintenance of a ledger."""
+"""`compact`, `compression`, `backup`, `restore` and `upgrade`: the maintenance of a ledger."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Literal
 import click
 
 import exclusivelog as xl
-from exclusivelog.cli.output import jsonable, print_result, print_table
+from exclusivelog.cli.output import counts_of, jsonable, print_result, print_table
 from exclusivelog.cli.program import (
+    ENGINE_NAME,
     PATH,
     Argument,
     as_json,
     is_url,
+    leave,
     ledger_path,
     local_path,
     open_to_read,
@@ -93,6 +95,43 @@ def backup(path: str, to: str, as_json: bool) -> None:
     with open_to_read(path) as engine:
         engine.backup(to)
     print_result({"path": path, "backup": to}, f"{path} is copied to {to}", as_json)
+
+
+@program.command()
+@click.argument(
+    "backup",
+    cls=Argument,
+    metavar="BACKUP",
+    type=PATH,
+    help="The directory that `backup` has written.",
+)
+@click.argument(
+    "path",
+    cls=Argument,
+    metavar="PATH",
+    type=PATH,
+    help="Where to create the log: a new or empty directory.",
+)
+@as_json
+def restore(backup: str, path: str, as_json: bool) -> None:
+    """Create a log from a backup, and check all of it. The backup stays as it is.
+
+    An interrupted backup is refused. If this command is interrupted, run it again with the same
+    arguments. The exit status is 1 if the backup is damaged; PATH then has its intact messages.
+    """
+    if is_url(backup):
+        raise xl.UnsupportedError(
+            f"restore reads a directory; from a cluster: exclusivelog mirror {path} --from {backup}"
+        )
+    with xl.open(backup, ENGINE_NAME, readonly=True) as engine:
+        engine.backup(path)
+    with xl.open(path, ENGINE_NAME, readonly=True) as engine:
+        report = engine.verify()
+    text = f"{path} is restored from {backup}: {counts_of(report)}"
+    facts = {"path": path, "backup": backup, "ok": report.ok, **jsonable(report)}
+    print_result(facts, "\n".join([*map(str, report.problems), text]), as_json)
+    if not report.ok:
+        leave(1)
 
 
 @program.command()

@@ -1,4 +1,4 @@
-"""`tail` and `send`: read and send messages."""
+"""`tail`, `get` and `send`: read and send messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -20,12 +20,14 @@ from exclusivelog.cli.output import (
     decoded,
     message_facts,
     pairs_of,
+    print_table,
     printable,
     read_some_of,
     time_of,
 )
 from exclusivelog.cli.program import (
     Argument,
+    NumberCommand,
     as_json,
     ledger_path,
     open_to_read,
@@ -33,8 +35,9 @@ from exclusivelog.cli.program import (
     program,
     start_of,
     topic_name,
+    topic_to_append_to,
 )
-from exclusivelog.cli.streams import has_reader, read_some
+from exclusivelog.cli.streams import has_reader, lines_of
 
 LOOK_SECONDS = 1.0  # how often `tail -f` looks whether its output is still read
 READ_BYTES = 1 << 16
@@ -138,6 +141,57 @@ def _parts(message: xl.Message) -> list[str]:
     return parts
 
 
+@program.command(cls=NumberCommand)
+@ledger_path
+@topic_name
+@click.argument(
+    "offset",
+    cls=Argument,
+    metavar="OFFSET",
+    type=int,
+    help="The message's offset; -1 is the last message, -2 the one before it.",
+)
+@click.option("--raw", is_flag=True, help="Write the value alone, byte for byte.")
+@as_json
+def get(path: str, topic: str, offset: int, raw: bool, as_json: bool) -> None:
+    """Show one message. --raw writes its value as it is, so that it can go to a file."""
+    if raw and as_json:
+        raise click.UsageError("give --raw or --json, not both")
+    with open_to_read(path) as engine:
+        message = engine.topic(topic)[offset]
+    if raw:
+        if message.value is None:
+            raise ValueError(f"topic {topic!r}: the message at {message.offset} has no value")
+        sys.stdout.buffer.write(message.value)
+    elif as_json:
+        print(json.dumps(message_facts(message)))
+    else:
+        print_table(("name", "value"), _named_parts(message).items(), header=False)
+
+
+def _named_parts(message: xl.Message) -> Mapping[str, object]:
+    time, key, value = message.event_time, message.key, message.value
+    return {
+        "offset": message.offset,
+        "epoch": message.epoch,
+        "published": time_of(message.publish_time),
+        "event time": "-" if time is None else _time_or_ms(time),
+        "producer": message.producer_name,
+        "sequence id": message.sequence_id,
+        "key": "-" if key is None else decoded(key),
+        "value": "(none)" if value is None else decoded(value),
+        "properties": pairs_of(message.properties) or "-",
+    }
+
+
+def _time_or_ms(ms: int) -> str:
+    """The time; its number where that is outside of what a calendar has."""
+    try:
+        return time_of(ms)
+    except (ValueError, OverflowError):
+        return f"{ms} ms"
+
+
 @program.command()
 @ledger_path
 @topic_name
@@ -191,16 +245,11 @@ def send(
     common = {"key": key, "properties": dict(_split(pair) for pair in properties)}
     source = _Source("VALUE" if values else "line", as_json, common)
     with open_to_write(path, create=True) as engine:
-        target = engine.topic(topic)
-        if target.kind in ("map", "state"):
-            raise ValueError(
-                f"topic {topic!r} holds a {target.kind}, which could not be read any more after "
-                "a message of another kind; change it by a program, with SharedMap or SharedState"
-            )
+        target = topic_to_append_to(engine, topic)
         with target.producer(
             xl.AccessMode(mode), name=name, priority=priority, timeout=timeout
         ) as producer:
-            for chunk in [_encode(values)] if values else _lines_of_stdin():
+            for chunk in [_encode(values)] if values else lines_of(0, READ_BYTES):
                 _send(producer, source, chunk)
 
 
@@ -257,17 +306,3 @@ def _split(pair: str) -> tuple[str, str]:
     if not equals:
         raise click.BadParameter(f"--property {pair}: it takes K=V")
     return name, value
-
-
-def _lines_of_stdin() -> Iterator[list[bytes]]:
-    """The available lines of stdin: one at a time from a keyboard, many at once from a file."""
-    begun: list[bytes] = []  # parts of a line whose end has not come
-    while data := read_some(0, READ_BYTES):
-        *lines, rest = data.split(b"\n")
-        if lines:
-            lines[0] = b"".join([*begun, lines[0]])
-            begun.clear()
-            yield lines
-        begun.append(rest)
-    if last := b"".join(begun):
-        yield [last]

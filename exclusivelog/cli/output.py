@@ -243,6 +243,13 @@ def time_of(ms: int) -> str:
 # ---- records -----------------------------------------------------------------------------
 
 
+def counts_of(report: xl.Report) -> str:
+    """What a check of a whole ledger has read, and whether that is sound."""
+    found = "sound" if report.ok else f"{len(report.problems)} problems"
+    counted = f"{report.topics:,} topics, {report.entries:,} entries, {report.messages:,} messages"
+    return f"{counted}: {found}"
+
+
 def items_of(found: Any) -> Iterator[tuple[str, Any]]:
     """The fields of a dataclass and their values, without conversion."""
     from dataclasses import fields

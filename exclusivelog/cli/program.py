@@ -71,6 +71,20 @@ def _hidden(options: Sequence[click.Option]) -> Iterator[None]:
             each.hidden = False
 
 
+NEGATIVE = re.compile(r"-\d+")
+
+
+class NumberCommand(_Command):
+    """A command whose last argument may be a negative number, such as -1, which is no option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments."""
+        numbers = [each for each in args if NEGATIVE.fullmatch(each)]
+        if numbers and "--" not in args:
+            args = [*(each for each in args if each not in numbers), "--", *numbers]
+        return super().parse_args(ctx, args)
+
+
 class _Commands(click.Group):
     """The commands in a fixed order; an error is printed as one line."""
 
@@ -118,7 +132,7 @@ def _exit_status_of_a_shell() -> Iterator[None]:
     except click.ClickException as error:  # before the library's errors, which import the core
         _tell(error.show)
         leave(error.exit_code)
-    except (xl.ExclusiveLogError, ValueError, OSError, ImportError) as error:
+    except (xl.ExclusiveLogError, ValueError, IndexError, OSError, ImportError) as error:
         if isinstance(error, ImportError) and error.name is not None:
             raise  # raised by Python: a defect; the library's own errors name the missing extra
         if is_raised_by_a_handler(error):  # of the program that runs the command as a function
@@ -321,6 +335,17 @@ def open_to_read(path: str) -> xl.Engine:
 def open_to_write(path: str, *, create: bool = False) -> xl.Engine:
     """Open a log for writing. `create`: create it if it does not exist."""
     return xl.open(path, ENGINE_NAME, create=create, **access())
+
+
+def topic_to_append_to(engine: xl.Engine, name: str) -> xl.Topic:
+    """The topic; ValueError if it holds a map or a state, which messages would spoil."""
+    topic = engine.topic(name)
+    if topic.kind in ("map", "state"):
+        raise ValueError(
+            f"topic {name!r} holds a {topic.kind}, which could not be read any more after a "
+            "message of another kind; change it by a program, with SharedMap or SharedState"
+        )
+    return topic
 
 
 def age_of(text: str) -> float | None:

@@ -7,6 +7,7 @@ import io
 import os
 import select
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from exclusivelog.foreign import is_raised_by_a_handler, pass_on_foreign
@@ -78,6 +79,21 @@ def read_some(descriptor: int, most: int) -> bytes:
         except BlockingIOError as error:
             pass_on_foreign(error)
             _wait(descriptor, select.POLLIN)
+
+
+def lines_of(descriptor: int, most: int) -> Iterator[list[bytes]]:
+    """The lines that are available, `most` bytes at a time: one line from a keyboard, many at once
+    from a file."""
+    begun: list[bytes] = []  # parts of a line whose end has not come
+    while data := read_some(descriptor, most):
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = b"".join([*begun, lines[0]])
+            begun.clear()
+            yield lines
+        begun.append(rest)
+    if last := b"".join(begun):
+        yield [last]
 
 
 def has_reader(descriptor: int) -> bool:

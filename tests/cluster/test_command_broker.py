@@ -72,12 +72,12 @@ def filled(broker: tuple[str, str]) -> Iterator[Filled]:
 WORKS = [
     ("topics URL", r"^moving\t1\t1\tm \(pid \d+\)\t0\tmessages\norders\t4\t1\tp \(pid"),
     ("topics URL --json", r'"topic": "orders", "kind": "messages".*"next_offset": 4, "epoch": 1'),
-    ("info URL", r"^topics\t[345]\nengines\t2\n\n(.*\n)*here\t\w+\t\d+\t.* ago\tat=home$"),
+    ("info URL", r"^topics\t[3-6]\nengines\t2\n\n(.*\n)*here\t\w+\t\d+\t.* ago\tat=home$"),
     ("info URL orders", r"^epoch\t1\nmessages\t4\n(.*\n)*last message\t.* by p\nowner\tp "),
     ("info URL orders --json", r'"last_message": \{"offset": 3.*"value_base64": "/w=="'),
-    ("stats URL", r"^topics\t[345]\nengines\t2\nwaiters\t1\ngroups\tbilling on orders: 3\n$"),
+    ("stats URL", r"^topics\t[3-6]\nengines\t2\nwaiters\t1\ngroups\tbilling on orders: 3\n$"),
     ("stats URL orders", r"^messages\t4\n(.*\n)*holders\t1\nwaiters\t1\n"),
-    ("stats URL --json", r'^\{"topics": [345], "engines": 2, "waiters": 1, "groups": \[.*\]\}$'),
+    ("stats URL --json", r'^\{"topics": [3-6], "engines": 2, "waiters": 1, "groups": \[.*\]\}$'),
     ("metrics URL", r'^exclusivelog_topic_messages\{.*topic="orders"\} 4\.0$'),
     ("metrics URL --no-topics", r"^exclusivelog_engines\{.*\} 2\.0$"),
     ("owners URL orders", r"\norders\tholds\tp\texclusive\t7\t1\there\t.*\norders\twaits\tw\twait"),
@@ -86,15 +86,17 @@ WORKS = [
     ("groups URL", r"^billing\torders\t1\t3\there\t"),
     ("tail URL orders", r"^0\t1\t.*\tp\tk\tone\ta=b\n1\t1\t.*\ttwo\n2\t.*\(none\)\n3\t.*\\xff$"),
     ("tail URL orders -n 1 --json", r'^\{"offset": 3, "epoch": 1'),
+    ("get URL orders -1 --json", r'^\{"offset": 3, "epoch": 1'),
     ("export URL orders --from 1 --to 3", r'^\{"offset": 1.*\n\{"offset": 2.*\n$'),
     ("export URL orders FILE --format csv", r"file: 4 messages$"),
     ("export URL orders FILE --format parquet --force", r"file: 4 messages$"),
     ("top URL -n 1", r"^orders\t0\t4\t1\tp \(pid \d+\)\t1\t3\n(.*\n)*here\t"),
     ("check URL", r"^pulsar://.* is healthy$"),
     ("audit URL orders", r"^orders\tyes\tevery epoch is granted once\t1 grants$"),
-    ("report URL FILE", r"file: [345] topics, 0 take-overs$"),
+    ("report URL FILE", r"file: [3-6] topics, 0 take-overs$"),
     ("send URL more a --mode exclusive --name q", r"^0$"),
     ("unload URL moving --to there --timeout 30", r"^moving\tassigned\t1\there\tthere\t"),
+    ("import URL taken FILE --format csv", r"^taken: 4 messages imported$"),
     ("terminate URL ended --yes", r"^ended is terminated at offset 0$"),
     ("mirror NEW orders --from URL", r"^orders: 4 messages$"),
 ]  # fmt: skip
@@ -110,7 +112,12 @@ REFUSED = {
     "trim URL orders --before 1": str(REASONS["retention"]),
     "verify URL": str(REASONS["verify"]),
 }
-LOCAL = {"upgrade URL": "is for a local ledger", "run URL job -- true": "roles"}
+LOCAL = {
+    "upgrade URL": "is for a local ledger",
+    "restore URL NEW": "exclusivelog mirror NEW --from URL",
+    "run URL job -- true": "roles",
+}
+FOUR = b"key,value,missing\nk,one,\n,two,key\n,,key value\nk,,\n"
 NO_LOG = {"completion", "demo"}  # the demo has a test of its own
 
 
@@ -118,8 +125,8 @@ NO_LOG = {"completion", "demo"}  # the demo has a test of its own
 def test_a_command_by_url_shows_what_the_cluster_has(
     filled: Filled, tmp_path: Path, command: str, shown: str
 ) -> None:
-    if "--force" in command:
-        (tmp_path / "file").write_bytes(b"")
+    if "--force" in command or "import" in command:
+        (tmp_path / "file").write_bytes(FOUR if "import" in command else b"")
     done = filled.run(command, tmp_path)
     assert (done.exit_code, done.stderr) == (0, ""), done.output
     assert re.search(shown, done.stdout, re.MULTILINE), done.stdout

@@ -41,7 +41,8 @@ RESULTS = (
     "trim {path} {topic} --before 1", "compression {path} {topic} none", "backup {path} {tmp}/b",
     "upgrade {path}", "export {path} {topic} {tmp}/e.csv", "report {path} {tmp}/page.html",
     "retention {path} {topic} --max-age 1d", "terminate {path} plain --yes",
-    "delete {path} plain --yes", "check {path}",
+    "delete {path} plain --yes", "check {path}", "get {path} {topic} -1",
+    "import {path} again {tmp}/e.csv", "restore {tmp}/b {tmp}/r",
 )  # fmt: skip
 WITHOUT_JSON = {
     "metrics": "OpenMetrics", "completion": "a script", "demo": "a show",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.cli import messaging
+from exclusivelog.cli import streams
 from exclusivelog.cli.output import BATCH_BYTES, read_some_of
 from testing.processes import PATIENCE, until
 from tests.faces.test_cli import PROGRAM
@@ -156,9 +156,9 @@ def test_what_is_before_an_error_is_shown_first(topic: xl.Topic) -> None:
 def seconds_for(data: bytes, monkeypatch: pytest.MonkeyPatch) -> float:
     """The CPU time to split this input into lines."""
     chunks = iter([data[at : at + 65536] for at in range(0, len(data), 65536)])
-    monkeypatch.setattr(messaging, "read_some", lambda _, most: next(chunks, b""))
+    monkeypatch.setattr(streams, "read_some", lambda _, most: next(chunks, b""))
     began = time.process_time()
-    found = b"\n".join(line for lines in messaging._lines_of_stdin() for line in lines)
+    found = b"\n".join(line for lines in streams.lines_of(0, 65536) for line in lines)
     took = time.process_time() - began
     assert found == data.removesuffix(b"\n")
     return took
