@@ -19,6 +19,7 @@ from exclusivelog.cli.program import (
     as_json,
     leave,
     ledger_path,
+    maybe_topics,
     open_to_read,
     program,
 )
@@ -129,11 +130,6 @@ def check(path: str, strict: bool, as_json: bool) -> None:
 
 
 # ---- checks that read the whole log --------------------------------------------------------
-
-
-maybe_topics = click.argument(
-    "topics", cls=Argument, metavar="[TOPIC]...", nargs=-1, help="Only these. Default: all."
-)
 
 
 @program.command()

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 import exclusivelog as xl
+from exclusivelog.cli.names import is_url
 from exclusivelog.cli.output import (
     announcement_of,
     cell_of,
@@ -24,7 +25,6 @@ from exclusivelog.cli.output import (
 )
 from exclusivelog.cli.program import (
     as_json,
-    is_url,
     ledger_path,
     maybe_topic,
     open_to_read,

@@ -8,13 +8,12 @@ from typing import Literal
 import click
 
 import exclusivelog as xl
+from exclusivelog.cli.names import ENGINE_NAME, is_url
 from exclusivelog.cli.output import counts_of, jsonable, print_result, print_table
 from exclusivelog.cli.program import (
-    ENGINE_NAME,
     PATH,
     Argument,
     as_json,
-    is_url,
     leave,
     ledger_path,
     local_path,

@@ -10,15 +10,14 @@ from typing import Any
 import click
 
 import exclusivelog as xl
+from exclusivelog.cli.names import ENGINE_NAME, is_url
 from exclusivelog.cli.output import fields_of, print_result, printable
 from exclusivelog.cli.program import (
-    ENGINE_NAME,
-    Argument,
     access,
     access_options,
     as_json,
-    is_url,
     local_path,
+    maybe_topics,
     program,
 )
 
@@ -27,9 +26,7 @@ PROGRESS_SECONDS = 2.0
 
 @program.command()
 @local_path
-@click.argument(
-    "topics", cls=Argument, metavar="[TOPIC]...", nargs=-1, help="Only these. Default: all."
-)
+@maybe_topics
 @click.option(
     "--to",
     metavar="URL",

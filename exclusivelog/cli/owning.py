@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 import exclusivelog as xl
+from exclusivelog.cli import names
 from exclusivelog.cli.output import (
     announcement_of,
     party_of,
@@ -205,7 +206,7 @@ def _show_events(events: Iterable[xl.Event], as_json: bool) -> None:
 
 @program.command()
 @ledger_path
-@maybe_group
+@maybe_group(names.claim_groups)
 @click.option("--history", is_flag=True, help="Show every claim, loss and release so far instead.")
 @as_json
 def claims(path: str, group: str | None, history: bool, as_json: bool) -> None:
@@ -252,7 +253,14 @@ def _claim_event(event: xl.Event) -> dict[str, Any]:
 
 @program.command()
 @ledger_path
-@click.argument("role", cls=Argument, metavar="[ROLE]", required=False, help="Only this role.")
+@click.argument(
+    "role",
+    cls=Argument,
+    metavar="[ROLE]",
+    required=False,
+    help="Only this role.",
+    shell_complete=names.roles,
+)
 @click.option("--history", is_flag=True, help="Show every change of holder so far instead.")
 @as_json
 def roles(path: str, role: str | None, history: bool, as_json: bool) -> None:
@@ -284,7 +292,7 @@ def _role_row(info: xl.RoleInfo) -> dict[str, Any]:
 
 @program.command()
 @ledger_path
-@maybe_group
+@maybe_group(names.groups)
 @click.option("--delete", is_flag=True, help="Remove the positions of GROUP, which has no reader.")
 @yes
 @as_json
@@ -335,8 +343,15 @@ def _group_row(info: xl.GroupInfo) -> dict[str, Any]:
     nargs=-1,
     required=True,
     help="Topics, or one prefix of topic names.",
+    shell_complete=names.topics,
 )
-@click.option("--to", metavar="ENGINE", required=True, help="Its id or its name.")
+@click.option(
+    "--to",
+    metavar="ENGINE",
+    required=True,
+    help="Its id or its name.",
+    shell_complete=names.engines,
+)
 @click.option(
     "--timeout",
     metavar="SECONDS",
@@ -348,6 +363,7 @@ def _group_row(info: xl.GroupInfo) -> dict[str, Any]:
     "--group",
     metavar="GROUP",
     multiple=True,
+    shell_complete=names.claim_groups,
     help="Also move this group's claims on the topics. Repeatable.",
 )
 @click.option("--producer", metavar="NAME", help="Move only this producer.")

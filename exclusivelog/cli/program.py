@@ -13,13 +13,15 @@ from typing import Any, NoReturn
 import click
 
 import exclusivelog as xl
+from exclusivelog.cli import names
+from exclusivelog.cli.examples import NOT_FOLDED, SECTIONS, examples_of
+from exclusivelog.cli.names import ENGINE_NAME, TYPED
 from exclusivelog.cli.streams import becomes_writable
 from exclusivelog.foreign import Ignoring, is_raised_by_a_handler, pass_on_foreign
 from exclusivelog.version import __version__
 
 WAITED_MS = 1000  # for a program that reads stderr, if the pipe is full
 INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13  # a shell's exit statuses for SIGINT and SIGPIPE
-ENGINE_NAME = "cli"
 AGE = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -45,6 +47,15 @@ ADVICE = tuple(
 
 
 class _Command(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments."""
+        ctx.meta[TYPED] = tuple(args)
+        return super().parse_args(ctx, args)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The examples, which are not folded."""
+        formatter.write(f"\n{(self.epilog or '').removeprefix(NOT_FOLDED)}\n")
+
     def get_short_help_str(self, limit: int = 0) -> str:
         """The summary in the list of commands, which is never cut."""
         return super().get_short_help_str(1000)
@@ -93,6 +104,19 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order in which they were added, not sorted by name."""
         return list(self.commands)
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Add a command, with its examples at the end of its help text."""
+        super().add_command(cmd, name)
+        cmd.epilog = examples_of(name or cmd.name or "")
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands by what they are for."""
+        width = max(map(len, self.commands))
+        for heading, listed in SECTIONS.items():
+            found = [(name, self.commands[name].get_short_help_str()) for name in listed]
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), said) for name, said in found])
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         """Read the first arguments; prints the help text, and the version."""
@@ -283,17 +307,45 @@ def ledger_path(command: Command) -> Command:
     return argument(access_options(command))
 
 
-topic_name = click.argument("topic", cls=Argument, metavar="TOPIC", help="The topic's name.")
+topic_name = click.argument(
+    "topic",
+    cls=Argument,
+    metavar="TOPIC",
+    help="The topic's name.",
+    shell_complete=names.topics,
+)
 
 
 maybe_topic = click.argument(
-    "topic", cls=Argument, metavar="[TOPIC]", required=False, help="Only this topic."
+    "topic",
+    cls=Argument,
+    metavar="[TOPIC]",
+    required=False,
+    help="Only this topic.",
+    shell_complete=names.topics,
 )
 
 
-maybe_group = click.argument(
-    "group", cls=Argument, metavar="[GROUP]", required=False, help="Only this group."
+maybe_topics = click.argument(
+    "topics",
+    cls=Argument,
+    metavar="[TOPIC]...",
+    nargs=-1,
+    help="Only these. Default: all.",
+    shell_complete=names.topics,
 )
+
+
+def maybe_group(complete: names.Completion) -> Callable[[Command], Command]:
+    """Add the argument GROUP, of which a shell completes the names."""
+    return click.argument(
+        "group",
+        cls=Argument,
+        metavar="[GROUP]",
+        required=False,
+        help="Only this group.",
+        shell_complete=complete,
+    )
 
 
 as_json = click.option(
@@ -320,11 +372,6 @@ def ask(question: str, yes: bool) -> None:
     """Ask on a terminal. Without one, a script has been told what to remove."""
     if not yes and sys.stdin.isatty():
         click.confirm(f"{question} {UNDONE}", abort=True, err=True)
-
-
-def is_url(path: str) -> bool:
-    """Whether it is the URL of a cluster, not a directory."""
-    return "://" in path
 
 
 def open_to_read(path: str) -> xl.Engine:
@@ -362,14 +409,25 @@ def start_of(text: str, option: str) -> Any:
     """What `seek` takes: "earliest", "latest", an offset, or a time."""
     if text in ("earliest", "latest"):
         return text
-    if text.isdecimal():
-        return int(text)
-    if (age := age_of(text)) is not None:
-        return datetime.now().astimezone() - timedelta(seconds=age)
     try:
+        if text.isdecimal() and (offset := int(text)) < 1 << 63:
+            return offset
+        if (age := age_of(text)) is not None:
+            return datetime.now().astimezone() - timedelta(seconds=age)
         return datetime.fromisoformat(text).astimezone()  # without a zone: local time
-    except ValueError:
+    except (ValueError, OverflowError):
         raise click.BadParameter(
-            f"{option} {text}: it takes earliest, latest, an offset, an age such as 90s, 15m, 24h "
-            "or 7d, or a time such as 2026-01-31T12:00 or 2026-01-31T12:00Z"
+            f"{_as_typed(option)} {text:.80}: it takes earliest, latest, an offset, an age such "
+            "as 90s, 15m, 24h or 7d, or a time such as 2026-01-31T12:00 or 2026-01-31T12:00Z"
         ) from None
+
+
+SYNONYMS = {"--from": "--since"}
+
+
+def _as_typed(option: str) -> str:
+    """The option by that of its names that was typed."""
+    other = SYNONYMS.get(option)
+    context = click.get_current_context(silent=True)
+    typed = () if context is None else context.meta.get(TYPED, ())
+    return other if other and other in {each.partition("=")[0] for each in typed} else option

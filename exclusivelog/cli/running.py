@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import click
 
+from exclusivelog.cli import names
 from exclusivelog.cli.program import Argument, leave, local_path, program
 
 
 @program.command()
 @local_path
-@click.argument("name", cls=Argument, metavar="NAME", help="The lock's name.")
+@click.argument(
+    "name",
+    cls=Argument,
+    metavar="NAME",
+    help="The lock's name.",
+    shell_complete=names.roles,
+)
 @click.argument(
     "command",
     cls=Argument,
@@ -62,8 +69,7 @@ def run(
 
     Under systemd with Type=notify, the unit is ready once it waits; its status says if it leads.
 
-    PATH is created if it does not exist. A job that must run once, if it does not run yet:
-    exclusivelog run data/log nightly --timeout 0 -- ./nightly.sh --all
+    PATH is created if it does not exist.
     """
     from exclusivelog.cli.leading import lead  # here: help does not need it
 
