@@ -288,7 +288,10 @@ class Reader(Reading[SyncReader, Message]):
     ) -> pa.RecordBatch | None:
         """Return the next messages as a pyarrow RecordBatch, as `exclusivelog.Reader.read_arrow`;
         None at the end. Other tasks do not run while they are read, so do not set `max_bytes`
-        (default: 1 MiB) above a few MiB."""
+        (default: 1 MiB) above a few MiB.
+
+        For that reason this reader is no Arrow stream. `await asyncio.to_thread(pyarrow.table,
+        reader.sync)` reads all of it as a table."""
         await self._opened()
         if "pyarrow" not in sys.modules:
             await in_thread(import_pyarrow)  # in a thread, as the import takes a tenth of a second

@@ -204,6 +204,24 @@ def test_a_reader(path: str) -> None:
     play(main)
 
 
+def test_a_reader_is_a_table_only_where_that_does_not_stop_the_loop(path: str) -> None:
+    """The page of asyncio says how: as a stream, it would be read at once, in the loop's thread."""
+    pyarrow = pytest.importorskip("pyarrow")
+
+    async def main() -> None:
+        async with aio.open(path) as engine:
+            topic = engine.topic("t")
+            async with topic.producer() as producer:
+                await producer.send_many([b"a", b"b"])
+            reader = topic.reader()
+            with pytest.raises(TypeError):
+                pyarrow.table(reader)
+            table = await asyncio.to_thread(pyarrow.table, reader.sync)
+            assert table["value"].to_pylist() == [b"a", b"b"]
+
+    play(main)
+
+
 def test_values_of_a_reader(path: str) -> None:
     """... stop where those of its counterpart stop, and wait without holding up the loop."""
 
