@@ -163,6 +163,11 @@ def check_groups(groups: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
+def is_url(path: object) -> TypeGuard[str]:
+    """Whether a path is the URL of a cluster, not a directory."""
+    return isinstance(path, str) and "://" in path
+
+
 # ---- options of producers ----------------------------------------------------------------
 
 

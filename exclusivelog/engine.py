@@ -7,18 +7,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, Unpack, overload
 
-from exclusivelog.arguments import as_int, check_flag, check_name
+from exclusivelog.arguments import as_int, check_flag, check_name, is_url
 from exclusivelog.backend import CAPABILITIES, EngineBackend
 from exclusivelog.closing import Closing
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.events import EVENTS, Event, select
 from exclusivelog.locks import Lock, acquire
 from exclusivelog.locks import OnLost as OnLockLost
+from exclusivelog.notebook import MOST_ROWS, facts, html_of, listing
 from exclusivelog.producer import Producer, ProducerFuture
 from exclusivelog.reader import GroupReader, Start
 from exclusivelog.roles import ClaimsOfGroups, Groups, Role, RoleFuture, request_role, role_topic
 from exclusivelog.roles import OnLost as OnRoleLost
-from exclusivelog.topic import ManyOptions, Topic, all_granted, open_many
+from exclusivelog.topic import ROW, ManyOptions, Topic, all_granted, open_many
 from exclusivelog.transaction import Claim, OnLost, Transaction, own
 from exclusivelog.types import (
     AccessMode,
@@ -724,6 +725,16 @@ it is held by ...
         If a signal handler or a finalizer calls this during a transaction of the same thread,
         another thread closes the engine as soon as that transaction is over."""
         self.backend.close()
+
+    def _repr_html_(self) -> str:
+        return html_of(self, self._as_html)
+
+    def _as_html(self) -> str:
+        if is_url(self.path):  # to show a cluster's topics, it would have to be asked
+            return facts(repr(self), [])
+        names = self.topics()
+        rows = (self.topic(name, create=False)._row() for name in names[:MOST_ROWS])
+        return listing(repr(self), ROW, rows, len(names))
 
     def __repr__(self) -> str:
         return f"<Engine {self.name!r} ({self.id}) on {self.path}>"

@@ -23,6 +23,7 @@ from exclusivelog.arguments import (
     check_flag,
     check_name,
     check_seconds,
+    is_url,
     is_whole,
 )
 from exclusivelog.engine import Engine
@@ -137,7 +138,7 @@ def open(
         "admin": admin, "token": token, "token_file": token_file,
         "tls_trust_certs": tls_trust_certs, "check_policies": check_policies,
     }  # fmt: skip
-    if isinstance(path, str) and "://" in path:
+    if is_url(path):
         local = (durability, keepalive, mode, map_size, max_readers, kill_stalled)
         _check_cluster_options(*local)
         return _open_cluster(path, name, properties or {}, readonly, cluster)

@@ -14,6 +14,7 @@ from exclusivelog.arguments import (
     check_queue_options,
     check_seconds,
     is_internal,
+    is_url,
     is_whole,
 )
 from exclusivelog.backend import EngineBackend, Opened, ProducerRequest, TopicStore
@@ -21,6 +22,7 @@ from exclusivelog.closing import OfThisProcess
 from exclusivelog.events import EVENTS
 from exclusivelog.lookups import message_at, messages_in
 from exclusivelog.messages import check_info, encode_properties, to_ms
+from exclusivelog.notebook import facts, html_of
 from exclusivelog.owners import OwnerWatch
 from exclusivelog.producer import Options, Producer, ProducerFuture
 from exclusivelog.reader import Message, Reader, Start
@@ -48,6 +50,9 @@ SENDING = (
     "linger", "max_batch_messages", "max_batch_bytes", "max_pending_bytes", "on_fenced",
     "on_wanted", "follow",
 )  # fmt: skip
+
+
+ROW = ("topic", "kind", "messages", "epoch", "owner", "waiters")  # of a topic in a notebook
 
 
 class TermOptions(TypedDict, total=False):
@@ -691,6 +696,22 @@ producer; it is held by producer 'leader' ...
 
     # Python's own would begin at the number of messages, as if none was trimmed.
     __reversed__ = None
+
+    def _row(self) -> tuple[object, ...]:
+        """What the topic has for each of `ROW`."""
+        holders = self.holders
+        owner = holders[0].producer_name if len(holders) == 1 else f"{len(holders)} shared"
+        shown = owner if holders else "-"
+        return self.name, self.kind, len(self), self.epoch, shown, len(self.waiters)
+
+    def _repr_html_(self) -> str:
+        return html_of(self, self._as_html)
+
+    def _as_html(self) -> str:
+        if is_url(self.engine.path):  # it would have to be asked
+            return facts(repr(self), [])
+        places = ("first offset", self.first_offset), ("next offset", self.next_offset)
+        return facts(repr(self), [*zip(ROW[1:], self._row()[1:], strict=True), *places])
 
     def __repr__(self) -> str:
         return f"<Topic {self.name!r}>"

@@ -159,6 +159,11 @@ cdef class Message:
         _, data = keep(self.entry, [self.index], self.entry.laid.topic)
         return _restored, (data, self.entry.loads)
 
+    def _repr_html_(self):
+        from exclusivelog.notebook import message_html
+
+        return message_html(self)
+
     def __repr__(self):
         return (f"<Message offset={self.offset} epoch={self.epoch} key={_short(self.raw_key)} "
                 f"value={_short(self.raw_value)} producer={self.producer_name!r}>")

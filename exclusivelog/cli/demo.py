@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import exclusivelog as xl
-from exclusivelog.cli.names import is_url
+from exclusivelog.arguments import is_url
 from exclusivelog.foreign import Ignoring, is_raised_by_a_handler, pass_on_foreign
 
 if TYPE_CHECKING:

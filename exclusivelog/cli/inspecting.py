@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import exclusivelog as xl
-from exclusivelog.cli.names import is_url
+from exclusivelog.arguments import is_url
 from exclusivelog.cli.output import (
     announcement_of,
     cell_of,

@@ -8,7 +8,8 @@ from typing import Literal
 import click
 
 import exclusivelog as xl
-from exclusivelog.cli.names import ENGINE_NAME, is_url
+from exclusivelog.arguments import is_url
+from exclusivelog.cli.names import ENGINE_NAME
 from exclusivelog.cli.output import counts_of, jsonable, print_result, print_table
 from exclusivelog.cli.program import (
     PATH,

@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 import exclusivelog as xl
-from exclusivelog.cli.names import ENGINE_NAME, is_url
+from exclusivelog.arguments import is_url
+from exclusivelog.cli.names import ENGINE_NAME
 from exclusivelog.cli.output import fields_of, print_result, printable
 from exclusivelog.cli.program import (
     access,

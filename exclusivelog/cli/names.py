@@ -12,17 +12,13 @@ from collections.abc import Callable, Iterable
 import click
 
 import exclusivelog as xl
+from exclusivelog.arguments import is_url
 
 SAFE = re.compile(r"[\w.:/@%+,][\w.:/@%+,=-]*", re.ASCII)
 ENGINE_NAME = "cli"
 TYPED = "exclusivelog.typed"  # where a context keeps the words of the command line
 
 Completion = Callable[[click.Context, click.Parameter, str], list[str]]
-
-
-def is_url(path: str) -> bool:
-    """Whether it is the URL of a cluster, not a directory."""
-    return "://" in path
 
 
 def _names(find: Callable[[xl.Engine], Iterable[str]]) -> Completion:

@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 from exclusivelog import _core, serde
+from exclusivelog.arguments import is_url
 from exclusivelog.backend import Kind
 from exclusivelog.errors import DeserializationError
 from exclusivelog.messages import MAX_MESSAGE_BYTES, Item
+from exclusivelog.notebook import MOST_ROWS, Shown, facts, html_of, listing
 from exclusivelog.producer import Append
 from exclusivelog.state.past import At, MapWatch, apply_to, map_at, map_since
 from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, in_background
@@ -562,6 +564,23 @@ class SharedMap(Shared, MutableMapping[K, V]):
             if old.get(name) != new.get(name)
         }
 
+    # ---- notebooks -----------------------------------------------------------------------
+
+    def _repr_html_(self) -> str:
+        return html_of(self, self._as_html)
+
+    def _as_html(self) -> str:
+        if is_url(self.topic.engine.path):  # it would have to be asked
+            return facts(repr(self), [])
+        rows = ((Shown(key), self._shown(key)) for key in itertools.islice(self, MOST_ROWS))
+        return listing(repr(self), ("key", "value"), rows, len(self))
+
+    def _shown(self, key: K) -> Shown | str:
+        try:
+            return Shown(self.get(key))
+        except DeserializationError as error:
+            return str(error)
+
     # ---- futures -------------------------------------------------------------------------
 
     get_async = in_background(get)
@@ -572,6 +591,7 @@ class SharedMap(Shared, MutableMapping[K, V]):
     put_all_async = in_background(put_all)
     put_if_absent_async = in_background(put_if_absent)
     replace_async = in_background(replace)
+
     update_async = in_background(update)
     update_multiple_async = in_background(update_multiple)
     setdefault_async = in_background(setdefault)
