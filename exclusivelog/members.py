@@ -2,43 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
-from exclusivelog import _core
-
-# A thread, and a task of its event loop. A weak reference, which is equal to others of that task.
-Caller = tuple[int, weakref.ref[Any] | None]
-Mark = tuple[object, int]  # of a thread, and of its newest transaction; see `_Newest`
-UNREAD: Mark = (None, -1)
-
-
-_running_loop: Callable[[], object] | None = None  # of asyncio, once a caller may be a task
-
-
-def this_caller() -> Caller:
-    """The present thread and, in an event loop, the present task."""
-    global _running_loop
-    asyncio = sys.modules.get("asyncio")  # without it, there are no tasks
-    task = None
-    if asyncio is not None:
-        _running_loop = asyncio._get_running_loop
-        with contextlib.suppress(RuntimeError):  # no event loop runs in this thread
-            task = asyncio.current_task()
-    return threading.get_ident(), None if task is None else weakref.ref(task)
-
-
-class Ending(Protocol):
-    """A transaction that has a reader's position."""
-
-    __weakref__: Any  # a reader does not keep it: one that its program has dropped cannot commit
-
-    def _settle_readers(self) -> None:
-        """After its end, tell its readers their groups' positions, or let them go back."""
+from exclusivelog import _core, reads
+from exclusivelog.reads import Caller, Ending, Positions, Span
 
 
 class Part(Protocol):
@@ -52,71 +21,226 @@ class Part(Protocol):
 class GroupMember:
     """Base of the readers that may have a group: `Reader` and `GroupReader`.
 
-    What a group's reader has read since its group's last commit is given back when a transaction
-    of the thread or task that reads by it aborts: the reader reads it again (rule G11). If the
-    transaction had the reader's position, it goes back at once. Otherwise it goes back at its next
-    read, unless its position is committed before that: its caller then still has what it read.
-    A transaction that was dropped before it ended has aborted.
+    What a transaction's caller has read by it outside of any transaction, before that began, counts
+    as read in it: `for message in reader: with engine.transaction()`. After a `commit` of the
+    reader's own it does not.
 
-    Only one open transaction has a reader's position: if there were two, and the one with the
-    earlier messages aborted, the other one would commit past them.
+    If the transaction had the reader's position, the reader goes back at once. Otherwise it goes
+    back at its next read, unless its position is committed before that: its caller then still has
+    what it read.
     """
 
     membership: Any  # the cursor of its group, a `GroupCursor`; None without a group
-    returns: bool  # go back before the next read
-    refused: bool  # to another transaction: it goes back to what the one that has it has committed
-    abandoned: bool  # by another caller's transaction: it has to be read before a commit
-    read_at: Mark  # of the thread that read by it last; UNREAD: nothing since the last commit
+    spans: dict[int, Span]  # by the numbers of their transactions
+    returns: bool  # go back before the next read: a span has aborted
+    alone: weakref.WeakKeyDictionary[Any, Span]  # of callers, outside of transactions
+    current: Span | None  # of the last read
+    read_at: object  # the mark of the thread that read by it last; None: note the next read
     # The transaction that has its position, until that has ended. Weak, until it commits.
     transaction: Callable[[], Ending | None] | None
-    users: set[Caller]  # who has read by it since the last commit
+    joined: int  # the number of the transaction that had its position last
     by_itself: bool  # its `commit` was its last one, not that of a transaction
-    committed_at: int  # the newest transaction of its caller, or the one that committed, then
-    joiner: Caller | None  # whose transaction had its position last
-    # What its own `commit` is about to store, {topic id: offset}; None if the outcome is known.
-    committing: Mapping[int, int] | None
+    # What its own `commit` is about to store; None if the outcome is known.
+    committing: Positions | None
 
     def _begin_alone(self) -> None:
         """It takes part in no transaction yet."""
-        self.returns = self.refused = self.abandoned = self.by_itself = False
-        self.transaction = self.committing = self.joiner = None
-        self.read_at, self.users, self.committed_at = UNREAD, set(), -1
+        self.returns = self.by_itself = False
+        self.transaction = self.committing = self.read_at = self.current = None
+        self.spans, self.alone, self.joined = {}, weakref.WeakKeyDictionary(), -1
 
     @property
     def _parts(self) -> Sequence[Part]:
         """Its readers of single topics, or itself."""
         return getattr(self, "readers", None) or (cast(Part, self),)
 
-    def _offsets_to_commit(self) -> dict[int, int]:
+    def _offsets_to_commit(self) -> Positions:
         """{topic id: the offset at which the group continues after a commit now}."""
         return {part.topic_id: part.cursor.position for part in self._parts}
 
-    def _has_committed(self, positions: Mapping[int, int], newest: int) -> None:
-        """Its group has these positions now, {topic id: offset}. `newest`: no transaction up to
-        this one, if it is dropped from now on, sends the reader back."""
-        self.committed_at = max(self.committed_at, newest)
-        for part in self._parts:
-            part.continues_at = positions[part.topic_id]
-        self.returns, self.refused = self.refused, False
-        if self._offsets_to_commit() == positions:  # else it has read on meanwhile
-            self.read_at, self.users, self.abandoned = UNREAD, set(), False
+    def _group_positions(self) -> Positions:
+        """{topic id: the group's position, or that of the last `seek` after it}."""
+        return {part.topic_id: part.continues_at for part in self._parts}
+
+    def _next_positions(self) -> Positions:
+        """{topic id: the offset of the next message to read}."""
+        at = self._offsets_to_commit()
+        return self._target(at) if self.returns else at
+
+    # ---- reads ---------------------------------------------------------------------------
+
+    def _note_use(self) -> None:
+        """Note who reads by it, and go back if a transaction has aborted. Before each read."""
+        if self.transaction is not None:
+            self._settle()
+        if self.committing is not None:
+            self._settle_own_commit()
+        if self.returns:
+            self._go_back()
+        mark, loop = reads.here.mark, reads.running_loop
+        if mark is not self.read_at or (loop is not None and loop() is not None):
+            # Another thread, another transaction, or perhaps another task of this thread.
+            self._has_user(reads.present())
+            self.read_at = mark
+
+    def _has_user(self, who: object) -> None:
+        transaction = next(reads.open_ones_of(who, self.membership.ledger), None)
+        if transaction is not None:
+            span = self._span_of(transaction)
+            span.read_again(self._offsets_to_commit())
+            self._goes_on(span)
+        else:
+            self._goes_on(None if self.by_itself else self._aside_of(who))
+
+    def _goes_on(self, span: Span | None) -> None:
+        """What is read from now on is read in this span."""
+        before = self.current
+        if span is not before:
+            if before is not None:
+                before.last = self._offsets_to_commit()
+            if span is not None:
+                span.last = None
+            self.current = span
+
+    def _aside_of(self, who: object) -> Span:
+        span = self.alone.get(who)
+        if span is None or span.is_stale:
+            caller = weakref.ref(who)
+            span = self.alone[who] = Span(caller, next(reads.clock), self._offsets_to_commit())
+            _in_use[id(self)] = self
+        return span
+
+    def _span_of(self, transaction: Ending) -> Span:
+        number = transaction._number
+        span = self.spans.get(number)
+        if span is None:
+            is_again = id(self) in transaction._readers
+            transaction._readers[id(self)] = self
+            at = self._offsets_to_commit()
+            span = self.spans[number] = Span(transaction._maker, number, at, is_again=is_again)
+        return span
+
+    def _asides(self) -> list[Span]:
+        """Of callers that are there, and have read outside of transactions."""
+        callers = [caller() for caller in self.alone.keyrefs()]
+        found = [self.alone.get(who) for who in callers if who is not None]
+        return [span for span in found if span is not None]
+
+    def _held(self) -> list[Span]:
+        """What open transactions have read, or their callers have before they began."""
+        asides = [span for span in self._asides() if span.is_open and self._is_in_use(span)]
+        return asides + [span for span in list(self.spans.values()) if span.is_open]
+
+    def _is_in_use(self, aside: Span) -> bool:
+        """Whether its caller has begun a transaction since."""
+        who = aside.caller()
+        begun = () if who is None else reads.open_ones_of(who, self.membership.ledger)
+        return any(transaction._number > aside.since for transaction in begun)
+
+    def _has_sought(self) -> None:
+        """Its caller has moved it to another message: what was read before is not read again."""
+        self.spans.clear()
+        self.alone.clear()
+        self.returns, self.read_at, self.current = False, None, None
+
+    # ---- aborts --------------------------------------------------------------------------
+
+    def _give_back(self, transaction: Ending, *, is_dropped: bool, with_alone: bool) -> None:
+        """The transaction has aborted, or was dropped: its caller reads again what it has read.
+        Only flags are set, as this may run in any thread. `with_alone`: before it began, too."""
+        number = transaction._number
+        span = self.spans.get(number)
+        before = self._read_before(transaction) if with_alone else None
+        if before is not None and span is None:
+            span = self.spans[number] = Span(transaction._maker, number, before.first)
+            span.is_again = True
+        if span is not None:
+            span.reach_back(before)
+        if span is not None and span.holds:
+            span.abort(is_dropped)
+            self.returns = True
+
+    def _read_before(self, transaction: Ending) -> Span | None:
+        """What the caller of a transaction has read by it before that, outside of any."""
+        who = transaction._maker()
+        span = None if who is None else self.alone.get(who)
+        return span if span is not None and span.since < transaction._number else None
+
+    def _target(self, at: Positions) -> Positions:
+        """Where it goes back to, from its positions."""
+        group = self._group_positions()
+        if not self._held():
+            return group
+        gone = [span.first for span in list(self.spans.values()) if span.has_aborted]
+        firsts = {topic: min([at[topic], *[first[topic] for first in gone]]) for topic in at}
+        return {topic: max(first, group[topic]) for topic, first in firsts.items()}
 
     def _go_back(self) -> None:
-        """Continue at the group's position, or at the last `seek` after that."""
+        """Read again what transactions that have aborted had read."""
+        at = self._offsets_to_commit()
+        target, gone = self._target(at), [*self.spans.items()]
+        callers = {span.caller for _, span in gone if span.has_aborted}
+        for span in [*self.spans.values(), *self._asides()]:
+            if span.is_open and callers - {span.caller} and span.ends_behind(target, at):
+                span.give_back(target)
         for part in self._parts:
-            part.cursor.move_to(part.continues_at)
-        self.returns = self.refused = self.abandoned = False
+            part.cursor.move_to(target[part.topic_id])
+        self.returns, self.read_at, self.current = False, None, None
+        for number, span in gone:
+            if span.has_aborted:
+                self.spans.pop(number, None)
+            span.last = at if span.last is None else span.last
+
+    def _forget(self, transaction: Ending) -> None:
+        """It has ended. What its caller has read in it, and it has not committed or given back,
+        was read outside of it."""
+        span = self.spans.get(transaction._number)
+        if span is not None and not span.has_aborted:
+            self._goes_on(None)
+            del self.spans[transaction._number]
+            who = transaction._maker()
+            if who is not None and span.holds and not self.by_itself:
+                aside = self._aside_of(who)
+                aside.reach_back(span)
+                aside.last = span.last
+        self.read_at = None
+
+    # ---- commits -------------------------------------------------------------------------
+
+    def _has_committed(self, positions: Positions) -> None:
+        """Its group has these positions now."""
+        for part in self._parts:
+            part.continues_at = positions[part.topic_id]
+        at = self._offsets_to_commit()
+        for number, span in list(self.spans.items()):
+            if self._is_left(span, positions, at):
+                continue
+            if span.is_stale:
+                span.holds = False
+            else:
+                self.spans.pop(number, None)
+        for span in self._asides():
+            if not (
+                span.is_stale
+                or (self._is_left(span, positions, at) and span.ends_behind(positions, at))
+            ):
+                self.alone.pop(span.caller(), None)
+        self.returns = any(span.has_aborted for span in list(self.spans.values()))
+        self.read_at = None
+
+    def _is_left(self, span: Span, positions: Positions, at: Positions) -> bool:
+        """Whether a span is needed after a commit; if so, let it begin there."""
+        if not span.begins_before(positions):
+            return True
+        if span.has_aborted or not span.ends_behind(positions, at):
+            return False
+        span.first = {topic: max(first, positions[topic]) for topic, first in span.first.items()}
+        return True
 
     def _is_in(self, transaction: Ending) -> bool:
         """Whether this transaction has its position."""
         held = self.transaction
         return held is not None and held() is transaction
-
-    @property
-    def _is_behind(self) -> bool:
-        """Whether its next read continues at the group's position."""
-        held = self.transaction
-        return self.returns or (held is not None and held() is None)
 
     def _settle(self) -> Ending | None:
         """Return the open transaction that has its position. If one that had it has ended, learn
@@ -128,49 +252,29 @@ class GroupMember:
         if transaction is not None:
             transaction._settle_readers()
         elif self.transaction is held:  # it was dropped
-            if self.joiner in self.users:  # else another caller has moved the reader since
-                self._abandon()
+            span = self.spans.get(self.joined)  # none: another caller has moved the reader since
+            if span is not None:
+                span.abort(True)
+                self.returns = True
             self.transaction = None
         return transaction if self.transaction is held else None
 
-    def _abandon(self) -> None:
-        """The transaction that it was read for was dropped: it goes back before it is read, and no
-        other one can have its position before that. What that one sends may be of messages that
-        are read again."""
-        self.abandoned = self.returns = True
-
-    def _note_use(self) -> None:
-        """Note who reads by it, and go back if a transaction has aborted. Before each read."""
-        if self.transaction is not None:
-            self._settle()
-        if self.committing is not None:
-            self._settle_own_commit()
-        mark = newest_here.mark
-        if mark[0] is not self.read_at[0] or (
-            _running_loop is not None and _running_loop() is not None
-        ):  # another thread, or perhaps another task of this one
-            self._has_user()
-        self.read_at = mark
-        if self.returns:
-            self._go_back()
-
     def _joins(self, transaction: Ending) -> None:
         """Its present position is part of this transaction from now on."""
-        self.transaction = weakref.ref(transaction)
-        self.returns = self.refused = self.by_itself = False
-        self.joiner = self._has_user()
+        span = self._span_of(transaction)
+        span.reach_back(self._read_before(transaction))
+        span.is_again = False
+        self._goes_on(span)
+        self.transaction, self.joined = weakref.ref(transaction), transaction._number
+        self._keep_position()
+        self.by_itself = False
 
-    def _has_sought(self) -> None:
-        """Its caller has moved it to another message: what other callers have read is not read
-        again for them."""
-        self.users = set()
-        self._has_user()
-
-    def _has_user(self) -> Caller:
-        caller = this_caller()
-        self.users.add(caller)
-        _in_use[id(self)] = self
-        return caller
+    def _keep_position(self) -> None:
+        """Its caller commits what it still has: do not go back."""
+        self.returns = False
+        for number, span in list(self.spans.items()):
+            if span.has_aborted:
+                self.spans.pop(number, None)
 
     def _awaits(self, transaction: Ending) -> None:
         """This transaction commits. If an exception interrupts that, and its program drops it, its
@@ -181,23 +285,60 @@ class GroupMember:
         """Raise ValueError if the position is part of another open transaction than this one."""
         holder = self._settle()
         if holder is not None and holder is not transaction:
-            self.refused = True  # what was read for the refused one is read again
             raise ValueError(
                 f"reader={self!r}: its position is part of another open transaction. Commit or "
                 "abort that one first, or use `with`, which aborts it when an exception is raised"
             )
-        if self.abandoned and transaction is not None:
+
+    def _check_joins(self, transaction: Ending) -> None:
+        """Raise ValueError if this transaction cannot have the present position."""
+        self._check_free(transaction)
+        if self._is_to_be_read_again(transaction):
             raise ValueError(
                 f"reader={self!r}: a transaction that it was read for has aborted, or was dropped, "
                 "so it has gone back. Abort this one, and read again; `with` aborts one at an "
                 "exception"
             )
+        self._check_beside(transaction._maker)
+
+    def _is_to_be_read_again(self, transaction: Ending) -> bool:
+        """Whether this transaction may have sent what is read again."""
+        gone = [span for span in list(self.spans.values()) if span.has_aborted]
+        # Its caller may still have what the transaction before it had read, and send that.
+        kept = [
+            span
+            for span in gone
+            if span.caller == transaction._maker and span.since < transaction._number
+        ]
+        if any(span.is_dropped for span in kept):
+            return True
+        if len(gone) > len(kept):
+            self._go_back()
+            if kept:
+                return True
+        spans = self.spans.get(transaction._number), self._read_before(transaction)
+        return any(span is not None and span.is_stale for span in spans)
+
+    def _check_beside(self, caller: Caller) -> None:
+        """Raise ValueError if a commit would pass what a transaction of another caller has read."""
+        at = self._offsets_to_commit()
+        for span in self._held():
+            if span.caller != caller and span.begins_before(at):
+                raise ValueError(
+                    f"reader={self!r}: an open transaction of another thread or task has read by "
+                    "it, and if it aborted, its messages would be skipped. Commit or abort that "
+                    "one first; `with` aborts one at an exception"
+                )
 
     def _commit_alone(self) -> None:
         """Commit its position, in no transaction."""
         self._check_free(None)
-        if self.abandoned:
+        caller = reads.this_caller()
+        gone = [span for span in list(self.spans.values()) if span.has_aborted]
+        if any(span.is_dropped or span.caller != caller for span in gone):
             self._go_back()
+        self._check_beside(caller)
+        self._keep_position()
         self.committing = positions = self._offsets_to_commit()
         self.membership.commit(positions)
         self._note_own_commit(positions)  # another thread may have settled it meanwhile
@@ -211,25 +352,10 @@ class GroupMember:
             self._note_own_commit(positions)
         self.committing = None
 
-    def _note_own_commit(self, positions: Mapping[int, int]) -> None:
+    def _note_own_commit(self, positions: Positions) -> None:
         """It takes part in a transaction again only if it is read in that."""
-        self._has_committed(positions, newest_here.mark[1])
+        self._has_committed(positions)
         self.by_itself, self.committing = True, None
-
-
-class _Newest(threading.local):
-    """What a reader notes at a read: the thread, and the number of the newest transaction that the
-    thread has begun; -1: none."""
-
-    def __init__(self) -> None:
-        self.mark: Mark = (object(), -1)
-
-    def begins(self, number: int) -> None:
-        """This thread has begun a transaction."""
-        self.mark = (self.mark[0], number)
-
-
-newest_here = _Newest()
 
 
 # By their ids. No WeakSet: iterating over one raises an error if another thread adds to it.
@@ -237,7 +363,7 @@ _in_use: weakref.WeakValueDictionary[int, GroupMember] = weakref.WeakValueDictio
 
 
 def members_in_use() -> list[GroupMember]:
-    """The readers of groups, of all ledgers, that were read."""
+    """The readers of groups, of all ledgers, that were read outside of transactions."""
     return living(_in_use)
 
 

@@ -31,7 +31,6 @@ from exclusivelog.errors import (
     ProducerMovedError,
     WaitTimeoutError,
 )
-from exclusivelog.members import Caller, this_caller
 from exclusivelog.messages import (
     Columns,
     Encoded,
@@ -42,6 +41,7 @@ from exclusivelog.messages import (
     encode_message,
     encode_sequence,
 )
+from exclusivelog.reads import Caller, this_caller
 from exclusivelog.transaction import (
     SendingProducer,
     Transaction,

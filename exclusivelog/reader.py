@@ -138,7 +138,7 @@ class Reader(GroupMember, Closing):
     @property
     def position(self) -> int:
         """The offset of the next message to read; the topic may not have it yet."""
-        return self.continues_at if self._is_behind else self.cursor.position
+        return self._next_positions()[self.topic_id] if self.returns else self.cursor.position
 
     def seek(self, start: Start, *, inclusive: bool = True) -> None:
         """Continue at another message: `start` and `inclusive` are those of `Topic.reader`.
@@ -413,6 +413,7 @@ class Reader(GroupMember, Closing):
                 committed = membership.positions([self.topic_id])
             if self.topic_id in committed:
                 self.cursor.seek(committed[self.topic_id], inclusive=True, resumes=True)
+                self.continues_at = self.cursor.position
         except BaseException:
             membership.end()
             raise
@@ -535,10 +536,8 @@ class GroupReader(GroupMember, Closing):
     @property
     def positions(self) -> dict[str, int]:
         """{topic: the offset of the next message to read}."""
-        return {
-            reader.topic: reader.continues_at if self._is_behind else reader.position
-            for reader in self.readers
-        }
+        at = self._next_positions()
+        return {reader.topic: at[reader.topic_id] for reader in self.readers}
 
     def seek(self, start: Start, *, topic: str | None = None, inclusive: bool = True) -> None:
         """Continue at another message, as `Reader.seek`.

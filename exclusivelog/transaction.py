@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
-import itertools
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol, TypeVar
@@ -45,14 +43,8 @@ from exclusivelog.errors import (
     TransactionAbortedError,
     describe_engine,
 )
-from exclusivelog.members import (
-    Caller,
-    GroupMember,
-    living,
-    members_in_use,
-    newest_here,
-    this_caller,
-)
+from exclusivelog.members import GroupMember, members_in_use
+from exclusivelog.reads import Caller, begin, end, open_ones_of, this_caller
 from exclusivelog.waits import in_slices, time_limit, until_settled
 
 __all__ = ["Claim", "Transaction"]
@@ -272,22 +264,8 @@ class HoldsClaim(Protocol):
         """The claim that the role is bound to."""
 
 
-# Transactions that have not ended, by number. `_newest`: the number of each caller's newest one,
-# until that has ended.
-_begun: weakref.WeakValueDictionary[int, Transaction] = weakref.WeakValueDictionary()
-_newest: dict[Caller, int] = {}
-_numbers = itertools.count()
 _committing = threads.Helpers("exclusivelog-transaction")
-
-
-def _after_fork_in_child() -> None:
-    global _begun
-    _begun = weakref.WeakValueDictionary()
-    _newest.clear()
-    _committing.forget()
-
-
-_core.in_forked_child(_after_fork_in_child)
+_core.in_forked_child(_committing.forget)
 
 
 class Sender(Protocol):
@@ -351,14 +329,8 @@ class Transaction(OfThisProcess):
         self._call = _core.Call()
         self._running: concurrent.futures.Future[None] | None = None
         self._refused = False  # by the commit; nothing was written
-        self._number = number = next(_numbers)
-        self._next: int | None = None  # the number of its caller's next one
-        before = _begun.get(_newest.get(self._maker, -1))
-        if before is not None:
-            before._next = number
-        _begun[number] = self
-        _newest[self._maker] = number
-        newest_here.begins(number)
+        self._readers: dict[int, GroupMember] = {}  # that have a span of it, by their ids
+        self._number = begin(self)
         self._settled = False
 
     @property
@@ -455,8 +427,9 @@ class Transaction(OfThisProcess):
         """Store the reader's present position as its group's position when this transaction
         commits (rule F6).
 
-        Raises ValueError if another open transaction has a position of this reader: if that one
-        aborted, this one would commit past its messages."""
+        Raises ValueError if another open transaction has a position of this reader, or if one of
+        another thread or task has read by it: if that one aborted, this one would commit past its
+        messages. And if one has aborted before whose messages this one may have sent as well."""
         self._check_open()
         if not hasattr(reader, "_offsets_to_commit"):
             raise TypeError(f"commit_cursor takes a reader with group=, not {reader!r}")
@@ -465,7 +438,7 @@ class Transaction(OfThisProcess):
             raise ValueError(f"reader={reader!r} has no cursor; open it with group=")
         if membership.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes producers and readers of its own ledger")
-        reader._check_free(self)
+        reader._check_joins(self)
         self._parts.cursors[reader] = membership, reader._offsets_to_commit()
         reader._joins(self)
 
@@ -568,64 +541,52 @@ class Transaction(OfThisProcess):
             if not (reader._is_in(self) or unknown):
                 continue  # it has gone back, or another transaction has its position now
             if self._state == "committed":
-                reader._has_committed(positions, self._number)
+                reader._has_committed(positions)
             elif self._state == "aborted":
+                reader._give_back(self, is_dropped=False, with_alone=True)
                 reader._go_back()
-                reader.abandoned = self._shares(reader)
             reader.transaction = None  # last: after an interrupt, its next read does it again
         if self._state == "aborted" and not self._settled:
-            # It would have got their positions, had it not failed before; or one beside it will.
-            for reader in [] if self._has_beside() else self._others():
-                reader._settle_own_commit()
-                reader.returns = True
-                reader.abandoned = reader.abandoned or self._shares(reader)
+            self._give_back(is_dropped=False)
         self._forget()
 
-    def _shares(self, reader: GroupMember) -> bool:
-        """Have other callers read by this reader, too? What they have read is read again."""
-        return bool(reader.users - {self._maker})
+    def _give_back(self, *, is_dropped: bool) -> None:
+        """Let its caller read again what it has read by readers without `commit_cursor`: it would
+        have got their positions, had it not failed before."""
+        read_alone = [] if self._has_beside() else members_in_use()  # else one beside it will
+        for reader in {*self._readers.values(), *filter(self._is_near, read_alone)}:
+            if is_dropped or reader not in self._parts.cursors:
+                reader._give_back(self, is_dropped=is_dropped, with_alone=bool(read_alone))
+
+    def _is_near(self, reader: GroupMember) -> bool:
+        return reader.membership is not None and reader.membership.ledger is self._ledger
 
     def _forget(self) -> None:
+        for reader in list(self._readers.values()):
+            reader._forget(self)
         self._settled = True
-        _begun.pop(self._number, None)
-        if _newest.get(self._maker) == self._number:
-            _newest.pop(self._maker, None)
+        end(self)
 
-    def _is_beside(self, other: Transaction) -> bool:
-        """Does the same caller use the other one at the same time?"""
-        same = other._maker == self._maker and other._engine.ledger is self._engine.ledger
-        return same and other is not self and other._state == "open" and bool(other._parts)
+    @property
+    def _ledger(self) -> object:
+        return self._engine.ledger
+
+    @property
+    def _may_commit(self) -> bool:
+        return self._state in ("open", "unknown")
 
     def _has_beside(self) -> bool:
-        return any(self._is_beside(other) for other in living(_begun))
-
-    def _others(self) -> Iterator[GroupMember]:
-        """The readers of its caller that no transaction has."""
-        for reader in members_in_use():
-            membership = reader.membership
-            ours = membership is not None and membership.ledger is self._engine.ledger
-            theirs = reader.by_itself and reader.read_at[1] < self._number
-            used = self._maker in reader.users and reader.transaction is None
-            if ours and used and not theirs:
-                yield reader
+        """Does the same caller use another one at the same time?"""
+        who = self._maker()
+        others = () if who is None else open_ones_of(who, self._ledger)
+        return any(other is not self and bool(other._parts) for other in others)
 
     def __del__(self) -> None:
-        """Dropped before it ended, it has aborted. The readers whose positions it has notice that
-        themselves: this may run in any thread, also while that reads by one of them."""
-        if self._settled or self.state == "committed":
-            return
-        beside = self._has_beside()
-        for reader in self._others():
-            _, newest = reader.read_at
-            if self._next is not None and newest >= self._next:
-                continue  # for its caller's next one
-            if reader.committed_at >= self._number:
-                continue  # it has been committed since: this one is collected late
-            if newest >= self._number:
-                reader._abandon()
-            elif not beside:  # else they may belong to that one
-                reader.returns = True
-        self._forget()
+        """Dropped before it ended, it has aborted. Its readers go back at their next reads: this
+        may run in any thread, also while that reads by one of them."""
+        if not self._settled and self.state != "committed":
+            self._give_back(is_dropped=True)
+            self._forget()
 
     def __enter__(self) -> Transaction:
         self._caller = this_caller()

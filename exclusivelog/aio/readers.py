@@ -21,6 +21,7 @@ from exclusivelog.messages import import_pyarrow
 from exclusivelog.reader import Found, Start, check_following
 from exclusivelog.reader import GroupReader as SyncGroupReader
 from exclusivelog.reader import Reader as SyncReader
+from exclusivelog.reads import called_by, this_caller
 from exclusivelog.waits import READER_LOOK_UP_SECONDS
 
 __all__ = ["GroupReader", "Message", "Reader"]
@@ -301,7 +302,7 @@ class Reader(Reading[SyncReader, Message]):
 
     @like(SyncReader.commit)
     async def commit(self) -> None:
-        await in_thread(self.sync.commit)
+        await in_thread(called_by, this_caller(), self.sync.commit)
 
 
 class GroupReader(Reading[SyncGroupReader, Found]):
@@ -347,4 +348,4 @@ class GroupReader(Reading[SyncGroupReader, Found]):
 
     @like(SyncGroupReader.commit)
     async def commit(self) -> None:
-        await in_thread(self.sync.commit)
+        await in_thread(called_by, this_caller(), self.sync.commit)

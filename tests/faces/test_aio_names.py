@@ -24,8 +24,8 @@ TASKS = {"RoleFuture", "UnloadFuture"}  # types of asyncio's tasks, which stand 
 
 # What a transaction uses of the readers of groups.
 OF_MEMBERS = {
-    "abandoned", "by_itself", "committed_at", "committing", "joiner", "read_at", "refused",
-    "returns", "transaction", "users",
+    "alone", "by_itself", "committing", "current", "joined", "read_at", "returns", "spans",
+    "transaction",
 }  # fmt: skip
 
 # What has no counterpart, by class: what the library's modules use of one another's objects, and
