@@ -26,7 +26,17 @@ def difference(a: Any, b: Any, path: str = "value") -> str | None:
             return found
     if isinstance(a, enum.Enum) and not _core.is_member(a):
         return f"{path} is {a!r}, no member of its Enum: another process may not know it"
-    return f"{path} is {_described(a)}, and comes back as {_described(b)}"
+    return f"{path} is {_described(a)}, and comes back as {_described(b)}{_advice(a, b)}"
+
+
+def _advice(a: Any, b: Any) -> str:
+    """What to write instead, where a class declares another type than it is given: often by its
+    own default, which no library checks."""
+    if type(a) is int and type(b) is float:
+        return f": write {float(a)!r} for a field that is a float, also as its default"
+    if isinstance(a, enum.Enum) and type(a.value) is type(b):
+        return ": write its value, also as the default (pydantic's validate_default=True does)"
+    return ""
 
 
 def _inside(a: Any, b: Any, path: str) -> str | None:

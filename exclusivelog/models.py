@@ -43,7 +43,7 @@ class Model(_core.Coder, Checked):
         self._set(encode, decode, shape, shallow)
         Checked.__init__(self, encode, self.loads)
         self._cls, self._decode, self._shallow = cls, decode, shallow
-        self._kind = dict if typing.is_typeddict(cls) else cls
+        self._kind = dict if is_typed_dict(cls) else cls
 
     def _checked(self, value: Any) -> bytes:
         if type(value) is not self._kind:  # one of a subclass would come back as one of the class
@@ -80,11 +80,16 @@ def is_model(cls: Any) -> bool:
         is_pydantic(cls)
         or is_duck(cls)
         or dataclasses.is_dataclass(cls)
-        or typing.is_typeddict(cls)
+        or is_typed_dict(cls)
         or hasattr(cls, "__struct_fields__")
         or hasattr(cls, "__attrs_attrs__")
         or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
     )
+
+
+def is_typed_dict(cls: Any) -> bool:
+    """Whether it is a TypedDict, also one of typing_extensions."""
+    return typing.is_typeddict(cls) or type(cls).__name__ == "_TypedDictMeta"
 
 
 def is_pydantic(cls: Any) -> bool:

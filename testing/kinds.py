@@ -78,6 +78,12 @@ class Rights(enum.Flag, boundary=enum.KEEP):
     READ, WRITE = 1, 2
 
 
+class Bits(enum.IntFlag):
+    """An int that has items, which are such ints."""
+
+    LEFT, RIGHT = 1, 2
+
+
 class Masks(enum.Flag):
     """One bit of 64 is known where it was learnt."""
 
@@ -180,6 +186,7 @@ class Choice:
     lenient: Lenient | None = None
     growing: Growing | None = None
     rights: Rights | None = None
+    bits: Bits | None = None
     masks: Masks | None = None
     several: list[Growing] = dataclasses.field(default_factory=list)
     by_name: dict[Growing, int] = dataclasses.field(default_factory=dict)
@@ -193,6 +200,7 @@ class Option:
     lenient: Lenient | None = None
     growing: Growing | None = None
     rights: Rights | None = None
+    bits: Bits | None = None
     masks: Masks | None = None
     several: list[Growing] = dataclasses.field(default_factory=list)
     by_name: dict[Growing, int] = dataclasses.field(default_factory=dict)
@@ -434,6 +442,7 @@ GROWING = some.builds(learn, some.just(Growing), some.just("new")) | some.just(G
 CHOICES = {
     "swapped": some.sampled_from(Swapped), "lenient": some.sampled_from(Lenient),
     "growing": GROWING, "rights": some.sampled_from([Rights.READ, Rights(0), Rights(3), Rights(9)]),
+    "bits": some.sampled_from([Bits.LEFT, Bits(0), Bits(3), Bits(9)]),
     "masks": some.sampled_from([Masks.LEFT, Masks(0), Masks(3)])
     | some.builds(learn, some.just(Masks), some.just(64)),
     "several": some.lists(GROWING, max_size=2),

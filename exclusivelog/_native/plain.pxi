@@ -241,7 +241,8 @@ cdef bint _is_collection(object kind):
     application's."""
     return (
         _static(kind, "__len__") is not None and _static(kind, "__iter__") is not None
-        and not issubclass(kind, (str, bytes, bytearray, memoryview, range, type))
+        # An item of a flag is a flag, which has items again.
+        and not issubclass(kind, (str, bytes, bytearray, memoryview, range, type, _enum.Flag))
     )
 
 

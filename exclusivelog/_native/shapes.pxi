@@ -218,7 +218,10 @@ cdef class Coder:
     def dumps(self, value):
         """Encode an object; TypeError or ValueError if it would not come back."""
         if _holds(self.shape, value, self._most):
-            return self._encode(value)
+            try:
+                return self._encode(value)
+            except ValueError:  # of a text with surrogates
+                pass
         return self._checked(value)
 
     def loads(self, bytes data not None):

@@ -28,6 +28,7 @@ import attrs
 import msgpack
 import pydantic
 import pytest
+import typing_extensions
 
 import exclusivelog as xl
 from exclusivelog import serde
@@ -37,6 +38,7 @@ from testing.children import ROOT
 from testing.kinds import (
     OPTIONS,
     Bill,
+    Bits,
     Choice,
     Colour,
     Growing,
@@ -387,7 +389,8 @@ def test_g10_of_an_enum_only_what_every_process_has_is_taken(topic: xl.Topic, cl
     learnt = [learn(Growing, "learnt"), learn(Masks, 64)]
     taken = [
         cls(growing=Growing.KNOWN, rights=Rights(9), masks=Masks.LEFT | Masks.RIGHT),
-        cls(lenient=Lenient.WRONG, masks=Masks(0), rights=Rights.READ),
+        cls(lenient=Lenient.WRONG, masks=Masks(0), rights=Rights.READ, bits=Bits.LEFT),
+        cls(bits=Bits(9)),
     ]
     refused = [
         cls(growing=learnt[0]), cls(several=[learnt[0]]), cls(by_name={learnt[0]: 1}),
@@ -402,9 +405,10 @@ def test_g10_of_an_enum_only_what_every_process_has_is_taken(topic: xl.Topic, cl
             with pytest.raises(REFUSALS, match=r"value=.*(no member of its Enum|come back)"):
                 producer.send(value)
     found = [message.value for message in topic.reader(deserializer=cls)]
-    assert [each.lenient for each in found] == [None, Lenient.WRONG]
+    assert [each.lenient for each in found] == [None, Lenient.WRONG, None]
     assert found[1].lenient is Lenient.WRONG
-    assert [each.rights for each in found] == [Rights(9), Rights.READ]
+    assert [each.rights for each in found] == [Rights(9), Rights.READ, None]
+    assert [each.bits for each in found] == [None, Bits.LEFT, Bits(9)]
 
 
 def test_g10_an_enum_that_cannot_be_stored_is_refused_with_its_class() -> None:
@@ -413,6 +417,46 @@ def test_g10_an_enum_that_cannot_be_stored_is_refused_with_its_class() -> None:
         cls = dataclasses.make_dataclass("Wrong", [("kind", kind)])
         with pytest.raises(TypeError, match="Wrong: "):
             serde.model(cls)
+
+
+class Priced(pydantic.BaseModel):
+    price: float = 0
+
+
+@dataclasses.dataclass
+class Costs:
+    price: float = 0
+
+
+class ByValue(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(use_enum_values=True)
+    size: Size = Size.SMALL
+
+
+@pytest.mark.parametrize(
+    ("cls", "advice"),
+    [(Priced, "write 0.0 for"), (Costs, "write 0.0 for"), (ByValue, "write its value")],
+)
+def test_g10_a_default_of_another_type_is_refused_with_what_to_write(cls: Any, advice: str) -> None:
+    """No library checks defaults. It would be another value for who reads it."""
+    with pytest.raises(ValueError, match=rf"{cls.__name__}: .*{advice}"):
+        serde.model(cls).dumps(cls())
+    if cls is not ByValue:
+        given = cls(price=0.0)
+        assert difference(given, serde.model(cls).loads(serde.model(cls).dumps(given))) is None
+
+
+@pytest.mark.parametrize("fields", [{"name": "\ud800"}, {"by_name": {"\ud800": 1}}], ids=str)
+def test_g10_a_text_that_cannot_be_encoded_is_refused_with_its_class(fields: Any) -> None:
+    with pytest.raises(ValueError, match=r"^Bill: "):
+        serde.model(Bill).dumps(Bill.model_construct(**{"name": "a", **fields}))
+
+
+def test_g10_a_typed_dict_of_typing_extensions_is_one() -> None:
+    cls: Any = typing_extensions.TypedDict("cls", {"least": int})
+    assert serde.model(cls).loads(serde.model(cls).dumps({"least": 1})) == {"least": 1}
+    with pytest.raises(ValueError, match="cls: "):
+        serde.model(cls).dumps({"least": "a"})
 
 
 def test_g10_an_alias_with_a_default_comes_back(topic: xl.Topic) -> None:
