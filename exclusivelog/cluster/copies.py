@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from exclusivelog._core import Message
 from exclusivelog.cluster import frames, waiting
+from exclusivelog.cluster.facts import is_birth
 from exclusivelog.cluster.frames import Content, Frame
 from exclusivelog.cluster.pulsar import Outgoing
 from exclusivelog.errors import UnsupportedError
@@ -108,11 +109,15 @@ class FrameCopies:
         record = frames.decode(message.data())
         if isinstance(record, Frame) and record.source is not None:
             return Copied(message.properties().get(TOPIC), record)
-        if record is not None or waiting.decode(message.data()) is not None:
+        if record is not None or _is_of_engines(message.data()):
             return OF_ENGINES
         if OFFSET in message.properties():
             return "it is a plain mirror; mirror to it with plain=True (--plain)"
         return FOREIGN
+
+
+def _is_of_engines(data: bytes) -> bool:
+    return is_birth(data) or waiting.decode(data) is not None
 
 
 def frame_of(messages: Sequence[Message], source: str, gap: int) -> Frame:

@@ -123,7 +123,7 @@ class _Back:
 
     def __init__(self, topic: TopicLog, state: Any) -> None:
         self._topic = topic
-        self._reader = Reader(topic.log, state)
+        self._reader = Reader(topic.log, state, topic.check_first)
 
     def next(self, end: int) -> Frame | None:
         """The next frame that counts; None at the offset `end`."""

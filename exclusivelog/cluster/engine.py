@@ -19,6 +19,7 @@ from typing import Any
 
 from exclusivelog import _core, logs, threads
 from exclusivelog.backend import ProducerRequest, SessionOptions
+from exclusivelog.cluster.births import Births
 from exclusivelog.cluster.catalog import ClusterCatalog, ClusterTopic
 from exclusivelog.cluster.checkpoints import store_snapshot
 from exclusivelog.cluster.claims import ClusterClaims, ClusterGroupCursor
@@ -26,7 +27,6 @@ from exclusivelog.cluster.cursor import ClusterCursor, Inspection
 from exclusivelog.cluster.figures import Figures
 from exclusivelog.cluster.following import Registration, TopicLog, Topics
 from exclusivelog.cluster.history import claim_event, history
-from exclusivelog.cluster.kinds import TOPIC as KINDS
 from exclusivelog.cluster.kinds import Kinds
 from exclusivelog.cluster.moving import Moving, cancel_moves, choose
 from exclusivelog.cluster.ordered import Place
@@ -144,7 +144,7 @@ class ClusterEngine(Identity):
         self.place = place
         self.figures = Figures()
         self.topics = Topics(self)
-        self.kinds = Kinds(lambda: place.open(KINDS))
+        self.births, self.kinds = Births(place), Kinds(place)
         words = _core.SharedWords(bytearray(8))
         self.registry = Registry(words, WAKE)
         self.pending = Requests(self, self.registry)
@@ -346,6 +346,7 @@ class ClusterEngine(Identity):
         self.worker.stop()
         self.topics.close()
         self.kinds.close()
+        self.births.close()
         self.registry.fail_all(EngineClosedError(f"engine {self.name!r} on {self.path} was closed"))
         self.committer.stop()
         self.worker.join()

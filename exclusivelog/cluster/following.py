@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from exclusivelog import _core, threads
 from exclusivelog.cluster import checkpoints
 from exclusivelog.cluster.appending import RESEND_SECONDS, Appending
-from exclusivelog.cluster.checkpoints import AT_CLOSING, NOWHERE, Checkpoint, Mark, Saving
+from exclusivelog.cluster.births import is_beginning
+from exclusivelog.cluster.checkpoints import AT_CLOSING, NOWHERE, Anchor, Checkpoint, Mark, Saving
+from exclusivelog.cluster.facts import lacks_beginning, make_birth
 from exclusivelog.cluster.frames import (
     MAX_BYTES,
     Frame,
@@ -498,7 +500,8 @@ class Writers:
 
 
 class TopicLog:
-    """One topic's log. `number` is the topic's id within its engine.
+    """One topic's log. `number` is the topic's id within its engine; `first` is the record with
+    which the topic began, if that is known (`births`).
 
     `changed` guards everything here, and is notified with every record."""
 
@@ -509,6 +512,7 @@ class TopicLog:
         number: int,
         log: OrderedLog,
         checkpoint: Checkpoint | None = None,
+        first: Anchor | None = None,
     ) -> None:
         if log.max_bytes < MAX_BYTES:
             raise ValueError(
@@ -526,7 +530,8 @@ class TopicLog:
             self.waiters.take(record)
         self.saving = Saving(host.place, name, start.anchor, not host.readonly)
         self.state = start.state
-        self._reader = Reader(log, self.state)
+        self._first, self._begun = first, False
+        self._reader = Reader(log, self.state, self.check_first)
         self._writers = Writers()
         # When it became free, as far as this process knows, in ns of the monotonic clock (rule D7).
         self.freed = _core.now()
@@ -586,6 +591,58 @@ class TopicLog:
         """The waiters, as far as the log was read."""
         return self.queue.waiters
 
+    # ---- the beginning -------------------------------------------------------------------
+
+    def check_first(self, record: Record) -> None:
+        """LedgerCorruptedError unless the topic began with this record."""
+        found = NOWHERE.then(record)
+        if self._first is None and is_beginning(record.data):
+            self._first = found
+        if found != self._first:
+            raise lacks_beginning(self.name, "its first record is not the one that it began with")
+
+    def begin(self) -> None:
+        """Before a request is appended: make the topic begin if it is empty, and have all engines
+        of the place know its first record.
+
+        Raises `LedgerCorruptedError` if the topic began with another record than this engine has
+        read: then that was removed, with all that came before."""
+        if self._begun:
+            return
+        self._make_first()
+        first = self._first
+        assert first is not None, "the first record was checked when it was read"
+        if self.host.births.register(self.name, first) != first:
+            raise lacks_beginning(self.name, "other engines have read records before its first one")
+        self._begun = True
+
+    def _make_first(self) -> None:
+        """Wait for the log's first record; append one if there is none."""
+        birth, deadline = make_birth(), _core.monotonic() + ANSWER_SECONDS
+        while self.state.position is None:
+            if _core.monotonic() > deadline:
+                raise WaitTimeoutError(
+                    f"topic {self.name!r}: its first record was not read back within "
+                    f"{ANSWER_SECONDS} s"
+                )
+            with self.changed:
+                self.check()
+                self._appending.append(birth)
+            with contextlib.suppress(WaitTimeoutError):
+                self.await_change(lambda: self.state.position is not None, RESEND_SECONDS, "")
+
+    def _check_seen(self, judged: Judged) -> None:
+        """LedgerCorruptedError if the sender of a record has read a grant that this engine has not:
+        then one of them lacks the beginning of the log, and it is not the sender."""
+        record = judged.parsed
+        if judged.verdict is not Verdict.EPOCH or record is None:
+            return
+        if isinstance(record, Frame) and record.source is not None:
+            return  # the epoch of a copy is that of its source
+        is_next = isinstance(record, Grant) and not record.continues
+        if record.epoch - is_next > self.state.epoch:
+            raise lacks_beginning(self.name, f"nothing has granted epoch {record.epoch}")
+
     # ---- asking --------------------------------------------------------------------------
 
     def ask(
@@ -600,6 +657,7 @@ class TopicLog:
 
         Raises the errors of `Writer.ask`, and `WaitTimeoutError`, after which this is not the
         owner."""
+        self.begin()
         with self.changed:
             self.check()
             if self.state.tenure != seen:
@@ -636,6 +694,7 @@ class TopicLog:
     def publish(self, record: Published) -> None:
         """Append a record of the queue (a wait, or an assignment), and wait until it is read
         back."""
+        self.begin()
         with self.changed:
             self.check()
             self.queue.publish(record)
@@ -647,6 +706,7 @@ class TopicLog:
 
     def terminate(self) -> int:
         """End all writing for good; the next offset, which no message will have (rule G8)."""
+        self.begin()
         deadline = _core.monotonic() + ANSWER_SECONDS
         while not self._try_to_terminate():
             if _core.monotonic() > deadline:
@@ -749,6 +809,7 @@ class TopicLog:
         """Apply the next record. Returns whether a waiter may be promoted now. `before`: the last
         session that was granted the topic before it, and did it still have it?"""
         data = record.data
+        self._check_seen(judged)
         if judged.verdict is not Verdict.REPEATED:
             self.saving.saw(record)
         self._writers.saw(judged)
@@ -977,11 +1038,21 @@ class Topics:
             found = self._followed.get(number)
             if found is None:
                 name = next(name for name, each in self._numbers.items() if each == number)
-                log = self._host.place.open(name)
-                checkpoint = checkpoints.load(self._host.place, name, log)
-                found = TopicLog(self._host, name, number, log, checkpoint)
+                found = self._open(name, number)
                 self._followed[number] = found
             return found
+
+    def _open(self, name: str, number: int) -> TopicLog:
+        """Begin to follow a log; LedgerCorruptedError if it is known to lack its beginning."""
+        host = self._host
+        log = host.place.open(name)
+        try:
+            checkpoint = checkpoints.load(host.place, name, log)
+            first = host.births.known(name, log, goes_on=checkpoint is not None)
+            return TopicLog(host, name, number, log, checkpoint, first)
+        except BaseException:
+            log.close()
+            raise
 
     def all(self) -> list[TopicLog]:
         """The logs that are followed."""

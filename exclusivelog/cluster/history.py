@@ -21,7 +21,7 @@ def history(topic: TopicLog) -> Iterator[Event]:
     before it, as its record has no time."""
     topic.catch_up()
     end = topic.state.position
-    reader = Reader(topic.log)
+    reader = Reader(topic.log, None, topic.check_first)
     state, time = reader.state, 0
     try:
         while end is not None and (state.position is None or state.position < end):

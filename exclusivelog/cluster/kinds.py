@@ -2,9 +2,8 @@
 
 They are kept in a log of their own, `__kinds__`, in which the first record about a topic counts.
 
->>> from exclusivelog.cluster.memory import MemoryLog
->>> log = MemoryLog()
->>> kinds = Kinds(lambda: log)
+>>> from exclusivelog.cluster.memory import MemoryPlace
+>>> kinds = Kinds(MemoryPlace.named("example of kinds"))
 >>> kinds.check("settings", {"holds": "map", "key": "str"})
 False
 >>> kinds.record("settings", {"holds": "map", "key": "str"})
@@ -14,44 +13,26 @@ False
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
-
-import msgpack
-
-from exclusivelog import _core
 from exclusivelog.backend import Kind
-from exclusivelog.cluster.frames import sealed, unsealed
-from exclusivelog.cluster.ordered import OrderedLog, Tail
-from exclusivelog.errors import LedgerIOError, StateError
+from exclusivelog.cluster.facts import Facts
+from exclusivelog.cluster.ordered import Place
+from exclusivelog.errors import StateError
 
-__all__ = ["TOPIC", "Kinds"]
+__all__ = ["Kinds"]
 
 TOPIC = "__kinds__"
 MAGIC = b"XLK"
-VERSION = 1
-ANSWER_SECONDS = 60.0
-RESEND_SECONDS = 1.0
 
 
 class Kinds:
-    """The log of kinds, which every call reads to its end. `open_log` opens it at the first
-    call."""
+    """The kinds of the topics of a place. Every call reads their log to its end."""
 
-    def __init__(self, open_log: Callable[[], OrderedLog]) -> None:
-        self._open_log = open_log
-        self._lock = threading.Lock()
-        self._log: OrderedLog | None = None
-        self._tail: Tail | None = None
-        self._position: bytes = b""
-        self._found: dict[str, dict[str, str | None]] = {}
+    def __init__(self, place: Place) -> None:
+        self._facts = Facts(place, TOPIC, MAGIC)
 
     def of(self, topic: str) -> Kind:
         """The kind recorded for a topic; empty if there is none."""
-        with self._lock:
-            self._read()
-            return dict(self._found.get(topic, {}))
+        return dict(self._facts.of(topic) or {})
 
     def check(self, topic: str, kind: Kind) -> bool:
         """Is it recorded that the topic holds this? False if nothing is recorded; StateError if it
@@ -67,50 +48,13 @@ class Kinds:
     def record(self, topic: str, kind: Kind) -> None:
         """Record what a topic holds, unless that is recorded; StateError if it holds something
         else."""
-        deadline, due = _core.monotonic() + ANSWER_SECONDS, 0.0
-        while not self.check(topic, kind):
-            if _core.monotonic() > deadline:
-                raise LedgerIOError(
-                    f"topic {topic!r}: what it holds could not be recorded within "
-                    f"{ANSWER_SECONDS} s"
-                )
-            if _core.monotonic() >= due and self._log is not None:
-                self._log.append(_encode(topic, kind))
-                due = _core.monotonic() + RESEND_SECONDS
-            time.sleep(0.001)
-
-    def _read(self) -> None:
-        """Read the log up to its current end."""
-        if self._log is None:
-            self._log = self._open_log()
-            self._tail = self._log.tail()
-        assert self._tail is not None
-        end, deadline = self._log.end(), _core.monotonic() + ANSWER_SECONDS
-        while end is not None and self._position < end:
-            record = self._tail.next(1.0)
-            if record is not None:
-                self._position = record.position
-                self._take(record.data)
-            elif _core.monotonic() > deadline:
-                raise LedgerIOError(f"{TOPIC} could not be read within {ANSWER_SECONDS} s")
-
-    def _take(self, data: bytes) -> None:
-        body = unsealed(MAGIC, VERSION, data)
-        if body is not None:
-            topic, kind = msgpack.unpackb(body)
-            self._found.setdefault(topic, kind)
+        if not self.check(topic, kind):
+            self._facts.record(topic, dict(kind))
+            self.check(topic, kind)
 
     def close(self) -> None:
         """Close the log."""
-        if self._tail is not None:
-            self._tail.close()
-        if self._log is not None:
-            self._log.close()
-
-
-def _encode(topic: str, kind: Kind) -> bytes:
-    body: bytes = msgpack.packb([topic, dict(kind)])
-    return sealed(MAGIC, VERSION, body)
+        self._facts.close()
 
 
 def _described(kind: Kind) -> str:

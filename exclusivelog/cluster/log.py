@@ -114,10 +114,18 @@ def messages(judged: Judged) -> Iterator[Message]:
 
 
 class Reader:
-    """Follows a log from its first record, or from a saved state, and applies the rule."""
+    """Follows a log from its first record, or from a saved state, and applies the rule.
 
-    def __init__(self, log: OrderedLog, state: State | None = None) -> None:
+    `check_first` is given the log's first record, unless this begins with a saved state."""
+
+    def __init__(
+        self,
+        log: OrderedLog,
+        state: State | None = None,
+        check_first: Callable[[Record], None] | None = None,
+    ) -> None:
         self.state = State() if state is None else state
+        self._check_first = check_first
         self._tail = log.tail(self.state.position)
 
     def next(self, timeout: float | None = None) -> Judged | None:
@@ -131,6 +139,8 @@ class Reader:
 
     def fold(self, record: Record) -> Judged:
         """Apply a record to the state; returns it with its verdict."""
+        if self._check_first is not None and self.state.position is None:
+            self._check_first(record)
         return self.state.fold(record)
 
     def records(self) -> Iterator[Judged]:

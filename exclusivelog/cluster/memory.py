@@ -101,6 +101,12 @@ class MemoryLog:
         """Does `position` directly follow `last`?"""
         return int.from_bytes(position, "big") == int.from_bytes(last, "big") + 1
 
+    @property
+    def was_written(self) -> bool:
+        """Has it had records?"""
+        with self._changed:
+            return bool(self._trimmed or self._records)
+
     def trim(self, count: int) -> None:
         """Remove the first records, as retention does."""
         with self._changed:
@@ -351,6 +357,15 @@ class MemoryPlace:
         """The log of a topic, created if it is missing."""
         with self._shared.lock:
             return _Link(self._shared.logs.setdefault(topic, MemoryLog()))
+
+    def was_written(self, topic: str) -> bool:
+        """Has the topic had records?"""
+        with self._shared.lock:
+            log = self._shared.logs.get(topic)
+            return log is not None and log.was_written
+
+    def note_written(self, topic: str) -> None:
+        """No effect: a log knows how many of its records were removed."""
 
     def join(self, engine: EngineInfo) -> None:
         """Register a live engine, until `close`."""

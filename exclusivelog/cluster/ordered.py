@@ -142,6 +142,16 @@ class Place(Protocol):
         """The log of a topic, created if it is missing."""
         ...
 
+    def was_written(self, topic: str) -> bool:
+        """Does the place itself know that the topic has had records, even if it has none now? False
+        if unsure: the log `__births__` knows it, too."""
+        ...
+
+    def note_written(self, topic: str) -> None:
+        """Note that the topic has records, where its removed records leave the note. A place that
+        cannot do that ignores it."""
+        ...
+
     def join(self, engine: EngineInfo) -> None:
         """Register a live engine, until `close` or the end of its process."""
         ...

@@ -9,6 +9,7 @@ another client requests the name.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -28,6 +29,7 @@ __all__ = ["SCHEMES", "PulsarPlace", "find"]
 
 TIMEOUT = 30.0  # seconds, for the broker to answer
 ENGINES = "__engines__"
+WRITTEN = "exclusivelog.written"
 # For which results of `lives` are cached: deaths are noticed soon, and one take-over asks once.
 REMEMBER_LIVING_SECONDS, REMEMBER_GONE_SECONDS = 0.02, 0.2
 # If the admin API fails to return the end of a topic, it is not asked again for so many seconds and
@@ -72,6 +74,16 @@ class PulsarPlace:
         if self._checks:
             self._cluster.check_topic(topic)
         return _AskedLog(self._access, topic, self._cluster)
+
+    def was_written(self, topic: str) -> bool:
+        """Does Pulsar know that the topic has had messages? By a property of the topic, which stays
+        when messages are removed. False if the admin API cannot be used."""
+        return self._cluster.has_property(topic, WRITTEN)
+
+    def note_written(self, topic: str) -> None:
+        """Set that property, if the token may."""
+        with contextlib.suppress(ClusterError):
+            self._cluster.set_property(topic, WRITTEN)
 
     # ---- engines -------------------------------------------------------------------------
 

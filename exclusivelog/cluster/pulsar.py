@@ -412,6 +412,21 @@ class Cluster(Closing):
                 f"topicPolicies remove-retention persistent://{full}"
             )
 
+    def has_property(self, topic: str, name: str) -> bool:
+        """Has the Pulsar topic this property? False if the admin API cannot be used."""
+        try:
+            found = self.admin("GET", self._properties_of(topic))
+        except ClusterError:
+            return False
+        return name in (found or {})
+
+    def set_property(self, topic: str, name: str) -> None:
+        """Give the Pulsar topic this property; ClusterError if the admin API refuses that."""
+        self.admin("PUT", self._properties_of(topic), {name: "true"})
+
+    def _properties_of(self, topic: str) -> str:
+        return f"persistent/{self.access.path}/{topic_name(topic)}/properties"
+
     def topics(self) -> list[str]:
         """The names of the ledger's topics there, sorted.
 

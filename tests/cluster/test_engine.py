@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import datetime as dt
 import random
@@ -99,8 +100,13 @@ class LateTail:
 def test_j2_an_answer_behind_all_that_was_read_is_the_next_record(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = MemoryLog()
-    monkeypatch.setattr(MemoryPlace, "open", lambda self, name: Late(log))
+    logs = collections.defaultdict[str, MemoryLog](MemoryLog)
+    log = logs["orders"]
+
+    def open_late(place: MemoryPlace, name: str) -> _Link:
+        return (Late if name == "orders" else _Link)(logs[name])
+
+    monkeypatch.setattr(MemoryPlace, "open", open_late)
     with xl.open(path) as engine, engine.topic("orders").producer(EXCLUSIVE) as producer:
         offsets = [producer.send(b"%d" % n, timeout=PATIENCE) for n in range(9)]
         assert offsets == list(range(9))

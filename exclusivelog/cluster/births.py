@@ -1,0 +1,104 @@
+"""The records with which a place's topics began, so that a lost beginning is recognised (rule B1).
+
+A log can be folded from its first record on. If that was removed, by retention for example, the
+rest looks like a new log: its next owner would be granted epoch 1 again, while the former one goes
+on under another epoch. So an engine appends to a topic only if
+
+- the first record that it has read is a *birth* (`facts`), or the first copy of a mirror, and
+- the log `__births__` of the place names that record as the topic's first one. The first entry of
+  a topic counts, so that all engines decide alike.
+
+A topic without an entry gets one before the first request is appended to it. An empty log with an
+entry, or of which the place says that it was written, has lost its beginning. The same is asked of
+`__births__` itself. An engine that has followed a topic from its birth on goes on when the
+beginning is removed, and so does one that finds a valid checkpoint.
+
+>>> from exclusivelog.cluster.memory import MemoryPlace
+>>> births = Births(MemoryPlace.named("example of births"))
+>>> first = Anchor(None, Position(b"1"), 7)
+>>> births.of("orders"), births.register("orders", first) == births.of("orders") == first
+(None, True)
+>>> births.register("orders", Anchor(None, Position(b"2"), 7)) == first
+True
+"""
+
+from __future__ import annotations
+
+from exclusivelog.cluster.checkpoints import NOWHERE, READ_SECONDS, Anchor
+from exclusivelog.cluster.facts import Facts, is_birth, lacks_beginning
+from exclusivelog.cluster.frames import Frame, decode
+from exclusivelog.cluster.ordered import OrderedLog, Place, Position
+from exclusivelog.errors import LedgerIOError
+
+__all__ = ["Births", "first_of", "is_beginning"]
+
+TOPIC = "__births__"
+MAGIC = b"XLE"
+
+
+class Births:
+    """The first record of each topic of a place, as `Anchor`."""
+
+    def __init__(self, place: Place) -> None:
+        self._place, self._facts = place, Facts(place, TOPIC, MAGIC)
+
+    def of(self, topic: str) -> Anchor | None:
+        """The first record that the topic ever had; None: no engine has asked for it yet."""
+        found = self._facts.of(topic)
+        return None if found is None else _anchor(found)
+
+    def known(self, topic: str, log: OrderedLog, goes_on: bool) -> Anchor | None:
+        """The same for an engine that is about to follow the log; `goes_on`: from a checkpoint.
+
+        Raises `LedgerCorruptedError` for a log that is empty, and was not."""
+        found = self.of(topic)
+        if goes_on:
+            return found or first_of(topic, log)
+        if log.end() is None and (found is not None or self._place.was_written(topic)):
+            raise lacks_beginning(topic, "it is empty, and was not")
+        return found
+
+    def register(self, topic: str, first: Anchor) -> Anchor:
+        """Record the first record of a topic, unless one is recorded. Returns the one that
+        counts."""
+        known = self.of(topic)
+        if known is None:
+            self._place.note_written(topic)
+            known = _anchor(self._facts.record(topic, [first.position, first.crc]))
+        return known
+
+    def close(self) -> None:
+        """Close the log."""
+        self._facts.close()
+
+
+def _anchor(found: list[Position | int]) -> Anchor:
+    return Anchor.of([None, *found])
+
+
+def first_of(topic: str, log: OrderedLog) -> Anchor:
+    """The first record of a log that has records. Raises `LedgerCorruptedError` if no log begins
+    so."""
+    tail = log.tail()
+    try:
+        record = tail.next(READ_SECONDS)
+    finally:
+        tail.close()
+    if record is None:
+        raise LedgerIOError(f"topic {topic!r}: its first record was not read in {READ_SECONDS} s")
+    if not is_beginning(record.data):
+        raise lacks_beginning(topic, "its first record is none that begins a log")
+    return NOWHERE.then(record)
+
+
+def is_beginning(data: bytes) -> bool:
+    """Can a log begin with this record: a birth, or the first copy of a mirror? A first grant is
+    none: a copy of it may come late.
+
+    >>> is_beginning(b"another program's")
+    False
+    """
+    if is_birth(data):
+        return True
+    record = decode(data)
+    return isinstance(record, Frame) and record.source is not None and record.first == record.gap
