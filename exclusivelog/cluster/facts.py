@@ -101,6 +101,8 @@ class Facts:
         end, deadline = log.end(), _core.monotonic() + ANSWER_SECONDS
         if end is None and self._place.was_written(self._topic):
             raise lacks_beginning(self._topic, "it is empty, and was not")
+        if self._position is not None and (end is None or end < self._position):
+            raise lacks_beginning(self._topic, "it has fewer records than before")
         while end is not None and (self._position is None or self._position < end):
             record = tail.next(1.0)
             if record is not None:

@@ -162,11 +162,28 @@ def test_b1_a_topic_that_was_made_again_with_partitions_is_refused(namespace: Na
             late.topic("orders").producer(EXCLUSIVE, timeout=PATIENCE)
 
 
-@pytest.mark.rule("B2")
-def test_b2_the_owner_in_a_namespace_that_was_made_again_acknowledges_nothing(
+@pytest.mark.rule("B1")
+def test_b1_an_engine_whose_log_of_births_was_deleted_enters_no_topic_in_the_next_one(
     namespace: Namespace,
 ) -> None:
-    """Nothing is left that could know of the first one: the new topic begins at epoch 1."""
+    """Its entry would be the first record there, in place of a birth."""
+    with open_engine(namespace) as engine:
+        former = engine.topic("orders").producer(EXCLUSIVE)
+        namespace.call("DELETE", f"{address(namespace, '__births__')}?force=true")
+        with pytest.raises(xl.ExclusiveLogError, match=r"lacks its beginning|were removed"):
+            engine.topic("bills").producer(EXCLUSIVE, timeout=PATIENCE)
+        assert former.send(b"a", timeout=PATIENCE) == 0
+        with open_engine(namespace, "late") as late:
+            with late.topic("bills").producer(EXCLUSIVE, timeout=PATIENCE) as producer:
+                assert producer.topic_epoch == 1
+            assert values(late.topic("orders")) == [b"a"]
+
+
+@pytest.mark.rule("B2")
+def test_b2_the_owner_in_a_namespace_that_was_emptied_acknowledges_nothing(
+    namespace: Namespace,
+) -> None:
+    """Nothing is left that could know of the first topic: the new one begins at epoch 1."""
     with open_engine(namespace) as engine:
         former = engine.topic("orders").producer(EXCLUSIVE)
         former.send(b"a")
