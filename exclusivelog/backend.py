@@ -953,6 +953,9 @@ class EngineBackend(Protocol):
     def check_transactions(self) -> None:
         """Raise an error unless a transaction can be begun."""
 
+    def check_bound_producers(self) -> None:
+        """Raise an error unless a producer can be bound to a claim."""
+
     def check_owner_watches(self) -> None:
         """Raise an error unless `__events__` can be followed."""
 

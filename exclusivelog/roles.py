@@ -83,6 +83,11 @@ class RoleClaim(Claim):
         super().__init__(engine, session)
         self._role = role
 
+    @property
+    def role(self) -> Role:
+        """Its role."""
+        return self._role
+
     def _lost_error(self) -> OwnershipLostError:
         role = f"role {self._role.name!r}"
         if self._role.closed:

@@ -851,11 +851,11 @@ def _request_for(
         dict(properties),
         None if announce is None else check_info(announce, "announce"),
         notify,
-        _claim_id(topic, options.get("claim")),
+        claim_id(topic, options.get("claim")),
     )
 
 
-def _claim_id(topic: Topic, claim: Claim | None) -> int:
+def claim_id(topic: Topic, claim: Claim | None) -> int:
     """The id of the claim that a producer is to be bound to; 0 for none."""
     if claim is None:
         return 0

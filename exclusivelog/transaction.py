@@ -19,6 +19,7 @@ whole (rules B3, F5, F6, G3). Consume, process and produce exactly once:
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from exclusivelog.errors import (
     ExclusiveLogError,
     OwnershipError,
     OwnershipLostError,
+    ProducerFencedError,
     TransactionAbortedError,
     describe_engine,
 )
@@ -298,8 +300,25 @@ class SendingProducer:
     _sender: Sender
 
 
+class Writer(Protocol):
+    """What one map or state writes in a transaction."""
+
+    def begin(self, locks: _core.Locks, parts: TransactionParts[Sender]) -> None:
+        """The commit begins: own the topic, and add what is to be appended to `parts`. Takes the
+        lock of the map's or state's other writes. TransactionAbortedError if something else was
+        written since the transaction has read it."""
+
+    def refuse(self, error: ProducerFencedError) -> None:
+        """The commit was refused with this error: raise another one if the map's or state's topic
+        was lost."""
+
+    def end(self, state: State) -> None:
+        """The commit has ended: apply what it has appended, if it has."""
+
+
 class Transaction(OfThisProcess):
-    """Messages and reader positions that are committed together. `engine.transaction` returns it.
+    """Messages, writes of maps and states, and reader positions that are committed together.
+    `engine.transaction` returns it.
 
     As a context manager it commits when its block ends, and aborts when an exception leaves the
     block. Without `with`, it has aborted once the program has dropped it. For one thread at a time.
@@ -324,6 +343,7 @@ class Transaction(OfThisProcess):
         self._state: State = "open"
         self._parts: TransactionParts[Sender] = TransactionParts()
         self._producers: dict[Sender, SendingProducer] = {}  # whose senders these are
+        self._writers: dict[int, Writer] = {}  # maps and states, by the ids of their topics
         self._maker = this_caller()
         # Its commit, once begun: in this thread, and in one of the library.
         self._call = _core.Call()
@@ -366,7 +386,11 @@ class Transaction(OfThisProcess):
         attempt = self._parts.attempt
         if self.state != "committed" or attempt is None:
             return {}
-        return {self._producers[sender]: them for sender, them in attempt.offsets.items()}
+        return {
+            self._producers[sender]: them
+            for sender, them in attempt.offsets.items()
+            if sender in self._producers  # else it is a map's or state's own
+        }
 
     def _add(self, producer: SendingProducer, put: Put, numbered: bool) -> None:
         """Let the commit append messages of a producer. `put` adds them to an appender;
@@ -417,6 +441,17 @@ class Transaction(OfThisProcess):
             raise ValueError("transaction: it takes claims and producers of its own ledger")
         self._parts.claims.add(Required(holder))
 
+    def _writer_to(self, topic: int, ledger: object) -> Writer | None:
+        """What writes to a map or state of this ledger and topic in the transaction, so far."""
+        self._check_open()
+        if ledger is not self._engine.ledger:
+            raise ValueError("transaction: it takes maps and states of its own ledger")
+        return self._writers.get(topic)
+
+    def _join(self, topic: int, writer: Writer) -> None:
+        """Let it write to the map or state of this topic in the transaction."""
+        self._writers[topic] = writer
+
     def _announce(self, producer: SendingProducer, info: dict[str, str]) -> None:
         """Announce when this transaction commits; see `Producer.announce`."""
         sender = self._sender_of(producer)
@@ -454,7 +489,8 @@ class Transaction(OfThisProcess):
 
         Raises ProducerFencedError, ReaderFencedError, OwnershipLostError, LedgerFullError,
         DuplicateSequenceError, TopicTerminatedError, ... Then nothing of the transaction is in the
-        log, unless the error's `maybe_written` is True.
+        log, unless the error's `maybe_written` is True. Raises TransactionAbortedError if it writes
+        to a `SharedMap` or `SharedState` that something else has written to since: run it again.
 
         Ctrl-C interrupts only the wait: a commit that has begun continues, and `state` shows its
         outcome afterwards.
@@ -462,12 +498,39 @@ class Transaction(OfThisProcess):
         self._check_open()
         self._engine.check_free()
         try:
-            self._call.run(self._commit)
+            if self._writers:
+                self._commit_with_writers()
+            else:
+                self._call.run(self._commit)
         finally:
             if self._state == "open":
                 self._state = "aborted"  # it has not begun
             if not self._is_running:  # else its thread does it
                 self._settle_readers()
+
+    def _commit_with_writers(self) -> None:
+        """The same, as the owner of the maps and states, whose other writes wait meanwhile. In one
+        order for all transactions, so that none waits for another one that waits for it."""
+        writers = [writer for _, writer in sorted(self._writers.items())]
+        with _core.Locks() as locks, contextlib.ExitStack() as ends:
+            ends.callback(self._end_writers, writers)
+            for writer in writers:
+                writer.begin(locks, self._parts)
+            try:
+                self._call.run(self._commit)
+            except ProducerFencedError as error:
+                for writer in writers:
+                    writer.refuse(error)
+                raise
+
+    def _end_writers(self, writers: list[Writer]) -> None:
+        if self._state == "open":
+            self._state = "aborted"
+        state = self.state
+        with contextlib.ExitStack() as each:  # if one fails, too
+            for writer in writers:
+                each.callback(writer.end, state)
+        self._writers.clear()
 
     def _commit(self) -> None:
         self._engine.check_open()
@@ -523,6 +586,7 @@ class Transaction(OfThisProcess):
         have not committed."""
         if self._state == "open":
             self._state = "aborted"
+            self._writers.clear()
             self._settle_readers()
 
     def _settle_readers(self) -> None:

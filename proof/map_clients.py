@@ -132,7 +132,7 @@ def play(path: str, notes: str, number: int, style: str, durability: str, over: 
     """What a process does."""
     options: Any = {"durability": durability} if durability else {}
     with xl.open(path, f"p{number}", keepalive=KEEPALIVE, **options) as engine:
-        often = {"snapshot_every": SNAPSHOT_EVERY} if style == "snapshots" else {}
+        often: Any = {"snapshot_every": SNAPSHOT_EVERY} if style == "snapshots" else {}
         shared: xl.SharedMap[str, Any]
         with xl.SharedMap(engine.topic("map"), **often) as shared:
             Player(shared, notes, number, style).play(over)

@@ -95,6 +95,33 @@ cdef class Lock:
 
 
 @cython.final
+cdef class Locks:
+    """Locks that are taken one after another within a `with` block, and released at its end. It is all
+    in C: an exception that another thread or a signal handler raises leaves no lock taken."""
+
+    cdef list taken
+
+    def __cinit__(self):
+        self.taken = []
+
+    def take(self, Lock lock not None):
+        """Take this lock, too, however long that takes."""
+        self.taken.append(lock)     # first, because it may fail
+        try:
+            lock.take(-1)
+        except BaseException:
+            self.taken.pop()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        while self.taken:
+            (<Lock>self.taken.pop()).leave()
+
+
+@cython.final
 cdef class Signal:
     """A flag that threads wait for, as `threading.Event`. Its waits end by the kernel's clock, and a
     signal handler may set it that has interrupted another use of it."""

@@ -12,13 +12,14 @@ import functools
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, ClassVar, Generic, Literal, TypeVar, cast, overload
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, cast, overload
 
 from exclusivelog import _core, serde
 from exclusivelog.aio.calls import deliverable, in_task, in_thread, like, shielded
 from exclusivelog.aio.handles import Handle, Openable
 from exclusivelog.aio.readers import Following, Reader
 from exclusivelog.aio.topics import Topic
+from exclusivelog.aio.transactions import Transaction, sync_transaction, unwrapped
 from exclusivelog.arguments import check_timeout
 from exclusivelog.errors import WaitTimeoutError
 from exclusivelog.state import map as _map
@@ -27,6 +28,8 @@ from exclusivelog.state import state as _state
 from exclusivelog.state.map import NOTHING, Change, put_at_once
 from exclusivelog.state.past import MapChange
 from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, acknowledge
+from exclusivelog.transaction import Claim as SyncClaim
+from exclusivelog.transaction import HoldsClaim
 
 __all__ = ["Change", "MapChange", "MapWatch", "SharedMap", "SharedState"]
 
@@ -169,6 +172,15 @@ async def called(state: Shared, call: Callable[..., R], *args: Any, **kwargs: An
         raise
 
 
+async def written(
+    state: Shared, transaction: Transaction | None, call: Callable[..., R], *args: Any
+) -> R:
+    """Run a method that writes, in a transaction if one is given."""
+    if transaction is None:
+        return await called(state, call, *args)
+    return await called(state, call, *args, transaction=sync_transaction(transaction))
+
+
 async def put(shared: _map.SharedMap[K, V], key: K, value: V | None) -> V | None:
     """`put`. It runs in the loop's own thread if only the flush has to be waited for: that costs a
     fraction of a call in another thread."""
@@ -191,6 +203,14 @@ async def put(shared: _map.SharedMap[K, V], key: K, value: V | None) -> V | None
 
 
 # ---- what maps and states have in common --------------------------------------------------
+
+
+class _Bindable(Protocol):
+    """A claim, a role or a lock of this package."""
+
+    @property
+    def sync(self) -> SyncClaim | HoldsClaim:
+        """The synchronous object."""
 
 
 def _checked(topic: Topic, call: str) -> Topic:
@@ -266,8 +286,10 @@ class SharedState(_Shared[_state.SharedState[S, Op]], Generic[S, Op]):
         snapshot_every: int | None = SNAPSHOT_EVERY,
         copy: Callable[[Any], Any] | None = _copy.deepcopy,
         timeout: float | None = None,
+        claim: _Bindable | None = None,
     ) -> None:
         self._topic = _checked(topic, "SharedState")
+        bound = None if claim is None else unwrapped("claim", claim)
 
         def make() -> _state.SharedState[S, Op]:
             return _state.SharedState(
@@ -281,6 +303,7 @@ class SharedState(_Shared[_state.SharedState[S, Op]], Generic[S, Op]):
                 snapshot_every=snapshot_every,
                 copy=copy,
                 timeout=timeout,
+                claim=bound,
             )
 
         self._opens_late("exclusivelog.aio.SharedState(...)", make)
@@ -291,9 +314,13 @@ class SharedState(_Shared[_state.SharedState[S, Op]], Generic[S, Op]):
 
     @like(_state.SharedState.write)
     async def write(
-        self, ops_fn: Callable[[S], Iterable[Op]], read_fn: Callable[[S], R] | None = None
+        self,
+        ops_fn: Callable[[S], Iterable[Op]],
+        read_fn: Callable[[S], R] | None = None,
+        *,
+        transaction: Transaction | None = None,
     ) -> R | None:
-        return await called(self.sync, self.sync.write, ops_fn, read_fn)
+        return await written(self.sync, transaction, self.sync.write, ops_fn, read_fn)
 
     read_async = in_task(read)
     write_async = in_task(write)
@@ -325,12 +352,19 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
         *,
         snapshot_every: int | None = SNAPSHOT_EVERY,
         timeout: float | None = None,
+        claim: _Bindable | None = None,
     ) -> None:
         self._topic = _checked(topic, "SharedMap")
+        bound = None if claim is None else unwrapped("claim", claim)
 
         def make() -> _map.SharedMap[K, V]:
             return _map.SharedMap(
-                topic._named.made(), key, value, snapshot_every=snapshot_every, timeout=timeout
+                topic._named.made(),
+                key,
+                value,
+                snapshot_every=snapshot_every,
+                timeout=timeout,
+                claim=bound,
             )
 
         self._opens_late("exclusivelog.aio.SharedMap(...)", make)
@@ -382,66 +416,115 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
     # ---- write ---------------------------------------------------------------------------
 
     @like(_map.SharedMap.put)
-    async def put(self, key: K, value: V | None) -> V | None:
+    async def put(
+        self, key: K, value: V | None, *, transaction: Transaction | None = None
+    ) -> V | None:
+        if transaction is not None:
+            return await written(self.sync, transaction, self.sync.put, key, value)
         return await put(self.sync, key, value)
 
     @like(_map.SharedMap.put_all)
-    async def put_all(self, values: Mapping[K, V]) -> None:
-        await called(self.sync, self.sync.put_all, values)
+    async def put_all(
+        self, values: Mapping[K, V], *, transaction: Transaction | None = None
+    ) -> None:
+        await written(self.sync, transaction, self.sync.put_all, values)
 
     @like(_map.SharedMap.put_if_absent)
-    async def put_if_absent(self, key: K, value: V | None) -> Change[V]:
-        return await called(self.sync, self.sync.put_if_absent, key, value)
+    async def put_if_absent(
+        self, key: K, value: V | None, *, transaction: Transaction | None = None
+    ) -> Change[V]:
+        return await written(self.sync, transaction, self.sync.put_if_absent, key, value)
 
     @like(_map.SharedMap.replace)
-    async def replace(self, key: K, expected: V | None, value: V | None) -> Change[V]:
-        return await called(self.sync, self.sync.replace, key, expected, value)
+    async def replace(
+        self,
+        key: K,
+        expected: V | None,
+        value: V | None,
+        *,
+        transaction: Transaction | None = None,
+    ) -> Change[V]:
+        return await written(self.sync, transaction, self.sync.replace, key, expected, value)
 
     @overload
     async def update(
-        self, key: K, fn: Callable[[V | None], V | None], /, *, with_key: Literal[False] = False
+        self,
+        key: K,
+        fn: Callable[[V | None], V | None],
+        /,
+        *,
+        with_key: Literal[False] = False,
+        transaction: Transaction | None = None,
     ) -> Change[V]: ...
     @overload
     async def update(
-        self, key: K, fn: Callable[[K, V | None], V | None], /, *, with_key: Literal[True]
+        self,
+        key: K,
+        fn: Callable[[K, V | None], V | None],
+        /,
+        *,
+        with_key: Literal[True],
+        transaction: Transaction | None = None,
     ) -> Change[V]: ...
     @overload
     async def update(
-        self, values: Mapping[K, V] | Iterable[tuple[K, V]] = ..., /, **more: V
+        self,
+        values: Mapping[K, V] | Iterable[tuple[K, V]] = ...,
+        /,
+        *,
+        transaction: Transaction | None = None,
+        **more: V,
     ) -> None: ...
     @like(_map.SharedMap.update)
     async def update(
-        self, key: Any = (), fn: Any = None, /, *, with_key: Any = False, **more: Any
+        self,
+        key: Any = (),
+        fn: Any = None,
+        /,
+        *,
+        with_key: Any = False,
+        transaction: Any = None,
+        **more: Any,
     ) -> Change[V] | None:
+        if fn is None and not (transaction is None or isinstance(transaction, Transaction)):
+            more["transaction"], transaction = transaction, None  # a key of this name
         update: Any = functools.partial(self.sync.update, key, fn, with_key=with_key, **more)
-        changed: Change[V] | None = await called(self.sync, update)
+        changed: Change[V] | None = await written(self.sync, transaction, update)
         return changed
 
     @like(_map.SharedMap.update_multiple)
     async def update_multiple(
-        self, filter: Callable[[K], object] | None, fn: Callable[[K, V], V | None]
+        self,
+        filter: Callable[[K], object] | None,
+        fn: Callable[[K, V], V | None],
+        *,
+        transaction: Transaction | None = None,
     ) -> dict[K, V | None]:
-        return await called(self.sync, self.sync.update_multiple, filter, fn)
+        return await written(self.sync, transaction, self.sync.update_multiple, filter, fn)
 
     @like(_map.SharedMap.setdefault)
-    async def setdefault(self, key: K, default: V | None = None) -> V | None:
-        return await called(self.sync, self.sync.setdefault, key, default)
+    async def setdefault(
+        self, key: K, default: V | None = None, *, transaction: Transaction | None = None
+    ) -> V | None:
+        return await written(self.sync, transaction, self.sync.setdefault, key, default)
 
     @like(_map.SharedMap.delete)
-    async def delete(self, key: K) -> V | None:
-        return await put(self.sync, key, None)
+    async def delete(self, key: K, *, transaction: Transaction | None = None) -> V | None:
+        return await self.put(key, None, transaction=transaction)
 
     @like(_map.SharedMap.pop)
-    async def pop(self, key: K, default: Any = NOTHING) -> Any:
-        return await called(self.sync, self.sync.pop, key, default)
+    async def pop(
+        self, key: K, default: Any = NOTHING, *, transaction: Transaction | None = None
+    ) -> Any:
+        return await written(self.sync, transaction, self.sync.pop, key, default)
 
     @like(_map.SharedMap.popitem)
-    async def popitem(self) -> tuple[K, V]:
-        return await called(self.sync, self.sync.popitem)
+    async def popitem(self, *, transaction: Transaction | None = None) -> tuple[K, V]:
+        return await written(self.sync, transaction, self.sync.popitem)
 
     @like(_map.SharedMap.clear)
-    async def clear(self) -> None:
-        await called(self.sync, self.sync.clear)
+    async def clear(self, *, transaction: Transaction | None = None) -> None:
+        await written(self.sync, transaction, self.sync.clear)
 
     # ---- changes, and the past -----------------------------------------------------------
 

@@ -159,9 +159,15 @@ def joined(transaction: Transaction | None, sender: Sender) -> SyncTransaction |
     """Let this producer send in a transaction; return the synchronous one, or None for None."""
     if transaction is None:
         return None
+    sync_transaction(transaction)
+    return transaction._joined_by(sender)
+
+
+def sync_transaction(transaction: Transaction) -> SyncTransaction:
+    """The synchronous transaction; TypeError for anything else than one of this package."""
     if not isinstance(transaction, Transaction):
         raise TypeError(
             f"transaction={transaction!r}: it takes what engine.transaction() of exclusivelog.aio "
             "returns"
         )
-    return transaction._joined_by(sender)
+    return transaction.sync

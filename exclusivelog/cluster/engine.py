@@ -131,6 +131,7 @@ class ClusterEngine(Identity):
     role_store = Refusing("roles")
     once = Refusing("once")
     check_transactions = refuses("transactions")
+    check_bound_producers = refuses("bound_producers")
     check_owner_watches = refuses("owner_watches")
     # The only transactions that are made are those of announcements.
     commit_at_once = commit_transaction = refuses("announcements")

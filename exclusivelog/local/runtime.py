@@ -269,6 +269,10 @@ class OpenEngine(abc.ABC):
         """Raise an error unless a transaction can be begun."""
         self.check_writable()
 
+    def check_bound_producers(self) -> None:
+        """Raise an error unless a producer can be bound to a claim."""
+        self.check_open()
+
     def check_owner_watches(self) -> None:
         """Raise an error unless `__events__` can be followed."""
         self.check_open()

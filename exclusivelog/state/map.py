@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import reprlib
 from collections.abc import (
@@ -15,6 +14,7 @@ from collections.abc import (
     ValuesView,
 )
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 from exclusivelog import _core, serde
@@ -24,9 +24,11 @@ from exclusivelog.errors import DeserializationError
 from exclusivelog.messages import MAX_MESSAGE_BYTES, Item
 from exclusivelog.notebook import MOST_ROWS, Shown, facts, html_of, listing
 from exclusivelog.producer import Append
+from exclusivelog.state.joining import Overlay
 from exclusivelog.state.past import At, MapWatch, apply_to, map_at, map_since
 from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, in_background
 from exclusivelog.topic import Topic
+from exclusivelog.transaction import Claim, HoldsClaim, Transaction
 
 __all__ = ["Change", "SharedMap"]
 
@@ -84,19 +86,35 @@ class MapContent(_core.MapBase):
             raise ValueError("it is not a snapshot of a map")
         self.entries = {k: v for k, v in items if k is not None and v is not None}
 
-    def change(self, name: bytes, data: bytes | None) -> list[Item]:
-        """Return the messages that set a key's value, or remove it; none if there is nothing to
-        remove."""
-        return [(name, data)] if data is not None or name in self.entries else []
 
-    def set_if(
-        self, name: bytes, data: bytes | None, expected: Any
-    ) -> tuple[list[Item], tuple[bool, bytes | None]]:
-        """As `change`, but only if the value is `expected`. Returns (messages, (matched, value
-        before))."""
-        old = self.entries.get(name)
-        made = expected is _core.ANY or old == expected
-        return self.change(name, data) if made else [], (made, old)
+class ForkedMap:
+    """The map with the writes of a transaction, which do not reach it."""
+
+    def __init__(self, content: MapContent) -> None:
+        self.entries = Overlay(content.entries)
+
+    def apply(self, key: bytes | None, value: bytes | None) -> None:
+        """Apply one message."""
+        apply_to(self.entries, key, value)
+
+
+Entries = MapContent | ForkedMap
+
+
+def change(content: Entries, name: bytes, data: bytes | None) -> list[Item]:
+    """Return the messages that set a key's value, or remove it; none if there is nothing to
+    remove."""
+    return [(name, data)] if data is not None or name in content.entries else []
+
+
+def set_if(
+    name: bytes, data: bytes | None, expected: Any, content: Entries
+) -> tuple[list[Item], tuple[bool, bytes | None]]:
+    """As `change`, but only if the value is `expected`. Returns (messages, (matched, value
+    before))."""
+    old = content.entries.get(name)
+    made = expected is _core.ANY or old == expected
+    return change(content, name, data) if made else [], (made, old)
 
 
 class MapCodec(Generic[K, V]):
@@ -177,7 +195,7 @@ class SharedMap(Shared, MutableMapping[K, V]):
     - `key`, `value`: serialisers: a `Serde`, or the name of one ("bytes", "str", "json",
       "msgpack", "exact"); default: str for keys, msgpack for values. Equal keys must have equal
       bytes.
-    - `snapshot_every`, `timeout`: as for `SharedState`.
+    - `snapshot_every`, `timeout`, `claim`: as for `SharedState`.
 
     None always means "no value": a key that is set to None is removed. `put`, `delete` and `pop`
     return the value before. `put_if_absent`, `replace` and `update(key, fn)` return a `Change`,
@@ -208,12 +226,16 @@ class SharedMap(Shared, MutableMapping[K, V]):
         *,
         snapshot_every: int | None = SNAPSHOT_EVERY,
         timeout: float | None = None,
+        claim: Claim | HoldsClaim | None = None,
     ) -> None:
         self._codec: MapCodec[K, V] = MapCodec(getattr(topic, "name", ""), key, value)
         # Bound once, because `get` is called most often.
         self._dump_key, self._load = self._codec.dump_key, self._codec.load_unnamed
         self._content: MapContent = MapContent()
-        super().__init__(topic, self._codec.kind, self._content, snapshot_every, timeout)
+        super().__init__(topic, self._codec.kind, self._content, snapshot_every, timeout, claim)
+
+    def _fork(self) -> ForkedMap:
+        return ForkedMap(self._content)
 
     # ---- read ----------------------------------------------------------------------------
 
@@ -308,11 +330,27 @@ class SharedMap(Shared, MutableMapping[K, V]):
 
     # ---- write ---------------------------------------------------------------------------
 
-    def put(self, key: K, value: V | None) -> V | None:
-        """Set the key's value; None removes the key. Returns the previous value, or None."""
+    def put(self, key: K, value: V | None, *, transaction: Transaction | None = None) -> V | None:
+        """Set the key's value; None removes the key. Returns the previous value, or None.
+
+        - `transaction`: make the write when that commits, together with all else that it has (rule
+          G3). Later writes of the same transaction see it; nothing else does before the commit. The
+          commit raises TransactionAbortedError if anything else was written to this map since the
+          transaction's first write to it: run the transaction again. Every method that writes takes
+          it.
+
+        >>> with xl.SharedMap(topic) as a, xl.SharedMap(engine.topic("b")) as b:
+        ...     _ = a.put("anna", 10)
+        ...     with engine.transaction() as txn:
+        ...         _ = a.update("anna", lambda had: had - 3, transaction=txn)
+        ...         _ = b.put("bert", 3, transaction=txn)
+        ...         before = a.get("anna"), b.get("bert")
+        ...     before, (a.get("anna"), b.get("bert"))
+        ((10, None), (7, 3))
+        """
         data = None if value is None else self._codec.dump(value)
         name = self._dump_key(key)
-        return self._written(self._set(name, data, _core.ANY)[1], name)
+        return self._written(self._set(name, data, _core.ANY, transaction)[1], name)
 
     def _written(self, old: bytes | None, name: bytes) -> V | None:
         """The value that a key had before it was written."""
@@ -322,11 +360,19 @@ class SharedMap(Shared, MutableMapping[K, V]):
             error.maybe_written = True  # only the value before cannot be returned
             raise
 
-    def _set(self, name: bytes, data: bytes | None, expected: Any) -> tuple[bool, bytes | None]:
+    def _set(
+        self,
+        name: bytes,
+        data: bytes | None,
+        expected: Any,
+        transaction: Transaction | None = None,
+    ) -> tuple[bool, bytes | None]:
         """Set the value if it is `expected` (None: no value). Returns (matched, value before)."""
+        if transaction is not None:
+            return self._append(partial(set_if, name, data, expected), None, transaction)
         found = self._set_at_once(name, data, expected, True)
         if found is NOT_NOW:  # the slow path: it has to wait, or raises
-            return self._append(functools.partial(self._content.set_if, name, data, expected))
+            return self._append(partial(set_if, name, data, expected))
         made: bool
         old: bytes | None
         made, old, seen = found
@@ -334,31 +380,37 @@ class SharedMap(Shared, MutableMapping[K, V]):
             self._settle(seen)
         return made, old
 
-    def _set_if(self, key: K, value: V | None, expected: bytes | None) -> Change[V]:
-        name = self._codec.dump_key(key)
-        made, old = self._set(name, self._codec.pack(value), expected)
-        previous = self._codec.unpack(old, name)
-        return Change(made, previous, value if made else previous)
-
     def __setitem__(self, key: K, value: V | None) -> None:
         self._set(self._codec.dump_key(key), self._codec.pack(value), _core.ANY)
 
-    def put_if_absent(self, key: K, value: V | None) -> Change[V]:
+    def put_if_absent(
+        self, key: K, value: V | None, *, transaction: Transaction | None = None
+    ) -> Change[V]:
         """Set the key's value if it has none. If it had one, the `Change` is false, and its
-        `previous` is that value."""
-        return self._set_if(key, value, None)
+        `previous` is that value. `transaction` as for `put`."""
+        name = self._codec.dump_key(key)
+        made, old = self._set(name, self._codec.pack(value), None, transaction)
+        previous = self._codec.unpack(old, name)
+        return Change(made, previous, value if made else previous)
 
-    def replace(self, key: K, expected: V | None, value: V | None) -> Change[V]:
+    def replace(
+        self,
+        key: K,
+        expected: V | None,
+        value: V | None,
+        *,
+        transaction: Transaction | None = None,
+    ) -> Change[V]:
         """Set the key's value if its present value is `expected`: equal, and of the same types
         (None: no value). If it is another one, nothing is appended (rule I3), the `Change` is
-        false, and its `previous` is the present value."""
+        false, and its `previous` is the present value. `transaction` as for `put`."""
         name, data, wanted = (
             self._dump_key(key),
             self._codec.pack(value),
             self._codec.pack(expected),
         )
         while True:
-            made, old = self._set(name, data, wanted)
+            made, old = self._set(name, data, wanted, transaction)
             previous = self._codec.unpack(old, name)
             if made or old is None or expected is None or not _core.same(previous, expected):
                 return Change(made, previous, value if made else previous)
@@ -366,16 +418,42 @@ class SharedMap(Shared, MutableMapping[K, V]):
 
     @overload  # type: ignore[override]
     def update(
-        self, key: K, fn: Callable[[V | None], V | None], /, *, with_key: Literal[False] = False
+        self,
+        key: K,
+        fn: Callable[[V | None], V | None],
+        /,
+        *,
+        with_key: Literal[False] = False,
+        transaction: Transaction | None = None,
     ) -> Change[V]: ...
     @overload
     def update(
-        self, key: K, fn: Callable[[K, V | None], V | None], /, *, with_key: Literal[True]
+        self,
+        key: K,
+        fn: Callable[[K, V | None], V | None],
+        /,
+        *,
+        with_key: Literal[True],
+        transaction: Transaction | None = None,
     ) -> Change[V]: ...
     @overload
-    def update(self, values: Mapping[K, V] | Iterable[tuple[K, V]] = ..., /, **more: V) -> None: ...
     def update(
-        self, key: Any = (), fn: Any = None, /, *, with_key: Any = False, **more: Any
+        self,
+        values: Mapping[K, V] | Iterable[tuple[K, V]] = ...,
+        /,
+        *,
+        transaction: Transaction | None = None,
+        **more: V,
+    ) -> None: ...
+    def update(
+        self,
+        key: Any = (),
+        fn: Any = None,
+        /,
+        *,
+        with_key: Any = False,
+        transaction: Any = None,
+        **more: Any,
     ) -> Change[V] | None:
         """Set one key's value by a function, or several keys' values, atomically.
 
@@ -384,12 +462,16 @@ class SharedMap(Shared, MutableMapping[K, V]):
           more than once.
         - `update(values, name=value, ...)`: set those of a mapping or of (key, value) pairs, and
           those that are named, as `dict.update`.
+        - `transaction`: as for `put`.
         """
         if fn is None:
             if with_key is not False:
                 more["with_key"] = with_key
+            if not (transaction is None or isinstance(transaction, Transaction)):
+                more["transaction"] = transaction
+                transaction = None
             if given := {**dict(key), **more}:
-                self.put_all(given)
+                self.put_all(given, transaction=transaction)
             return None
         if more:
             raise TypeError(f"update(key, fn) takes no argument {min(more)!r}")
@@ -397,29 +479,34 @@ class SharedMap(Shared, MutableMapping[K, V]):
             raise TypeError(f"fn takes a function of the value, not {fn!r}")
         name = self._codec.dump_key(key)
 
-        def compute() -> tuple[list[Item], Change[V]]:
-            old = self._content.entries.get(name)
+        def compute(content: Entries) -> tuple[list[Item], Change[V]]:
+            old = content.entries.get(name)
             unpack = self._codec.unpack
             given = unpack(old, name)  # a new object, which `fn` may change
             new = self._codec.pack(fn(key, given) if with_key else fn(given))
-            items = self._content.change(name, new)
+            items = change(content, name, new)
             return items, Change(bool(items), unpack(old, name), unpack(new, name))
 
-        return self._append(compute)
+        return self._append(compute, None, transaction)
 
     def update_multiple(
-        self, filter: Callable[[K], object] | None, fn: Callable[[K, V], V | None]
+        self,
+        filter: Callable[[K], object] | None,
+        fn: Callable[[K, V], V | None],
+        *,
+        transaction: Transaction | None = None,
     ) -> dict[K, V | None]:
         """Set the values of all keys for which `filter(key)` is true (None: of all keys) to
         `fn(key, value)`, in one atomic append.
 
         Returns {key: new value} of the keys that changed; None for those that were removed. Other
-        keys' values are not decoded. Both functions may be called more than once."""
+        keys' values are not decoded. Both functions may be called more than once. `transaction` as
+        for `put`."""
 
-        def compute() -> tuple[list[Item], dict[K, V | None]]:
+        def compute(content: Entries) -> tuple[list[Item], dict[K, V | None]]:
             items: list[Item] = []
             changed: dict[K, V | None] = {}
-            for name, data in self._content.entries.items():
+            for name, data in content.entries.items():
                 key = self._codec.load_key(name)
                 if filter is None or filter(key):
                     value = fn(key, self._codec.load(data, name))
@@ -429,63 +516,75 @@ class SharedMap(Shared, MutableMapping[K, V]):
                         items.append((name, new))
             return items, changed
 
-        return self._append(compute)
+        return self._append(compute, None, transaction)
 
-    def put_all(self, values: Mapping[K, V]) -> None:
-        """Set several keys' values, all of them or none; None removes a key."""
+    def put_all(self, values: Mapping[K, V], *, transaction: Transaction | None = None) -> None:
+        """Set several keys' values, all of them or none; None removes a key. `transaction` as for
+        `put`."""
         given = [(self._codec.dump_key(k), self._codec.pack(v)) for k, v in values.items()]
 
-        change = self._content.change
-        self._append(lambda: ([item for name, data in given for item in change(name, data)], None))
+        def compute(content: Entries) -> tuple[list[Item], None]:
+            return [item for name, data in given for item in change(content, name, data)], None
 
-    def setdefault(self, key: K, default: V | None = None) -> V | None:  # type: ignore[override]
-        """Return the key's value; if it has none, set it to `default` and return that."""
-        return self.put_if_absent(key, default).value
+        self._append(compute, None, transaction)
 
-    def delete(self, key: K) -> V | None:
-        """Remove a key. Returns the previous value, or None."""
-        return self.put(key, None)
+    def setdefault(  # type: ignore[override]
+        self, key: K, default: V | None = None, *, transaction: Transaction | None = None
+    ) -> V | None:
+        """Return the key's value; if it has none, set it to `default` and return that.
+        `transaction` as for `put`."""
+        return self.put_if_absent(key, default, transaction=transaction).value
+
+    def delete(self, key: K, *, transaction: Transaction | None = None) -> V | None:
+        """Remove a key. Returns the previous value, or None. `transaction` as for `put`."""
+        return self.put(key, None, transaction=transaction)
 
     def __delitem__(self, key: K) -> None:
         if self._remove(self._codec.dump_key(key)) is None:
             raise KeyError(key)
 
-    def pop(self, key: K, default: Any = NOTHING) -> Any:
-        """Remove a key and return its value; if it has none, return `default` or raise KeyError."""
+    def pop(self, key: K, default: Any = NOTHING, *, transaction: Transaction | None = None) -> Any:
+        """Remove a key and return its value; if it has none, return `default` or raise KeyError.
+        `transaction` as for `put`."""
         name = self._codec.dump_key(key)
-        old = self._remove(name)
+        old = self._remove(name, transaction)
         if old is None and default is NOTHING:
             raise KeyError(key)
         return default if old is None else self._written(old, name)
 
-    def _remove(self, name: bytes) -> bytes | None:
+    def _remove(self, name: bytes, transaction: Transaction | None = None) -> bytes | None:
         """Remove a key; return its value before."""
 
-        def compute() -> tuple[list[Item], bytes | None]:
-            old = self._content.entries.get(name)
+        def compute(content: Entries) -> tuple[list[Item], bytes | None]:
+            old = content.entries.get(name)
             return [] if old is None else [(name, None)], old
 
-        return self._append(compute)
+        return self._append(compute, None, transaction)
 
-    def popitem(self) -> tuple[K, V]:
-        """Remove the key that was put last; return (key, value). KeyError if the map is empty."""
+    def popitem(self, *, transaction: Transaction | None = None) -> tuple[K, V]:
+        """Remove the key that was put last; return (key, value). KeyError if the map is empty.
+        `transaction` as for `put`."""
 
-        def compute() -> tuple[list[Item], tuple[bytes, bytes]]:
-            name = next(reversed(self._content.entries), None)
+        def compute(content: Entries) -> tuple[list[Item], tuple[bytes, bytes]]:
+            name = next(reversed(content.entries), None)
             if name is None:
                 raise KeyError(f"the map in topic {self.topic.name!r} is empty")
-            return [(name, None)], (name, self._content.entries[name])
+            return [(name, None)], (name, content.entries[name])
 
-        name, data = self._append(compute)
+        name, data = self._append(compute, None, transaction)
         try:
             return self._codec.load_pair(name, data)
         except DeserializationError as error:
             error.maybe_written = True
             raise
 
-    def clear(self) -> None:
-        """Remove all keys, with a single message."""
-        self._append(lambda: ([(None, None)] if self._content.entries else [], None))
+    def clear(self, *, transaction: Transaction | None = None) -> None:
+        """Remove all keys, with a single message. `transaction` as for `put`."""
+
+        def compute(content: Entries) -> tuple[list[Item], None]:
+            return [(None, None)] if content.entries else [], None
+
+        self._append(compute, None, transaction)
 
     # ---- changes, and the past -----------------------------------------------------------
 

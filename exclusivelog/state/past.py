@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 At = int | dt.datetime
 
 
-def apply_to(entries: dict[bytes, bytes], key: bytes | None, value: bytes | None) -> None:
+def apply_to(entries: MutableMapping[bytes, bytes], key: bytes | None, value: bytes | None) -> None:
     """Apply one message to a map of bytes."""
     if key is not None and value is not None:
         entries[key] = value

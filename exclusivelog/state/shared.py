@@ -36,9 +36,11 @@ from exclusivelog.backend import EngineBackend, Kind, Snapshot, TopicStore
 from exclusivelog.closing import Closing
 from exclusivelog.errors import (
     EngineClosedError,
+    ExclusiveLogError,
     LedgerCorruptedError,
     LedgerError,
     OffsetTrimmedError,
+    OwnershipLostError,
     ProducerFencedError,
     StateError,
     WaitTimeoutError,
@@ -46,8 +48,11 @@ from exclusivelog.errors import (
 )
 from exclusivelog.messages import Item, item_of, message_of
 from exclusivelog.producer import Append, Producer, ProducerFuture
+from exclusivelog.roles import RoleClaim
 from exclusivelog.state.calls import CallFuture, Calls
-from exclusivelog.topic import Topic
+from exclusivelog.state.joining import Applies, Compute, Then, writer_in
+from exclusivelog.topic import Topic, claim_id
+from exclusivelog.transaction import Claim, HoldsClaim, Transaction, check_transaction
 from exclusivelog.waits import time_limit
 
 # ---- snapshots -------------------------------------------------------------------------
@@ -128,8 +133,8 @@ class Snapshots(_core.SnapshotsBase):
 log = logging.getLogger(__name__)
 
 
-class Content(Protocol):
-    """The content of a replica; applies messages to it."""
+class Content(Applies, Protocol):
+    """The content of a replica."""
 
     @property
     def restores_views(self) -> bool:
@@ -137,9 +142,6 @@ class Content(Protocol):
 
     def reset(self) -> None:
         """Return to the content before the first message."""
-
-    def apply(self, key: bytes | None, value: bytes | None) -> None:
-        """Apply one message."""
 
     def to_items(self) -> list[Item]:
         """Return the items of a snapshot; SnapshotRefused if they would not restore the content."""
@@ -155,6 +157,7 @@ class Replica(_core.ReplicaBase):
         self.content = content
         self.position = 0  # all messages before it are applied; the reader's position may differ
         self.torn = False  # True: an apply was interrupted, so the content must be restored
+        self.restored = 0  # how often that was done
         self.failure: StateError | None = None  # a message that cannot be applied
         self._store: TopicStore = topic.engine.backend.topic_store(topic.id)
         self.words, self.word = self._store.change_counter()
@@ -214,6 +217,7 @@ class Replica(_core.ReplicaBase):
     # ---- snapshots -----------------------------------------------------------------------
 
     def _begin_anew(self) -> None:
+        self.restored += 1
         self._reset()
         self._take_snapshot()
         self.torn = False
@@ -295,21 +299,33 @@ class Holding:
     def __init__(self, producer: Producer) -> None:
         self.producer, self.sender = producer, producer._sender
 
+    def was_lost_by(self, error: ProducerFencedError) -> bool:
+        """Has it lost the topic by this error?"""
+        return self.sender.was_lost_by(error)
+
 
 class Ownership(_core.OwnershipBase):
     """The ownership of one topic by this process.
 
     - `writing`: the lock that serialises writes; held during an acquire or release.
     - `prepare`: called to catch up after each acquire, before the first write.
+    - `claim`: what the owning producers are bound to, if anything.
     """
 
     def __init__(
-        self, topic: Topic, writing: _core.Lock, calls: Calls, prepare: Callable[[], None]
+        self,
+        topic: Topic,
+        writing: _core.Lock,
+        calls: Calls,
+        prepare: Callable[[], None],
+        claim: Claim | None,
     ) -> None:
         self.producer: Holding | None = None
         self.asked: Producer | None = None  # the producer to be released before the next write
         self.checked = -1  # the topic's ownership version when this process last was the owner
         self._topic, self._writing, self._calls, self._prepare = topic, writing, calls, prepare
+        self._claim = claim
+        self._lent: Holding | None = None  # to a commit; afterwards: it was interrupted
         self._engine: EngineBackend = topic.engine.backend
         self._waiting: ProducerFuture | None = None  # the request for the topic, while it waits
         self._waiting_for: CallFuture[Any] | None = None  # the background call that made it
@@ -334,12 +350,18 @@ class Ownership(_core.OwnershipBase):
     def acquire(self, end: float | None, keep: bool = False) -> Producer:
         """Become the owner and catch up; return the producer. Waits for the topic until `end`
         (monotonic clock; None: no limit). `keep`: do not release it before the next write."""
+        self.give_up_lent()
         asked, self.asked = self.asked, None
         if asked is not None:
             self._give_back(asked)
         if self.is_held() and self.producer is not None:
             return self.producer.producer
-        producer = self._await_producer(end, None if keep else self._wanted)
+        try:
+            producer = self._await_producer(end, None if keep else self._wanted)
+        except OwnershipLostError:
+            if self._claim is not None:
+                self._claim.check()  # its error says more
+            raise
         try:
             self._prepare()
         except BaseException:
@@ -367,13 +389,15 @@ class Ownership(_core.OwnershipBase):
                 follow=False,
                 on_fenced=self._lost,
                 on_wanted=wanted,
+                claim=self._claim,
             )
             try:
                 if self._ended or (call is not None and call.given_up):
                     future.cancel()  # `end` or `give_up` may have run before `_waiting` was set
                 return self._granted(future)
             except ProducerFencedError:
-                # Another producer has fenced this one instead of waiting: queue again.
+                # Another producer has fenced this one instead of waiting: queue again. If its claim
+                # was lost, the next request says so.
                 continue
             except concurrent.futures.CancelledError:
                 if self._ended:
@@ -408,6 +432,24 @@ class Ownership(_core.OwnershipBase):
         if self.is_by(producer):
             self.producer = None
         producer.close()
+
+    def lend(self) -> Holding:
+        """What owns the topic, for the commit of a transaction. Until `take_back`, reads go to the
+        log. Under the lock of writes."""
+        self._lent = held = self.producer
+        self.producer = None
+        assert held is not None
+        return held
+
+    def take_back(self) -> None:
+        """Own the topic again by what was lent, if it still does."""
+        self.producer, self._lent = self._lent, None
+
+    def give_up_lent(self) -> None:
+        """Release what was lent: it is not known what the commit has appended."""
+        lent, self._lent = self._lent, None
+        if lent is not None:
+            lent.producer.close()
 
     # ---- called in threads of their own --------------------------------------------------
 
@@ -471,14 +513,29 @@ def _wrong_topic(call: str, topic: object) -> TypeError:
     return TypeError(f"topic takes a Topic, not {kind.__name__}")
 
 
+def bound_claim(topic: Topic, given: Claim | HoldsClaim | None) -> Claim | None:
+    """Check the `claim` argument of a map or state: a claim, or a role or lock, which has one."""
+    if given is None:
+        return None
+    claim: Any = getattr(given, "claim", given)
+    claim_id(topic, claim)
+    topic.engine.backend.check_bound_producers()
+    if isinstance(claim, RoleClaim) and topic.name in claim.role.topics:
+        raise ValueError(
+            f"claim={given!r}: this role owns topic {topic.name!r} itself, which the map or state "
+            "would wait for. Leave the topic out of the role's topics"
+        )
+    claim.check()
+    found: Claim = claim
+    return found
+
+
 class Write(Generic[R]):
     """One call's write, and its result so far."""
 
     __slots__ = ("appended", "compute", "done", "result", "then")
 
-    def __init__(
-        self, compute: Callable[[], tuple[list[Item], R]], then: Callable[[], R] | None
-    ) -> None:
+    def __init__(self, compute: Compute[R], then: Then[R] | None) -> None:
         self.compute, self.then = compute, then
         self.appended: Append | None = None
         self.done = False
@@ -500,6 +557,7 @@ class Shared(_core.SharedBase, Closing):
         content: Content,
         snapshot_every: int | None,
         timeout: float | None,
+        claim: Claim | HoldsClaim | None,
     ) -> None:
         check_timeout(timeout)
         if not isinstance(topic, Topic):
@@ -508,13 +566,16 @@ class Shared(_core.SharedBase, Closing):
         self.topic = topic
         self._engine: EngineBackend = topic.engine.backend
         self._kind, self._timeout = kind, timeout
+        self._claim = bound_claim(topic, claim)
         self._writing = _core.Lock()  # taken before `_lock`; not held to wait for a flush
         self._lock = _core.Lock()  # of the replica: never held to wait for topic or flush
         self._inside = 0  # the thread that runs a user function, which must not call back
         self._closing = self._closed = False
         self._unflushed: Append | None = None  # what was appended last
         self._calls = Calls(self._flush)
-        self._ownership = Ownership(topic, self._writing, self._calls, self._prepare_to_write)
+        self._ownership = Ownership(
+            topic, self._writing, self._calls, self._prepare_to_write, self._claim
+        )
         kept = "snapshots" in self._engine.capabilities
         self._snapshots = Snapshots(
             self._engine.path,
@@ -595,11 +656,17 @@ class Shared(_core.SharedBase, Closing):
     # ---- writing -------------------------------------------------------------------------
 
     def _append(
-        self, compute: Callable[[], tuple[list[Item], R]], then: Callable[[], R] | None = None
+        self,
+        compute: Compute[R],
+        then: Then[R] | None = None,
+        transaction: Transaction | None = None,
     ) -> R:
         """Become the owner, call `compute` on the newest content, and append the messages that it
-        returns: (messages, result). If given, `then()` computes the result after the messages are
-        applied."""
+        returns: (messages, result). If given, `then` computes the result after the messages are
+        applied. `transaction`: let its commit do that."""
+        if transaction is not None:
+            joined: R = self._join(transaction, compute, then)
+            return joined
         self._check()
         write = Write(compute, then)
         try:
@@ -610,7 +677,7 @@ class Shared(_core.SharedBase, Closing):
         return write.result
 
     def _write_as_owner(self, write: Write[Any]) -> None:
-        end = None if self._timeout is None else _core.monotonic() + self._timeout
+        end = self._time_limit()
         with self._writing:
             for tries in itertools.count():
                 self._check_usable()
@@ -625,6 +692,15 @@ class Shared(_core.SharedBase, Closing):
                         self._ownership.release()  # it is not told that others wait
                 if write.done:
                     return
+
+    def _time_limit(self) -> float | None:
+        """Until when a write that begins now waits for the topic (monotonic clock)."""
+        return None if self._timeout is None else _core.monotonic() + self._timeout
+
+    def _check_claim(self) -> None:
+        """OwnershipLostError if it is bound to a claim that was lost."""
+        if self._claim is not None:
+            self._claim.check()
 
     def _prepare_to_write(self) -> None:
         """Catch up, before the first write of a new owner."""
@@ -642,16 +718,19 @@ class Shared(_core.SharedBase, Closing):
         write.appended = self._unflushed
         self._inside = threading.get_ident()
         try:
-            items, write.result = write.compute()
+            items, write.result = write.compute(self._content)
         finally:
             self._inside = 0
         if items and not self._send(producer, items, write):
             return
         write.done = True
+        self._take_snapshot_if_due()
+        if write.then is not None:
+            write.result = write.then(self._content)
+
+    def _take_snapshot_if_due(self) -> None:
         if self._replica.position >= self._snapshots.due_at:
             self._snapshots.take_if_due(self._replica.position)
-        if write.then is not None:
-            write.result = write.then()
 
     def _send(self, producer: Producer, items: list[Item], write: Write[Any]) -> bool:
         """Append and apply; False if the topic was lost before."""
@@ -678,6 +757,66 @@ class Shared(_core.SharedBase, Closing):
             self._replica.apply_own(first, items)
         else:
             self._catch_up()
+
+    # ---- in a transaction; see `Joinable` ------------------------------------------------
+
+    def _join(self, transaction: Transaction, compute: Compute[R], then: Then[R] | None) -> R:
+        """`_append`, by the commit of a transaction."""
+        check_transaction(transaction)
+        self._engine.check_transactions()
+        self._check()
+        self._check_claim()
+        writer = writer_in(transaction, self, self._engine.ledger)
+        with self._lock:
+            self._freshen(latest=True)
+            writer.check_newest()
+            result: R = writer.write(compute, then)
+            seen = self._unflushed
+        if seen is not None and not seen.flushed:
+            self._settle(seen)  # the result depends on it
+        return result
+
+    def _call_on(self, compute: Compute[R], content: Any) -> tuple[list[Item], R]:
+        self._inside = threading.get_ident()
+        try:
+            return compute(content)
+        finally:
+            self._inside = 0
+
+    def _version(self) -> tuple[int, int]:
+        self._replica.check()
+        return self._replica.position, self._replica.restored
+
+    def _newest(self) -> Any:
+        return self._content
+
+    def _fork(self) -> Applies:
+        raise NotImplementedError
+
+    def _lend(self, locks: _core.Locks, check: Callable[[], object]) -> Holding:
+        self._check()
+        end = self._time_limit()
+        locks.take(self._writing)
+        while True:
+            self._check_usable()
+            producer = self._ownership.acquire(end)
+            with self._lock:
+                if self._replica.torn:
+                    self._catch_up()
+                check()
+                if self._ownership.is_by(producer):  # no read has noticed its loss meanwhile
+                    return self._ownership.lend()
+
+    def _take_back(self, first: int, items: list[Item]) -> None:
+        with self._lock:
+            if items:
+                self._apply_own(first, items)
+            self._ownership.take_back()
+        self._take_snapshot_if_due()
+
+    def _give_up_lent(self) -> None:
+        with contextlib.suppress(ExclusiveLogError):  # the commit raises the reason
+            self._ownership.give_up_lent()
 
     # ---- durability ----------------------------------------------------------------------
 
@@ -775,6 +914,7 @@ class Shared(_core.SharedBase, Closing):
                 return
             self._closed = True
             if not self._engine.closed:
+                self._give_up_lent()
                 self._ownership.release()
                 self._replica.close()
         self._snapshots.close()

@@ -38,6 +38,7 @@ from exclusivelog.messages import MAX_MESSAGE_BYTES, Item
 from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, SnapshotRefused, in_background
 from exclusivelog.state.views import Scope, thaw
 from exclusivelog.topic import Topic
+from exclusivelog.transaction import Claim, HoldsClaim, Transaction
 
 __all__ = ["SharedState"]
 
@@ -135,6 +136,9 @@ class SharedState(Shared, Generic[S, Op]):
     - `timeout`: seconds that a write waits to become the topic's owner, then WaitTimeoutError
       (default: None, no limit). It does not limit the append of an owner, which waits for a
       process that is stopped inside a transaction.
+    - `claim`: a claim of `engine.own`, a role or a lock of the topic's engine: each write is
+      appended only while it is held, which the append compares. Afterwards writes raise
+      OwnershipLostError, append nothing and change nothing; reads go on (rule I8). Default: none.
 
     Functions read the state through read-only views of its dicts, lists and sets: nothing is
     copied. A view is valid until the function returns; views in its result become plain copies.
@@ -165,6 +169,7 @@ class SharedState(Shared, Generic[S, Op]):
         snapshot_every: int | None = SNAPSHOT_EVERY,
         copy: Callable[[Any], Any] | None = _copy.deepcopy,
         timeout: float | None = None,
+        claim: Claim | HoldsClaim | None = None,
     ) -> None:
         if not callable(initial):
             raise TypeError("initial takes a function that returns the first state")
@@ -181,7 +186,7 @@ class SharedState(Shared, Generic[S, Op]):
         self._proven = (encode, decode) in _PROVEN
         codecs = _codecs_of(encode, decode, encode_state, decode_state)
         self._content: StateContent[S, Op] = StateContent(topic, initial, apply, decode, codecs)
-        super().__init__(topic, {"holds": "state"}, self._content, snapshot_every, timeout)
+        super().__init__(topic, {"holds": "state"}, self._content, snapshot_every, timeout, claim)
 
     # ---- read and write ------------------------------------------------------------------
 
@@ -190,35 +195,59 @@ class SharedState(Shared, Generic[S, Op]):
 
         - `latest`: True: the state includes every write that has returned by now, in any process.
           Default: False."""
-        return self._read(lambda: self._call(fn), latest)
+        return self._read(lambda: self._call(fn, self._content), latest)
 
-    def _call(self, fn: Callable[[S], R]) -> R:
+    def _call(self, fn: Callable[[S], R], content: StateContent[S, Op]) -> R:
         self._inside = threading.get_ident()
         try:
             with Scope(self._copy) as scope:
-                result: R = thaw(fn(scope.view(self._content.state)))
+                result: R = thaw(fn(scope.view(content.state)))
                 return result
         finally:
             self._inside = 0
 
     def write(
-        self, ops_fn: Callable[[S], Iterable[Op]], read_fn: Callable[[S], R] | None = None
+        self,
+        ops_fn: Callable[[S], Iterable[Op]],
+        read_fn: Callable[[S], R] | None = None,
+        *,
+        transaction: Transaction | None = None,
     ) -> R | None:
         """Append the operations that `ops_fn(state)` returns for the newest state, all of them or
         none, and apply them; return `read_fn(state)`, or None without it.
 
         If there are no operations, nothing is appended. `ops_fn` may be called more than once.
         `read_fn` is called before the operations are durable; its result is returned once they
-        are (rules I3, I5). Raises StateError if an operation cannot be applied."""
+        are (rules I3, I5). Raises StateError if an operation cannot be applied.
 
-        def compute() -> tuple[list[Item], R | None]:
+        - `transaction`: append them when that commits; both functions see what the transaction has
+          written so far. See `SharedMap.put`. From the second write on, or with `read_fn`, the
+          transaction copies the state.
+
+        >>> def add(state, op):
+        ...     state[op["name"]] = state.get(op["name"], 0) + op["amount"]
+        >>> with xl.SharedState(topic, initial=dict, apply=add) as accounts:
+        ...     with engine.transaction() as txn:
+        ...         accounts.write(lambda state: [{"name": "a", "amount": -5}], transaction=txn)
+        ...         accounts.write(lambda state: [{"name": "b", "amount": 5}], transaction=txn)
+        ...     accounts.read(dict)
+        {'a': -5, 'b': 5}
+        """
+
+        def compute(content: StateContent[S, Op]) -> tuple[list[Item], R | None]:
             with Scope(self._copy) as scope:
-                ops = [thaw(op) for op in ops_fn(scope.view(self._content.state))]
+                ops = [thaw(op) for op in ops_fn(scope.view(content.state))]
             return [(None, self._encoded(op)) for op in ops], None
 
         if read_fn is None:
-            return self._append(compute)
-        return self._append(compute, lambda: self._call(read_fn))
+            return self._append(compute, None, transaction)
+        return self._append(compute, lambda content: self._call(read_fn, content), transaction)
+
+    def _fork(self) -> StateContent[S, Op]:
+        fork = _copy.copy(self._content)
+        with Scope(self._copy) as scope:
+            fork.state = thaw(scope.view(self._content.state))
+        return fork
 
     def _encoded(self, op: Op) -> bytes:
         data = self._encode(op)

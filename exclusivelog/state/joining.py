@@ -1,0 +1,255 @@
+"""Writes of a shared map or state in a transaction (rules G3, G11, I8).
+
+The functions of these writes run when they are called, on the newest content and what the
+transaction has written so far. Only their results are kept, with the position that they were
+computed from. Nothing is locked until the commit, so that a transaction that is never committed
+keeps nobody from writing.
+
+The commit waits to own the topic, and then compares the position: if something else was written
+since, it appends nothing. The frames are appended under the session of the owner, which the append
+compares (rule B2). Meanwhile this process keeps no producer of the topic, so that reads take the
+content from the log, whatever interrupts the commit and wherever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any, Protocol, TypeVar
+
+from exclusivelog import _core
+from exclusivelog.backend import TransactionParts
+from exclusivelog.errors import (
+    ProducerFencedError,
+    StateError,
+    TransactionAbortedError,
+)
+from exclusivelog.messages import Item, message_of
+from exclusivelog.transaction import Sender, State, Transaction
+
+__all__ = ["Joinable", "Overlay", "StateWriter", "writer_in"]
+
+R = TypeVar("R")
+
+# What a write does with the content of its map or state: return (messages, result); and the result
+# once those are applied.
+Compute = Callable[[Any], tuple[list[Item], R]]
+Then = Callable[[Any], R]
+
+
+class Applies(Protocol):
+    """Content that messages change."""
+
+    def apply(self, key: bytes | None, value: bytes | None) -> None:
+        """Apply one message."""
+
+
+class Owner(Protocol):
+    """What owns a topic."""
+
+    @property
+    def sender(self) -> Sender:
+        """By which it appends."""
+
+    def was_lost_by(self, error: ProducerFencedError) -> bool:
+        """Has it lost its topic by this error?"""
+
+
+class Joinable(Protocol):
+    """A map or state, as its writes in a transaction use it."""
+
+    @property
+    def topic(self) -> Any:
+        """Its topic."""
+
+    def _call_on(self, compute: Compute[R], content: Any) -> tuple[list[Item], R]:
+        """`compute(content)`, which must not call back."""
+
+    def _version(self) -> tuple[int, int]:
+        """What differs once anything was written. StateError if a message cannot be applied."""
+
+    def _newest(self) -> Any:
+        """The content."""
+
+    def _fork(self) -> Applies:
+        """The content, for changes that do not reach it."""
+
+    def _lend(self, locks: _core.Locks, check: Callable[[], object]) -> Owner:
+        """What owns the topic, once the content has caught up, and `check()` has returned."""
+
+    def _check_claim(self) -> None:
+        """OwnershipLostError if it is bound to a claim that was lost."""
+
+    def _take_back(self, first: int, items: list[Item]) -> None:
+        """Own the topic again, and apply the messages that were appended at `first`."""
+
+    def _give_up_lent(self) -> None:
+        """Own the topic no more; it is not known what was appended."""
+
+
+# ---- one map or state in a transaction ---------------------------------------------------
+
+
+def writer_in(transaction: Transaction, shared: Joinable, ledger: object) -> StateWriter:
+    """What this map or state writes in the transaction, so far."""
+    found = transaction._writer_to(shared.topic.id, ledger)
+    if found is None:
+        return StateWriter(transaction, shared)
+    if not (isinstance(found, StateWriter) and found.shared is shared):
+        raise ValueError(
+            f"transaction: topic {shared.topic.name!r} is written by another map or state of this "
+            "process in it; use one object for each topic"
+        )
+    return found
+
+
+class StateWriter:
+    """What one map or state writes in a transaction; see `exclusivelog.transaction.Writer`."""
+
+    def __init__(self, transaction: Transaction, shared: Joinable) -> None:
+        self.shared = shared
+        self._transaction = transaction
+        self._items: list[Item] = []
+        self._read: tuple[int, int] | None = None  # what all of it was computed from
+        self._content: Applies | None = None  # with its items applied, once that is needed
+        self._applied = 0  # items of these
+        self._lent: Owner | None = None  # during the commit
+        self._sender: Sender | None = None
+
+    # ---- before the commit; under the lock of the content, which has caught up -------------
+
+    def check_newest(self) -> None:
+        """Abort the transaction if something else was written since its first write."""
+        now = self.shared._version()
+        if self._read is None:
+            self._read = now
+        elif self._read != now:
+            self._transaction.abort()
+            raise self._outdated()
+
+    def _outdated(self) -> TransactionAbortedError:
+        return TransactionAbortedError(
+            f"topic {self.shared.topic.name!r} was written to since the transaction has read it, "
+            "by a write that is not part of it; nothing was committed. Run the transaction again"
+        )
+
+    def write(self, compute: Compute[Any], then: Then[Any] | None) -> Any:
+        """Keep the messages of one write, and return its result."""
+        items, result = self.shared._call_on(compute, self._newest())
+        self._items += items
+        self._transaction._join(self.shared.topic.id, self)
+        return result if then is None else then(self._newest())
+
+    def _newest(self) -> Any:
+        """The content with the transaction's own writes."""
+        if not self._items:
+            return self.shared._newest()
+        content = self._content
+        if content is None:
+            content = self._content = self.shared._fork()
+        try:
+            for item in self._items[self._applied :]:
+                content.apply(*item)
+                self._applied += 1
+        except Exception as error:
+            self._transaction.abort()
+            raise StateError(
+                f"topic {self.shared.topic.name!r}: an operation of the transaction could not be "
+                f"applied: {error!r}. The transaction was aborted, and nothing was written"
+            ) from error
+        return content
+
+    # ---- the commit ----------------------------------------------------------------------
+
+    def begin(self, locks: _core.Locks, parts: TransactionParts[Sender]) -> None:
+        """Own the topic, check that nothing else was written, and add the messages to `parts`."""
+        self._lent = self.shared._lend(locks, self.check_newest)
+        self._sender = sender = self._lent.sender
+        parts.puts[sender] = [self._put] if self._items else []
+
+    def _put(self, appender: _core.Appender) -> None:
+        for item in self._items:
+            key, value, properties = message_of(*item)
+            appender.add(value, key, properties)
+
+    def refuse(self, error: ProducerFencedError) -> None:
+        """Raise what the caller can act on, if this topic was lost."""
+        if self._lent is not None and self._lent.was_lost_by(error):
+            self.shared._check_claim()
+            raise self._outdated() from error
+
+    def end(self, state: State) -> None:
+        """Take the topic back, and apply what was appended. Reads find it in the log if that is not
+        known."""
+        if self._lent is None or self._transaction._is_running:
+            return
+        self._lent = None
+        if state == "unknown":
+            self.shared._give_up_lent()
+        elif state == "committed" and self._items:
+            self.shared._take_back(self._first(), self._items)
+        else:
+            self.shared._take_back(0, [])
+
+    def _first(self) -> int:
+        attempt = self._transaction._parts.attempt
+        assert attempt is not None
+        assert self._sender is not None
+        return attempt.offsets[self._sender].start
+
+
+# ---- a map with the writes of a transaction ----------------------------------------------
+
+
+class Overlay(MutableMapping[bytes, bytes]):
+    """A dict with changes that do not reach it. The dict must not change meanwhile.
+
+    Keys come in the order in which they were put, as in the dict once it is changed.
+
+    >>> below = {b"a": b"1", b"b": b"2"}
+    >>> above = Overlay(below)
+    >>> above[b"c"] = b"3"
+    >>> del above[b"a"]
+    >>> list(above), list(reversed(above)), below
+    ([b'b', b'c'], [b'c', b'b'], {b'a': b'1', b'b': b'2'})
+    """
+
+    def __init__(self, below: dict[bytes, bytes]) -> None:
+        self._below = below
+        self._changed: dict[bytes, bytes] = {}  # keys of the dict that have kept their place
+        self._gone: set[bytes] = set()  # keys of the dict that have lost it
+        self._added: dict[bytes, bytes] = {}
+
+    def _keeps(self, name: bytes) -> bool:
+        return name in self._below and name not in self._gone
+
+    def __getitem__(self, name: bytes) -> bytes:
+        if not self._keeps(name):
+            return self._added[name]
+        found = self._changed.get(name)
+        return self._below[name] if found is None else found
+
+    def __setitem__(self, name: bytes, data: bytes) -> None:
+        (self._changed if self._keeps(name) else self._added)[name] = data
+
+    def __delitem__(self, name: bytes) -> None:
+        if self._keeps(name):
+            self._gone.add(name)
+            self._changed.pop(name, None)
+        else:
+            del self._added[name]
+
+    def clear(self) -> None:
+        """Remove all keys."""
+        self._below = {}
+        self._changed, self._gone, self._added = {}, set(), {}
+
+    def __len__(self) -> int:
+        return len(self._below) - len(self._gone) + len(self._added)
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from (name for name in self._below if name not in self._gone)
+        yield from self._added
+
+    def __reversed__(self) -> Iterator[bytes]:
+        yield from reversed(self._added)
+        yield from (name for name in reversed(self._below) if name not in self._gone)
