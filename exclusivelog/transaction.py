@@ -303,8 +303,8 @@ class SendingProducer:
 class Writer(Protocol):
     """What one map or state writes in a transaction."""
 
-    def begin(self, locks: _core.Locks, parts: TransactionParts[Sender]) -> None:
-        """The commit begins: own the topic, and add what is to be appended to `parts`. Takes the
+    def begin(self, transaction: Transaction, locks: _core.Locks) -> None:
+        """The commit begins: own the topic, and add what is to be appended to the parts. Takes the
         lock of the map's or state's other writes. TransactionAbortedError if something else was
         written since the transaction has read it."""
 
@@ -312,7 +312,7 @@ class Writer(Protocol):
         """The commit was refused with this error: raise another one if the map's or state's topic
         was lost."""
 
-    def end(self, state: State) -> None:
+    def end(self, transaction: Transaction, state: State) -> None:
         """The commit has ended: apply what it has appended, if it has."""
 
 
@@ -344,6 +344,7 @@ class Transaction(OfThisProcess):
         self._parts: TransactionParts[Sender] = TransactionParts()
         self._producers: dict[Sender, SendingProducer] = {}  # whose senders these are
         self._writers: dict[int, Writer] = {}  # maps and states, by the ids of their topics
+        self._complete = False  # its commit has begun
         self._maker = this_caller()
         # Its commit, once begun: in this thread, and in one of the library.
         self._call = _core.Call()
@@ -451,6 +452,9 @@ class Transaction(OfThisProcess):
     def _join(self, topic: int, writer: Writer) -> None:
         """Let it write to the map or state of this topic in the transaction."""
         self._writers[topic] = writer
+        self._check_open()
+        if self._complete:  # another task commits, and this one was cancelled
+            raise TransactionAbortedError("the commit has begun, perhaps without this write")
 
     def _announce(self, producer: SendingProducer, info: dict[str, str]) -> None:
         """Announce when this transaction commits; see `Producer.announce`."""
@@ -497,6 +501,7 @@ class Transaction(OfThisProcess):
         """
         self._check_open()
         self._engine.check_free()
+        self._complete = True
         try:
             if self._writers:
                 self._commit_with_writers()
@@ -515,7 +520,7 @@ class Transaction(OfThisProcess):
         with _core.Locks() as locks, contextlib.ExitStack() as ends:
             ends.callback(self._end_writers, writers)
             for writer in writers:
-                writer.begin(locks, self._parts)
+                writer.begin(self, locks)
             try:
                 self._call.run(self._commit)
             except ProducerFencedError as error:
@@ -529,7 +534,7 @@ class Transaction(OfThisProcess):
         state = self.state
         with contextlib.ExitStack() as each:  # if one fails, too
             for writer in writers:
-                each.callback(writer.end, state)
+                each.callback(writer.end, self, state)
         self._writers.clear()
 
     def _commit(self) -> None:

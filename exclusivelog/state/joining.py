@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, Protocol, TypeVar
 
 from exclusivelog import _core
-from exclusivelog.backend import TransactionParts
 from exclusivelog.errors import (
     ProducerFencedError,
     StateError,
@@ -93,7 +92,7 @@ def writer_in(transaction: Transaction, shared: Joinable, ledger: object) -> Sta
     """What this map or state writes in the transaction, so far."""
     found = transaction._writer_to(shared.topic.id, ledger)
     if found is None:
-        return StateWriter(transaction, shared)
+        return StateWriter(shared)
     if not (isinstance(found, StateWriter) and found.shared is shared):
         raise ValueError(
             f"transaction: topic {shared.topic.name!r} is written by another map or state of this "
@@ -103,27 +102,38 @@ def writer_in(transaction: Transaction, shared: Joinable, ledger: object) -> Sta
 
 
 class StateWriter:
-    """What one map or state writes in a transaction; see `exclusivelog.transaction.Writer`."""
+    """What one map or state writes in a transaction; see `exclusivelog.transaction.Writer`. It does
+    not refer to the transaction, which has aborted once the program has dropped it."""
 
-    def __init__(self, transaction: Transaction, shared: Joinable) -> None:
+    def __init__(self, shared: Joinable) -> None:
         self.shared = shared
-        self._transaction = transaction
         self._items: list[Item] = []
         self._read: tuple[int, int] | None = None  # what all of it was computed from
         self._content: Applies | None = None  # with its items applied, once that is needed
         self._applied = 0  # items of these
+        self._complete = False  # the commit has begun
         self._lent: Owner | None = None  # during the commit
-        self._sender: Sender | None = None
 
     # ---- before the commit; under the lock of the content, which has caught up -------------
 
-    def check_newest(self) -> None:
+    def write(self, transaction: Transaction, compute: Compute[Any], then: Then[Any] | None) -> Any:
+        """Keep the messages of one write, and return its result."""
+        self._check_newest(transaction)
+        content = self._newest(transaction)
+        items, result = self.shared._call_on(compute, content)
+        if self._complete:  # by a task that was cancelled, while another one commits
+            raise TransactionAbortedError("the commit has begun; this write is no part of it")
+        self._items += items
+        transaction._join(self.shared.topic.id, self)
+        return result if then is None else then(self._newest(transaction))
+
+    def _check_newest(self, transaction: Transaction) -> None:
         """Abort the transaction if something else was written since its first write."""
         now = self.shared._version()
         if self._read is None:
             self._read = now
         elif self._read != now:
-            self._transaction.abort()
+            transaction.abort()
             raise self._outdated()
 
     def _outdated(self) -> TransactionAbortedError:
@@ -132,14 +142,7 @@ class StateWriter:
             "by a write that is not part of it; nothing was committed. Run the transaction again"
         )
 
-    def write(self, compute: Compute[Any], then: Then[Any] | None) -> Any:
-        """Keep the messages of one write, and return its result."""
-        items, result = self.shared._call_on(compute, self._newest())
-        self._items += items
-        self._transaction._join(self.shared.topic.id, self)
-        return result if then is None else then(self._newest())
-
-    def _newest(self) -> Any:
+    def _newest(self, transaction: Transaction) -> Any:
         """The content with the transaction's own writes."""
         if not self._items:
             return self.shared._newest()
@@ -151,7 +154,7 @@ class StateWriter:
                 content.apply(*item)
                 self._applied += 1
         except Exception as error:
-            self._transaction.abort()
+            transaction.abort()
             raise StateError(
                 f"topic {self.shared.topic.name!r}: an operation of the transaction could not be "
                 f"applied: {error!r}. The transaction was aborted, and nothing was written"
@@ -160,11 +163,15 @@ class StateWriter:
 
     # ---- the commit ----------------------------------------------------------------------
 
-    def begin(self, locks: _core.Locks, parts: TransactionParts[Sender]) -> None:
-        """Own the topic, check that nothing else was written, and add the messages to `parts`."""
-        self._lent = self.shared._lend(locks, self.check_newest)
-        self._sender = sender = self._lent.sender
-        parts.puts[sender] = [self._put] if self._items else []
+    def begin(self, transaction: Transaction, locks: _core.Locks) -> None:
+        """Own the topic, check that nothing else was written, and add the messages to the parts."""
+
+        def check() -> None:
+            self._check_newest(transaction)
+            self._complete = True
+
+        self._lent = self.shared._lend(locks, check)
+        transaction._parts.puts[self._lent.sender] = [self._put] if self._items else []
 
     def _put(self, appender: _core.Appender) -> None:
         for item in self._items:
@@ -177,24 +184,21 @@ class StateWriter:
             self.shared._check_claim()
             raise self._outdated() from error
 
-    def end(self, state: State) -> None:
+    def end(self, transaction: Transaction, state: State) -> None:
         """Take the topic back, and apply what was appended. Reads find it in the log if that is not
         known."""
-        if self._lent is None or self._transaction._is_running:
+        lent = self._lent
+        if lent is None or transaction._is_running:
             return
         self._lent = None
         if state == "unknown":
             self.shared._give_up_lent()
         elif state == "committed" and self._items:
-            self.shared._take_back(self._first(), self._items)
+            attempt = transaction._parts.attempt
+            assert attempt is not None
+            self.shared._take_back(attempt.offsets[lent.sender].start, self._items)
         else:
             self.shared._take_back(0, [])
-
-    def _first(self) -> int:
-        attempt = self._transaction._parts.attempt
-        assert attempt is not None
-        assert self._sender is not None
-        return attempt.offsets[self._sender].start
 
 
 # ---- a map with the writes of a transaction ----------------------------------------------

@@ -769,8 +769,7 @@ class Shared(_core.SharedBase, Closing):
         writer = writer_in(transaction, self, self._engine.ledger)
         with self._lock:
             self._freshen(latest=True)
-            writer.check_newest()
-            result: R = writer.write(compute, then)
+            result: R = writer.write(transaction, compute, then)
             seen = self._unflushed
         if seen is not None and not seen.flushed:
             self._settle(seen)  # the result depends on it
@@ -809,8 +808,14 @@ class Shared(_core.SharedBase, Closing):
 
     def _take_back(self, first: int, items: list[Item]) -> None:
         with self._lock:
-            if items:
-                self._apply_own(first, items)
+            if self._replica.torn:  # by a read whose flush has failed
+                self._catch_up()
+            try:
+                if items:
+                    self._apply_own(first, items)
+            except StateError as error:
+                error.maybe_written = True
+                raise
             self._ownership.take_back()
         self._take_snapshot_if_due()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,15 @@ def announce_in_a_message(engine: xl.Engine) -> None:
     engine.topic("orders").producer("exclusive").announce({"at": "here"}, message=b"x")
 
 
+def put_in_a_transaction(engine: xl.Engine) -> None:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        xl.open(f"{directory}/log") as local,
+        xl.SharedMap(engine.topic("orders")) as shared,
+    ):
+        shared.put("a", 1, transaction=local.transaction())
+
+
 Call = Callable[[xl.Engine], Any]
 CALLS: dict[str, list[Call]] = {
     "announcements": [
@@ -57,6 +67,7 @@ CALLS: dict[str, list[Call]] = {
     "backup": [lambda e: e.backup("/nowhere")],
     "bound_producers": [
         lambda e: e.topic("orders").producer("exclusive", claim=e.own("g", {"r": None})),
+        lambda e: xl.SharedMap(e.topic("orders"), claim=e.own("g", {"r": None})),
     ],
     "compaction": [lambda e: e.topic("orders").compact(),
                    lambda e: e.topic("orders").reader(read_compacted=True)],
@@ -74,7 +85,7 @@ CALLS: dict[str, list[Call]] = {
     ],
     "several_claims": [lambda e: e.own("g", {"r": None, "s": None}),
                        lambda e: e.reader([e.topic(n).name for n in "ab"], group="g")],
-    "transactions": [transact],
+    "transactions": [transact, put_in_a_transaction],
     "verify": [lambda e: e.verify()],
 }  # fmt: skip
 

@@ -1,0 +1,68 @@
+"""Exceptions that are raised in a running thread from outside, at any of its instructions."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from testing.processes import PATIENCE, until
+
+
+class Limit(BaseException):
+    """Raised in a thread by another one, as the time limit of a task queue is."""
+
+
+def raise_in(thread: threading.Thread) -> None:
+    """Raise `Limit` in a running thread, at its next instruction of Python.
+
+    In Python 3.11, a thread that is being started has the number of the one that starts it, and
+    takes the exception from it; `Thread.start` then never returns.
+    """
+    assert thread.ident is not None
+    limbo: dict[threading.Thread, object] = vars(threading)["_limbo"]
+    until(lambda: not limbo)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident), ctypes.py_object(Limit)
+    )
+
+
+class Interrupts:
+    """Calls `step(number)` in a thread again and again, and interrupts it at random moments."""
+
+    def __init__(self, step: Callable[[int], None], seconds: float) -> None:
+        self.count = 0
+        self._begun, self._stepped = threading.Event(), threading.Event()
+        self._step, self._longest, self._dice = step, seconds, random.Random(5)
+
+    def run(self, tries: int, first: int = 0) -> None:
+        """So many times; `first`: the first number."""
+        for number in range(first, first + tries):
+            thread = threading.Thread(target=self._call, args=(number,))
+            self._begun.clear()
+            self._stepped.clear()
+            thread.start()
+            assert self._begun.wait(PATIENCE)
+            time.sleep(self._dice.uniform(0, self._longest))
+            raise_in(thread)
+            until(lambda: self._has_ended(thread))  # noqa: B023
+
+    def _has_ended(self, thread: threading.Thread) -> bool:
+        """Python drops what is raised inside a finalizer or the callback of a weak reference: the
+        thread has then done its step, and is interrupted again."""
+        thread.join(1.0)
+        if thread.is_alive() and self._stepped.is_set():
+            raise_in(thread)
+        return not thread.is_alive()
+
+    def _call(self, number: int) -> None:
+        try:
+            self._begun.set()
+            self._step(number)
+            self._stepped.set()
+            until(lambda: False)  # the interrupt comes, and in no other thread
+        except Limit:
+            self._stepped.clear()
+            self.count += 1
