@@ -262,8 +262,8 @@ class Engine(Closing):
         whole; other claims of its engine stay. A claim ends with its process, and other processes
         may revoke it if its process is unresponsive for longer than `keepalive`. A claim guards
         only the transactions that require it (`Transaction.require`) and the producers that are
-        bound to it (`claim=` of `topic.producer`): they check it in the critical section that
-        appends.
+        bound to it (`claim=` of `topic.producer`, `SharedMap` and `SharedState`): they check it in
+        the critical section that appends.
 
         Raises OwnershipError if a generation is refused; it names the owner, if one is alive.
 
@@ -634,8 +634,8 @@ it is held by ...
     def supports(self, capability: str) -> bool:
         """Whether engines of this kind have a capability. An engine on a local ledger has all.
 
-        - `capability`: "announcements", "backup", "bound_producers" (`claim=` of a producer),
-          "claims" (`own`), "compaction", "compression", "deletion" (`delete_topic`), "history",
+        - `capability`: "announcements", "backup", "bound_producers" (`claim=` of a producer, map or
+          state), "claims" (`own`), "compaction", "compression", "deletion" (`delete_topic`), "history",
           "inspection" (query plans, such as Spark's), "large_messages" (above 5 MB),
           "many_producers" (`producers`), "once" (`exclusivelog.once`), "owner_watches"
           (`topic.watch_owner`), "reader_groups" (`reader(group=...)`), "retention" (and `trim`),

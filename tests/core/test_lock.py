@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from exclusivelog._core import Holding, Lock
+from exclusivelog._core import Holding, Lock, Locks
 from exclusivelog.errors import EngineClosedError
 from testing.processes import PATIENCE
 
@@ -150,3 +150,33 @@ def test_c5_a_child_that_is_forked_during_a_wait_does_not_wait_on(taken: Lock) -
             os._exit(code)
         signal.signal(signal.SIGALRM, before)
     assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 42
+
+
+# ---- several locks -----------------------------------------------------------------------
+
+
+def test_locks_that_are_taken_together_are_released_together() -> None:
+    """Also one that was taken twice, and whatever ends the block."""
+    first, second = Lock(), Lock()
+    with pytest.raises(ZeroDivisionError), Locks() as locks:
+        for lock in (first, second, first):
+            locks.take(lock)
+        assert first.held_here()
+        assert second.held_here()
+        raise ZeroDivisionError
+    assert not first.held_here()
+    assert not second.held_here()
+
+
+def test_a_wait_for_a_further_lock_that_is_interrupted_releases_those_before(taken: Lock) -> None:
+    free = Lock()
+    before = signal.signal(signal.SIGALRM, lambda *_: 1 // 0)
+    try:
+        with pytest.raises(ZeroDivisionError), Locks() as locks:
+            locks.take(free)
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            locks.take(taken)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not free.held_here()
+    assert not taken.held_here()
