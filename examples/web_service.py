@@ -4,13 +4,14 @@
     $ cd examples; LEDGER=data/log uvicorn --workers 3 web_service:app
 
 Any worker takes orders: each is on the disk when it is answered. Invoices need consecutive numbers
-without a gap, so one worker writes them: the one that holds the role "invoicing". If it dies, hangs
-or is restarted, another one goes on. An invoice and the position after its order are committed
-together, so each order has one invoice.
+without a gap, so one worker writes them: the one that owns the topic "invoices". If it dies, hangs
+or is restarted, another one goes on. An invoice, what its customer owes, and the position after its
+order are committed together, so each order has one invoice, and is owed once.
 
-    POST /orders     {"customer": "ann", "cents": 250} -> {"order": 17}
-    GET  /invoices   the last hundred
-    GET  /leader     who writes invoices
+    POST /orders            {"customer": "ann", "cents": 250} -> {"order": 17}
+    GET  /invoices          the last hundred
+    GET  /owed/{customer}   the sum of a customer's invoices
+    GET  /leader            who writes invoices
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from typing import Any
 from fastapi import FastAPI, Request
 from pydantic import BaseModel
 
+from exclusivelog import Message
 from exclusivelog import aio as xl
 
-ROLE, ORDERS, INVOICES = "invoicing", "orders", "invoices"
-LOST = (xl.OwnershipLostError, xl.ProducerFencedError, xl.ReaderFencedError)
+ORDERS, INVOICES, OWED = "orders", "invoices", "owed"
 
 
 class Order(BaseModel):
@@ -37,38 +38,46 @@ class Order(BaseModel):
     cents: int
 
 
-async def lead(engine: xl.Engine) -> None:
-    """Wait for the role, write invoices, and wait again if it is lost."""
-    while True:
-        async with engine.role(ROLE, topics=[INVOICES], groups={"invoicing": [ORDERS]}) as role:
-            with contextlib.suppress(*LOST):
-                await write_invoices(engine, role)
+async def lead(engine: xl.Engine, owed: xl.SharedMap[str, int]) -> None:
+    """Write invoices whenever this worker owns their topic; the next one goes on where it stops."""
+    async for term in engine.topic(INVOICES).terms(serializer="json"):
+        async with term as invoices:
+            orders = engine.topic(ORDERS).reader(group="invoicing", deserializer="json")
+            async with orders:
+                await write_invoices(engine, orders, invoices, owed)
 
 
-async def write_invoices(engine: xl.Engine, role: xl.Role) -> None:
-    """One after the other; the number is the offset, which has no gaps."""
-    invoices = await role.producer(INVOICES, serializer="json")
-    orders = await role.reader(ORDERS, deserializer="json")
+async def write_invoices(
+    engine: xl.Engine, orders: xl.Reader, invoices: xl.Producer, owed: xl.SharedMap[str, int]
+) -> None:
+    """One for each order, and all that belongs to it in one transaction."""
     async for order in orders.follow():
         async with engine.transaction() as txn:
-            invoice = {"order": order.offset, **order.value}
-            await invoices.send(invoice, transaction=txn)
+            await write_invoice(order, invoices, owed, txn)
             txn.commit_cursor(orders)
-            txn.require(role)
+
+
+async def write_invoice(
+    order: Message, invoices: xl.Producer, owed: xl.SharedMap[str, int], txn: xl.Transaction
+) -> None:
+    """Its number is its offset: there are no gaps."""
+    customer, cents = order.value["customer"], order.value["cents"]
+    await invoices.send({"order": order.offset, **order.value}, transaction=txn)
+    await owed.update(customer, lambda before: (before or 0) + cents, transaction=txn)
 
 
 @contextlib.asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Open the engine in the worker's own process, and compete for the role."""
+    """Open the engine in the worker's own process, and wait to write invoices."""
     path = os.environ.get("LEDGER", "data/log")
     async with xl.open(path, f"web-{os.getpid()}", keepalive=5.0) as engine:
         async with engine.topic(ORDERS).producer(serializer=Order) as app.state.orders:
-            await engine.topic(INVOICES)
-            app.state.engine = engine
-            leading = asyncio.create_task(lead(engine))
-            yield
-            leading.cancel()
-            await asyncio.wait([leading])
+            app.state.invoices = await engine.topic(INVOICES)
+            async with xl.SharedMap[str, int](engine.topic(OWED)) as app.state.owed:
+                leading = asyncio.create_task(lead(engine, app.state.owed))
+                yield
+                leading.cancel()
+                await asyncio.wait([leading])
 
 
 app = FastAPI(lifespan=lifespan)
@@ -83,14 +92,19 @@ async def order(order: Order, request: Request) -> dict[str, int]:
 @app.get("/invoices")
 async def invoices(request: Request) -> list[dict[str, Any]]:
     """The last hundred."""
-    topic = request.app.state.engine.topic(INVOICES)
-    reader = topic.reader(start=-100, deserializer="json")
+    reader = request.app.state.invoices.reader(start=-100, deserializer="json")
     return [{"invoice": message.offset, **message.value} async for message in reader]
+
+
+@app.get("/owed/{customer}")
+async def owed(customer: str, request: Request) -> int:
+    """What a customer owes, in cents."""
+    cents: int = await request.app.state.owed.get_or_default(customer, 0, latest=True)
+    return cents
 
 
 @app.get("/leader")
 async def leader(request: Request) -> dict[str, Any]:
     """Who writes invoices now."""
-    [role] = request.app.state.engine.roles() or [None]
-    holder = role and role.holder
-    return {"pid": holder.pid, "epoch": role.epoch} if holder else {}
+    owner = request.app.state.invoices.owner
+    return {"pid": owner.pid, "epoch": owner.epoch} if owner else {}

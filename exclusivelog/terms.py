@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,13 +11,26 @@ from typing import Self
 
 from exclusivelog import _core
 from exclusivelog.closing import OfThisProcess
-from exclusivelog.errors import ProducerFencedError
+from exclusivelog.errors import (
+    LedgerError,
+    OwnershipLostError,
+    ProducerFencedError,
+    ReaderFencedError,
+    TransactionAbortedError,
+)
 from exclusivelog.losses import Loss
 from exclusivelog.producer import Producer, ProducerFuture
 from exclusivelog.waits import in_slices
 
 __all__ = ["Term", "Terms"]
 
+# What a successor does to the readers, claims and transactions of the owner before it.
+CONSEQUENCES = (
+    ProducerFencedError,
+    ReaderFencedError,
+    OwnershipLostError,
+    TransactionAbortedError,
+)
 OnFenced = Callable[[Producer, ProducerFencedError], object]
 # Requests the topic: the seconds that it waits at most, and what is called when it is lost.
 Request = Callable[[float | None, OnFenced], ProducerFuture]
@@ -29,8 +43,9 @@ class Term(OfThisProcess):
 
     - The block ends: pending sends are committed, and the topic is given up.
     - The topic is lost, and the block raises the producer's ProducerFencedError (or
-      ProducerMovedError): the error ends here. An error of another producer does not, nor does an
-      error that was raised from that one.
+      ProducerMovedError), or fails because the successor has taken what else it uses, such as the
+      reader of a group (ReaderFencedError, OwnershipLostError, TransactionAbortedError): the error
+      ends here. An error that was raised from one of these does not.
     - Any other exception gives the topic up, and leaves the block.
 
     A term has one epoch: after a hand-over, also to another engine of this process, it is over.
@@ -75,8 +90,9 @@ class Term(OfThisProcess):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
+        is_over = is_loss(self._producer, error)  # once it is closed, nothing tells any more
         self._end()
-        return is_loss(self._producer, error)
+        return is_over
 
     def __repr__(self) -> str:
         return f"<Term of topic {self._producer.topic!r}, epoch {self.epoch}>"
@@ -200,8 +216,14 @@ def check_entered_once(entered: bool, closed: bool) -> None:
 
 
 def is_loss(producer: Producer, error: BaseException | None) -> bool:
-    """Whether a block has ended because this producer has lost its topic. In a group of
-    exceptions, each of them has to say so."""
+    """Whether a block has ended because this producer, which is not closed yet, has lost its topic.
+    In a group of exceptions, each of them has to say so."""
     if isinstance(error, BaseExceptionGroup):
         return all(is_loss(producer, each) for each in error.exceptions)
-    return error is not None and producer._sender.was_lost_by(error)
+    if error is None or producer._sender.was_lost_by(error):
+        return error is not None
+    if not isinstance(error, CONSEQUENCES):
+        return False
+    with contextlib.suppress(LedgerError):
+        return producer.state in ("fenced", "moved")
+    return False

@@ -134,8 +134,9 @@ class Term(OfThisProcess, _NoWith):
         trace: TracebackType | None,
     ) -> bool:
         ours, others = self._body.leave()
+        is_lost = is_loss(self._sync, error)  # once it is closed, nothing tells any more
         await finished(self._end())
-        is_over = is_loss(self._sync, error) or (ours and isinstance(error, asyncio.CancelledError))
+        is_over = is_lost or (ours and isinstance(error, asyncio.CancelledError))
         if is_over and others and not isinstance(error, BaseExceptionGroup):
             # The body was cancelled from outside as well, and the task has to learn that. Before
             # Python 3.13, a task group that fails leaves a cancellation of its own counted.

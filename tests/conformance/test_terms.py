@@ -160,6 +160,28 @@ def test_so_does_a_transaction_that_cannot_commit(topic: xl.Topic, rival: xl.Top
     assert topic.engine.topic("others").next_offset == 0
 
 
+@pytest.mark.needs("claims")
+@pytest.mark.parametrize("lost", [True, False])
+def test_so_does_what_the_successor_takes_with_the_topic(
+    topic: xl.Topic, rival: xl.Topic, lost: bool
+) -> None:
+    """Such as the reader of a group. While the topic is not lost, that is an error."""
+    turns = 0
+    outcome = contextlib.nullcontext() if lost else pytest.raises(xl.ReaderFencedError)
+    with outcome:
+        for term in topic.terms():
+            with term:
+                turns += 1
+                if turns > 1:
+                    break
+                reader = topic.reader(group="invoicing")
+                if lost:
+                    take_over(rival)
+                rival.reader(group="invoicing").close()
+                reader.read_next(PATIENCE)
+    assert turns == (2 if lost else 1)
+
+
 @pytest.mark.needs("unload")
 def test_a_hand_over_ends_the_block_also_to_an_engine_of_this_process(
     topic: xl.Topic, rival: xl.Topic

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -104,6 +105,10 @@ def test_each_order_has_one_invoice_though_the_leader_is_killed(service: str, pa
         until(lambda: len(invoices(path)) >= number)
         assert invoices(path) == list(range(number))
         assert set(answered) <= set(range(number))
+        with xl.open(path, readonly=True) as engine:
+            owed = dict(xl.SharedMap[str, int](engine.topic("owed")))
+        assert owed == Counter(customers(path))
+        assert clients[0].get("/owed/0-0").json() == owed["0-0"]
         last = clients[0].get("/invoices").json()
         assert [each["invoice"] for each in last] == list(range(number - 100, number))
 
@@ -111,6 +116,13 @@ def test_each_order_has_one_invoice_though_the_leader_is_killed(service: str, pa
 def workers(path: str) -> int:
     with xl.open(path, readonly=True) as engine:
         return sum(info.name.startswith("web-") for info in engine.engines())
+
+
+def customers(path: str) -> list[str]:
+    """Those of all invoices, which are of one cent each."""
+    with xl.open(path, readonly=True) as engine:
+        reader = engine.topic("invoices").reader(deserializer="json")
+        return [message.value["customer"] for message in reader]
 
 
 def invoices(path: str) -> list[int]:
