@@ -18,10 +18,11 @@ import msgpack
 from exclusivelog import _core
 from exclusivelog.backend import ProducerRequest
 from exclusivelog.errors import ExclusiveLogError
-from exclusivelog.local.ownership.role_grants import with_roles
+from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.ownership.steps import RETRY_AT
 from exclusivelog.local.ownership.transfers import HandOver, Wish
 from exclusivelog.local.records import NAMES, U64, Session, StillReleasing, Transfer, unpack_session
+from exclusivelog.local.storage.before_commit import BeforeCommit
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.types import EngineInfo
@@ -145,6 +146,7 @@ class MemoryLedger:
         self.engines: tuple[Engine, ...] = ()
         self.now = 0
         self.opened = 0
+        self.before_commit = BeforeCommit()
         self.keeps_what_failed = False  # a control: half a transaction is committed
 
     @property
@@ -178,8 +180,7 @@ class MemoryLedger:
         tables = tables_of(changes)
         try:
             yield tables
-            if tables.settle is not None:
-                tables.settle(tables)
+            self.before_commit.settle(tables)
         except ExclusiveLogError:
             if self.keeps_what_failed:
                 self.store = changes.store
@@ -314,7 +315,7 @@ class Transactions:
         self._world = world
         self.ledger = MemoryLedger()
         ledger = cast(Ledger, self.ledger)
-        self.sessions = with_roles(ledger, lambda: self.ledger.now)
+        self.sessions = Sessions(ledger, lambda: self.ledger.now)
         self.hand_over = HandOver(ledger, self.sessions.succession)
         self._dead: dict[tuple[Any, ...], list[str]] = {}
         self._seen: dict[tuple[Any, ...], tuple[Any, State, frozenset[tuple[int, str]]]] = {}

@@ -9,7 +9,7 @@ from unittest import mock
 
 import exclusivelog as xl
 from exclusivelog.events import Event
-from exclusivelog.local.storage import ledger as storage
+from exclusivelog.local.ownership import recording
 
 IN_ONE_TRANSACTION = 2000
 LASTING = 1000  # ms that each owner has a topic
@@ -49,10 +49,10 @@ def write_changes(
     topics themselves do not change. `most`: keep so many events, instead of the default."""
     start = time.time_ns() // 1_000_000 - (count // len(topics) + 1) * LASTING
     found = itertools.islice(changes(topics, engines, start), count)
-    kept = storage.MOST_EVENTS if most is None else most
-    with mock.patch.object(storage, "MOST_EVENTS", kept):
+    kept = recording.MOST_EVENTS if most is None else most
+    with mock.patch.object(recording, "MOST_EVENTS", kept):
         while some := list(itertools.islice(found, IN_ONE_TRANSACTION)):
             with engine.ledger.write_exclusive() as tables:  # type: ignore[attr-defined]
                 for tables.events in some:
-                    storage.write_events(tables)
+                    recording.write_events(tables)
                 tables.committed = []

@@ -22,7 +22,6 @@ from exclusivelog.local.names import (
 from exclusivelog.local.ownership import steps
 from exclusivelog.local.ownership.claims import Claims
 from exclusivelog.local.ownership.role_rows import list_roles
-from exclusivelog.local.ownership.sessions import Sessions, clear
 from exclusivelog.local.records import describe, owner_info
 from exclusivelog.local.shm.locks import lasting_locks
 from exclusivelog.local.storage.figures import counted
@@ -39,6 +38,7 @@ from exclusivelog.types import (
 )
 
 if TYPE_CHECKING:
+    from exclusivelog.local.ownership.sessions import Sessions
     from exclusivelog.local.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ def _mark_deleted(ledger: Ledger, sessions: Sessions, name: str) -> int:
         if row is None:
             raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}")
         steps.cancel_seats(sessions.succession, tables, row, "the topic was deleted")
-        holder = clear(sessions.succession, tables, row)
+        holder = sessions.succession.clear(tables, row)
         if holder is not None:
             raise ProducerBusyError(
                 f"topic {name!r} cannot be deleted while it is held by {describe(holder)}; close "

@@ -40,10 +40,11 @@ from exclusivelog.local.maintenance.views import compact, write_snapshot
 from exclusivelog.local.names import relist_topics
 from exclusivelog.local.once import LocalOnce
 from exclusivelog.local.ownership.claims import LocalClaims, LocalGroupCursor, join_group
+from exclusivelog.local.ownership.held_roles import LocalRoles
 from exclusivelog.local.ownership.notifications import Notifications
 from exclusivelog.local.ownership.pending import Pending
 from exclusivelog.local.ownership.registry import Registry
-from exclusivelog.local.ownership.role_grants import LocalRoles, with_roles
+from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.ownership.steps import MOVES
 from exclusivelog.local.ownership.transfers import HandOver
 from exclusivelog.local.records import Registration, Session
@@ -111,7 +112,7 @@ class OpenEngine(abc.ABC):
         self.path = ledger.path
         self.ledger = ledger
         self._map_at = map_at
-        self.sessions = with_roles(ledger)
+        self.sessions = Sessions(ledger)
         self.registry = Registry()
         self.followers = Followers(ledger.path, self.registry)
         self.hand_over = HandOver(ledger, self.sessions.succession)

@@ -19,8 +19,7 @@ from exclusivelog import _core
 from exclusivelog.arguments import check_engine_id, check_groups, check_seconds, check_selection
 from exclusivelog.backend import MoveCancelled
 from exclusivelog.errors import LedgerError, TopicNotFoundError, WaitTimeoutError
-from exclusivelog.local.ownership.notifications import FOLLOWED_FIRST_SECONDS
-from exclusivelog.local.ownership.pending import BETWEEN_CHUNKS_SECONDS
+from exclusivelog.local.ownership.pending import BETWEEN_CHUNKS_SECONDS, FOLLOWED_FIRST_SECONDS
 from exclusivelog.local.ownership.steps import MOVES
 from exclusivelog.local.ownership.transfers import Begun, Wish
 from exclusivelog.local.records import Session, is_role

@@ -15,7 +15,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog.audit import audit
 from exclusivelog.events import EVENTS
-from exclusivelog.local.storage import ledger as storage
+from exclusivelog.local.ownership import recording
 from testing.changes import write_changes
 
 pytestmark = [pytest.mark.once, pytest.mark.rule("E5"), pytest.mark.rule("G8")]
@@ -41,7 +41,7 @@ def change_owner(engine: xl.Engine, times: int = 1) -> None:
 def test_old_events_go_with_the_transactions_that_add_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "MOST_EVENTS", 20)
+    monkeypatch.setattr(recording, "MOST_EVENTS", 20)
     with xl.open(tmp_path / "log") as engine:
         change_owner(engine, 30)
         first, end = kept(engine)
@@ -65,7 +65,7 @@ def test_a_ledger_of_many_changes_is_as_small_as_its_limit(tmp_path: Path) -> No
 def test_a_retention_of_its_own_takes_the_place_of_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "MOST_EVENTS", 20)
+    monkeypatch.setattr(recording, "MOST_EVENTS", 20)
     with xl.open(tmp_path / "log") as engine:
         engine.topic(EVENTS).retention(max_age=math.inf)
         change_owner(engine, 30)
@@ -88,7 +88,7 @@ def test_what_an_earlier_version_kept_goes_in_the_background(tmp_path: Path) -> 
 def test_a_history_that_is_read_while_events_go_continues_behind_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "MOST_EVENTS", 20)
+    monkeypatch.setattr(recording, "MOST_EVENTS", 20)
     with xl.open(tmp_path / "log") as engine:
         change_owner(engine, 10)
         history = engine.history()
@@ -100,7 +100,7 @@ def test_a_history_that_is_read_while_events_go_continues_behind_them(
 def test_an_audit_judges_the_epochs_whose_grants_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "MOST_EVENTS", 20)
+    monkeypatch.setattr(recording, "MOST_EVENTS", 20)
     with xl.open(tmp_path / "log") as engine:
         change_owner(engine, 30)
         assert [verdict for verdict in audit(engine) if not verdict.holds] == []

@@ -25,8 +25,9 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import aio
 from exclusivelog._core import strings
+from exclusivelog.local.ownership import role_rows
+from exclusivelog.local.records import Rows
 from exclusivelog.local.shm.slots import Slots
-from exclusivelog.local.storage import ledger
 from exclusivelog.messages import Columns
 from exclusivelog.once import Run, append_once
 from testing.handovers import (
@@ -121,13 +122,71 @@ def own_epochs(engine: xl.Engine) -> list[int]:
     return [info.epoch, *(engine.topic(name).epoch for name in TOPICS)]
 
 
+# ---- what they cost ----------------------------------------------------------------------
+
+
+class Searching:
+    """A cursor of LMDB that notes each search for requests for roles."""
+
+    def __init__(self, cursor: Any, found: list[bytes]) -> None:
+        self._cursor, self._found = cursor, found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
+
+    def __iter__(self) -> Any:
+        return iter(self._cursor)
+
+    def set_range(self, key: bytes) -> Any:
+        if key.startswith(role_rows.PART):
+            self._found.append(key)
+        return self._cursor.set_range(key)
+
+
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The searches for requests for roles, in any topic, from now on."""
+    found: list[bytes] = []
+    cursor = Rows.cursor
+    monkeypatch.setattr(Rows, "cursor", lambda self, table: Searching(cursor(self, table), found))
+    return found
+
+
+def test_roles_cost_nothing_where_nobody_waits(
+    engine: xl.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role(engine).close()
+    producers = engine.producers(["a", "b", "c"], "exclusive")
+    found = searches(monkeypatch)
+    for producer in producers:
+        producer.close()
+    engine.topic("a").producer("exclusive").close()
+    assert found == []
+
+
+def test_roles_cost_one_search_in_a_transaction_where_there_are_none(
+    engine: xl.Engine, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"t{number}" for number in range(20)]
+    with xl.open(path, name="b") as b:
+        owners = engine.producers(names, "exclusive")
+        waiting = [b.topic(name).producer_async("wait_for_exclusive") for name in names]
+        until(lambda: all(engine.topic(name).waiters for name in names))
+        found = searches(monkeypatch)
+        sessions = [session.session for session in engine.backend.registry.sessions()]
+        engine.backend.sessions.release(sessions)  # in one transaction, as when an engine closes
+        assert len(found) == 1
+        for each, owner in zip(waiting, owners, strict=True):
+            each.result(PATIENCE).close()
+            owner.close()
+
+
 # ---- A: grants ---------------------------------------------------------------------------
 
 
 def test_a2_all_of_a_role_is_granted_and_given_back_in_one_transaction_each(
-    engine: xl.Engine, path: str, monkeypatch: pytest.MonkeyPatch
+    engine: xl.Engine, path: str
 ) -> None:
-    told = told_together(monkeypatch)
+    told = told_together(engine)
     with xl.open(path, name="other") as other:
         mine = role(engine)
         assert check_whole(engine) == engine.id
@@ -857,13 +916,11 @@ def is_done(state: State) -> bool:
     return state.kept["future"].done()
 
 
-def test_e1_a_hand_over_is_one_transaction(
-    engine: xl.Engine, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_e1_a_hand_over_is_one_transaction(engine: xl.Engine, path: str) -> None:
     with xl.open(path, name="b") as b:
         holder = role(engine)
         waiting = b.role_async(ROLE, **BINDS)
-        told = told_together(monkeypatch)
+        told = told_together(engine)
         assert holder.hand_over(b.id).ok
         assert waiting.result(PATIENCE).epoch == 2
     assert told[:2] == [
@@ -879,18 +936,16 @@ def test_e1_a_hand_over_is_one_transaction(
     ]  # fmt: skip
 
 
-def told_together(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
-    """(topic or resource, kind) of all that this process's transactions tell from now on, one list
-    for each transaction."""
+def told_together(engine: Any) -> list[list[tuple[str, str]]]:
+    """(topic or resource, kind) of all that this process's transactions on the engine's ledger tell
+    from now on, one list for each transaction."""
     told: list[list[tuple[str, str]]] = []
-    original = ledger.write_events
 
-    def write_events(tables: Any) -> None:
+    def note(tables: Any) -> None:
         if tables.events:
             told.append([(e.resource or e.topic, e.kind) for e in tables.events])
-        original(tables)
 
-    monkeypatch.setattr(ledger, "write_events", write_events)
+    engine.ledger.before_commit.settle_by("told together", note)  # after what settles roles
     return told
 
 

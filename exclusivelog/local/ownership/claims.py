@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, refusals
 from exclusivelog._core import Outcome
-from exclusivelog.admission import ClaimVerdict, judge_claim
 from exclusivelog.arguments import check_generation, check_group
 from exclusivelog.backend import ClaimSession, Held
 from exclusivelog.errors import (
@@ -38,10 +37,15 @@ from exclusivelog.errors import (
 )
 from exclusivelog.local.log.appending import REPAIRABLE, failure, versions_of
 from exclusivelog.local.ownership import role_rows
-from exclusivelog.local.ownership.steps import CLAIM_LOST, RESOURCES, record_claim
+from exclusivelog.local.ownership.recording import record_claim
+from exclusivelog.local.ownership.steps import (
+    RESOURCES,
+    describe_claim,
+    engine_of,
+    take_claims,
+)
 from exclusivelog.local.records import Claimant
 from exclusivelog.local.storage.tables import CURSORS, Tables, cursor_row
-from exclusivelog.refusals import claim_refused, claim_revoked
 from exclusivelog.types import ClaimInfo, EngineInfo, GroupInfo
 
 if TYPE_CHECKING:
@@ -63,10 +67,6 @@ class Claims:
     def __init__(self, ledger: Ledger, sessions: Succession) -> None:
         self._ledger = ledger
         self._sessions = sessions
-
-    def _alive(self, claimant: Claimant) -> bool:
-        found: bool = self._ledger.lockfile.slots.alive(claimant.slot, claimant.engine)
-        return found
 
     def take(
         self,
@@ -97,57 +97,10 @@ class Claims:
                 dict(engine.properties),
                 reads,
             )
-            claimant = self.take_in(tables, claimant, group, wanted)
+            claimant = take_claims(self._sessions, tables, claimant, group, wanted)
             if made is not None:
                 made.append(claimant)
             return claimant
-
-    def take_in(
-        self, tables: Tables, claimant: Claimant, group: str, wanted: Mapping[str, int | None]
-    ) -> Claimant:
-        """The same within the caller's transaction. `claimant` has no id and no generations yet;
-        the returned one has both."""
-        generations, revoked = self.judge(tables, group, wanted)
-        claimant = claimant._replace(id=tables.rows.next_id(b"claim"), generations=generations)
-        self._revoke(tables, list(revoked.values()), claimant)
-        tables.claims.put_claimant(claimant)
-        for resource, generation in generations.items():
-            tables.claims.put_claim(group, resource, generation, claimant.id)
-        reason = "reader" if claimant.reads else "claim"
-        record_claim(tables, claimant, "own", reason, target=claimant)
-        return claimant
-
-    def judge(
-        self, tables: Tables, group: str, wanted: Mapping[str, int | None]
-    ) -> tuple[dict[str, int], dict[int, Claimant]]:
-        """The generations that these resources would get, and the claimants that would lose them,
-        by id. Raises OwnershipError where one is refused."""
-        generations: dict[str, int] = {}
-        revoked: dict[int, Claimant] = {}
-        for resource, number in wanted.items():
-            last, holder_id = tables.claims.claim(group, resource)
-            holder = tables.claims.claimant(holder_id) if holder_id else None
-            held = holder is not None and self._alive(holder)
-            verdict, generation = judge_claim(last, held, number)
-            if verdict in (ClaimVerdict.STALE, ClaimVerdict.HELD):
-                living = (engine_of(holder), holder.since) if holder is not None and held else None
-                raise claim_refused(group, resource, number, last, living)
-            generations[resource] = generation
-            if holder is not None:
-                revoked[holder.id] = holder
-        return generations, revoked
-
-    def _revoke(self, tables: Tables, revoked: list[Claimant], rival: Claimant) -> None:
-        for claimant in revoked:
-            alive = self._alive(claimant)
-            reason = "claimed" if alive else self._sessions.end_of(claimant)
-            record_claim(tables, claimant, "revoke", reason, source=claimant, target=rival)
-        if revoked:
-            self._sessions.end_claims(tables, revoked, "evict")
-        for claimant in revoked:
-            if self._ledger.lockfile.slots.exists(claimant.slot, claimant.engine):
-                error = claim_revoked(describe_claim(claimant), engine_of(rival))
-                tables.notifications.post(claimant, CLAIM_LOST, str(error))
 
     def release(self, claimant: Claimant) -> bool:
         """Release the claim; False, without a change, if it was revoked before."""
@@ -192,7 +145,7 @@ class Claims:
             claimant
             for claimant in tables.claims.claimants(readers)
             if group in (None, claimant.group)
-            and self._alive(claimant)
+            and self._sessions.alive(claimant)
             and not role_rows.is_anchor(tables, claimant)
         ]
 
@@ -243,18 +196,6 @@ class Claims:
         lockfile = self._ledger.lockfile
         found: int = lockfile.atomics.load(lockfile.counters.place(RESOURCES))
         return found
-
-
-def describe_claim(claimant: Claimant) -> str:
-    """A claim, for an error's text."""
-    return refusals.describe_claim(claimant.group, claimant.generations)
-
-
-def engine_of(claimant: Claimant) -> EngineInfo:
-    """The engine that has made a claim."""
-    return EngineInfo(
-        claimant.engine, claimant.engine_name, claimant.pid, claimant.engine_properties, 0.0
-    )
 
 
 def claim_info(claimant: Claimant) -> ClaimInfo:

@@ -24,8 +24,13 @@ from exclusivelog.errors import (
     ProducerRevokedError,
     TopicTerminatedError,
 )
-from exclusivelog.local.ownership.pending import BETWEEN_CHUNKS_SECONDS, Deliveries, Pending
-from exclusivelog.local.ownership.sessions import CHUNK_SECONDS
+from exclusivelog.local.ownership.pending import (
+    BETWEEN_CHUNKS_SECONDS,
+    CHUNK_SECONDS,
+    FOLLOWED_FIRST_SECONDS,
+    Deliveries,
+    Pending,
+)
 from exclusivelog.local.ownership.steps import (
     CLAIM_LOST,
     CLAIM_MOVED,
@@ -51,7 +56,6 @@ RETRY_SECONDS = 0.25  # after a round that failed
 PROMOTED_AT_ONCE = 1000
 # Sends to the topics of a chunk wait while it is released, and each chunk costs a transaction. Its
 # size follows from what the chunk before took, so that it takes about `CHUNK_SECONDS`.
-FOLLOWED_FIRST_SECONDS = 0.05  # by producers of this process, before the next chunk
 RELEASED_AT_FIRST, RELEASED_AT_LEAST, RELEASED_AT_MOST = 32, 32, 250
 
 

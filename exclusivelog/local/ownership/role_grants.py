@@ -4,32 +4,28 @@ A role's seat is an owner's session on the role's own topic (see role_rows.py). 
 grants the seat takes all parts, and the one that ends the seat, or any part, ends all of them. So
 the holder of the seat has the whole role.
 
-A grant or an end changes the rows of several topics, and its caller may hold one of these rows in
-memory, changed and not yet written. So both are only recorded at first, and `settle` carries them
-out at the end of the transaction, when all rows are written.
+An end, and a grant to a request that waits, are only noted at first (see role_rows.py): `settle`
+carries them out at the end of the transaction.
 """
 
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from exclusivelog import _core
-from exclusivelog.backend import GroupCursor, Owned, RoleDefinition, RoleParts
+from exclusivelog.backend import RoleDefinition
 from exclusivelog.errors import (
     ExclusiveLogError,
-    LedgerFullError,
     OwnershipError,
     ProducerFencedError,
     TopicNotFoundError,
     TopicTerminatedError,
 )
-from exclusivelog.local.ownership import role_rows
-from exclusivelog.local.ownership.claims import Claims, HeldClaim, LocalGroupCursor
-from exclusivelog.local.ownership.role_rows import ANCHORS, RoleRow
-from exclusivelog.local.ownership.sessions import Sessions, Succession
+from exclusivelog.local.ownership import role_rows, steps
+from exclusivelog.local.ownership.recording import record, record_claim
+from exclusivelog.local.ownership.role_rows import ANCHORS, Noted, RoleRow
 from exclusivelog.local.ownership.steps import (
     CLAIM_LOST,
     CLAIM_MOVED,
@@ -37,8 +33,6 @@ from exclusivelog.local.ownership.steps import (
     REVOKED,
     TERMINATED,
     WANTED,
-    record,
-    record_claim,
 )
 from exclusivelog.local.records import (
     FENCING,
@@ -51,17 +45,15 @@ from exclusivelog.local.records import (
     revoked,
     unpack_session,
 )
-from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables, owner_of
 from exclusivelog.refusals import terminated
 from exclusivelog.types import PREFIX, OwnerInfo
 
 if TYPE_CHECKING:
-    from exclusivelog.local.runtime import Runtime
+    from exclusivelog.local.ownership.sessions import Succession
 
 ROLE = "role"  # the reason of events about a role's parts
 Place = tuple[tuple[int, int, int], int]  # a place in the queue's order (rule D1)
-Noted = tuple[str, str, int]  # kind and reason of an end, and the session that ended first
 
 
 class Obstacle(NamedTuple):
@@ -80,9 +72,8 @@ def _place(session: Session) -> Place:
 class Obstacles:
     """Finds what keeps a role from being granted."""
 
-    def __init__(self, sessions: Succession, claims: Claims) -> None:
+    def __init__(self, sessions: Succession) -> None:
         self._sessions = sessions
-        self._claims = claims
 
     def find(
         self, tables: Tables, role: RoleRow, seat: Session, place: Place | None
@@ -143,7 +134,7 @@ class Obstacles:
         self, tables: Tables, role: RoleRow, group: str, wanted: dict[str, int | None]
     ) -> Obstacle | None:
         try:
-            _, holders = self._claims.judge(tables, group, wanted)
+            _, holders = steps.judge_claims(self._sessions, tables, group, wanted)
         except OwnershipError as error:
             return Obstacle(str(error), error=error)
         for holder in holders.values():
@@ -262,12 +253,11 @@ class RoleEnds:
 
 
 class RoleGrants:
-    """All changes of the holders and waiters of one ledger's roles."""
+    """All changes of the holders and waiters of one ledger's roles, as steps of transactions."""
 
-    def __init__(self, sessions: Succession, claims: Claims) -> None:
+    def __init__(self, sessions: Succession) -> None:
         self._sessions = sessions
-        self._claims = claims
-        self._obstacles = Obstacles(sessions, claims)
+        self._obstacles = Obstacles(sessions)
         self._ends = RoleEnds(sessions)
 
     # ---- request -------------------------------------------------------------------------
@@ -346,7 +336,7 @@ class RoleGrants:
             )
         return False
 
-    def admitted(self, tables: Tables, seat: Session) -> None:
+    def granted(self, tables: Tables, seat: Session) -> None:
         """Grant all parts of the role, because its seat was granted. Raises if one is not free."""
         role = role_rows.find(tables, seat.bound_to)
         if role is None or role.seat != seat.id:
@@ -354,13 +344,15 @@ class RoleGrants:
         for topic in role.topics:
             self._take_topic(tables, role, seat, topic)
         for group, wanted, reads in role.wanted():
-            claimant = self._claims.take_in(
-                tables, _claimant(seat, 0, group, {}, reads), group, wanted
+            claimant = steps.take_claims(
+                self._sessions, tables, _claimant(seat, 0, group, {}, reads), group, wanted
             )
             role_rows.claim_part(tables, claimant.id, role)
         role.held = True
         role_rows.put(tables, role)
-        self._end_reservations(tables, role.topic, seat.engine, "not of the role any more")
+        self._sessions.transfers.end_reservations(
+            tables, role.topic, seat.engine, "not of the role any more"
+        )
         role_rows.put_last(tables, role)
         token = {role.name: seat.epoch}
         tables.claims.put_claimant(_claimant(seat, role.claim, ANCHORS, token, reads=False))
@@ -394,32 +386,6 @@ class RoleGrants:
 
     # ---- the end -------------------------------------------------------------------------
 
-    def dropped(self, tables: Tables, session: Session, kind: str, reason: str) -> None:
-        """A bound session has ended. If it is part of a role, the whole role ends in this
-        transaction."""
-        role = role_rows.role_of_session(tables, session)
-        if role is not None:
-            self._note_end(tables, role, (kind, reason, session.id))
-
-    def claim_ended(self, tables: Tables, claimant: Claimant, kind: str) -> None:
-        """The same for a claim."""
-        role = role_rows.role_of_claim(tables, claimant.id) or role_rows.find(tables, claimant.id)
-        if role is not None:
-            self._note_end(tables, role, (kind, "claim", 0))
-
-    def _note_end(self, tables: Tables, role: RoleRow, end: Noted) -> None:
-        tables.role_ends.setdefault(role.claim, end)
-        tables.settle = self.settle
-
-    def postpones(self, tables: Tables, row: _core.TopicRow) -> bool:
-        """Is this topic's next owner chosen at the end of the transaction, because a role waits for
-        it?"""
-        if not is_role(row.name) and not role_rows.requests_on(tables, row.id):
-            return False
-        tables.to_promote.add(row.id)
-        tables.settle = self.settle
-        return True
-
     def settle(self, tables: Tables) -> None:
         """Carry out recorded ends, then grant free roles. Called before the commit."""
         while tables.role_ends or tables.to_promote:
@@ -431,38 +397,6 @@ class RoleGrants:
                 tables.to_promote.update(topic for _, topic in role_rows.role_topics(tables))
             topics, tables.to_promote = tables.to_promote, set()
             self._promote(tables, topics)
-
-    # ---- hand-over -----------------------------------------------------------------------
-
-    def prolong(self, tables: Tables, row: _core.TopicRow, transfer: Transfer) -> None:
-        """Extend the reservations of a role's topics to the new deadline of its hand-over."""
-        for other, kept in self._reserved(tables, row.id, transfer.target):
-            tables.transfers.put(kept._replace(until=max(kept.until, transfer.until)))
-            tables.to_promote.add(other.id)  # its retry was set to the old deadline
-            tables.settle = self.settle
-
-    def cancelled(
-        self, tables: Tables, row: _core.TopicRow, transfer: Transfer, reason: str
-    ) -> None:
-        """End the reservations of a role's topics, because the hand-over of the role has failed."""
-        self._end_reservations(tables, row.id, transfer.target, reason)
-
-    def _end_reservations(self, tables: Tables, topic: int, target: str, reason: str) -> None:
-        for row, kept in self._reserved(tables, topic, target):
-            self._sessions.transfers.cancel(tables, row, kept, reason)
-            tables.to_promote.add(row.id)
-            tables.settle = self.settle
-
-    def _reserved(
-        self, tables: Tables, topic: int, target: str
-    ) -> Iterator[tuple[_core.TopicRow, Transfer]]:
-        """The topics of a role's last holder that are reserved for an engine."""
-        bound = role_rows.last(tables, topic)
-        for number in () if bound is None else bound.topics:
-            kept = tables.transfers.get(number)
-            row = tables.topics.intact(number, "its reservation stays until its deadline")
-            if row is not None and kept is not None and kept.target == target and not kept.session:
-                yield row, kept
 
     # ---- promote -------------------------------------------------------------------------
 
@@ -495,9 +429,12 @@ class RoleGrants:
         choose: Callable[[Tables, _core.TopicRow], Iterator[tuple[bytes, bytes]]],
     ) -> None:
         row = tables.topics.intact(topic, "no waiter is promoted there")
-        if row is not None:
-            self._sessions.promote_now(tables, row, choose)
-            tables.topics.put(row)
+        if row is None:
+            return
+        granted = self._sessions.promote_now(tables, row, choose)
+        tables.topics.put(row)
+        if granted is not None and is_role(row.name):
+            self.granted(tables, granted)
 
     def _grantable(self, tables: Tables, row: _core.TopicRow) -> Iterator[tuple[bytes, bytes]]:
         """The waiters for a role that could get all its parts now."""
@@ -514,7 +451,7 @@ class RoleGrants:
     def _refuse(
         self, tables: Tables, role: RoleRow, seat: Session, error: ExclusiveLogError
     ) -> None:
-        self._note_end(tables, role, ("evict", ROLE, seat.id))
+        role_rows.end_role(tables, role, ("evict", ROLE, seat.id))
         tables.notifications.post(
             seat, FENCED, f"role {role.name!r} cannot be granted any more: {error}"
         )
@@ -575,94 +512,3 @@ def _unusable(row: _core.TopicRow) -> ExclusiveLogError | None:
     if row.flags & _core.TERMINATED:
         return terminated(f"topic {row.name!r}", row.next_offset)
     return None
-
-
-# ---- all of them -------------------------------------------------------------------------
-
-
-def with_roles(ledger: Ledger, now: Callable[[], int] = _core.now) -> Sessions:
-    """The sessions and roles of a ledger, bound to each other. `now`: the monotonic clock, in
-    ns."""
-    sessions = Sessions(ledger, now)
-    # A weak reference: a cycle would keep a closed engine's files open until a garbage collection.
-    succession = weakref.proxy(sessions.succession)
-    sessions.succession.transfers.roles = RoleGrants(succession, Claims(ledger, succession))
-    return sessions
-
-
-# ---- of one engine -----------------------------------------------------------------------
-
-
-class LocalRoles:
-    """See `exclusivelog.backend.RoleStore`."""
-
-    def __init__(self, engine: Runtime) -> None:
-        self._engine = engine
-
-    def own_topic(self, name: str, until: int = 0) -> tuple[int, str]:
-        """(id, name) of the topic that stands for the role of that name. WaitTimeoutError if it
-        cannot be created before `until`."""
-        ledger, own = self._engine.ledger, PREFIX + name
-        with ledger.read() as tables:
-            row = tables.topics.find(own)
-        if row is None:
-            with ledger.write_exclusive(until) as tables:
-                row = tables.topics.find(own) or tables.topics.create(own)
-        return row.id, row.name
-
-    def conflicting_roles(self, definition: RoleDefinition) -> set[int]:
-        """The own topics of the roles that hold claims which this request wants."""
-        with self._engine.ledger.read() as tables:
-            return role_rows.conflicting_roles(tables, definition)
-
-    def find(self, seat: Session) -> RoleParts:
-        """The parts of a role whose seat was granted."""
-        with self._engine.ledger.read() as tables:
-            row, held, claimants = role_rows.parts(tables, seat)
-            topics = {tables.topics.get(part.topic).name: part for part in held}
-            name = tables.topics.get(seat.topic).name.removeprefix(PREFIX)
-        anchor = Claimant(
-            seat.bound_to,
-            seat.engine,
-            seat.slot,
-            seat.pid,
-            seat.engine_name,
-            PREFIX,
-            {name: seat.epoch},
-            seat.since,
-        )
-        readers: dict[str, GroupCursor] = {
-            c.group: LocalGroupCursor(self._engine, c, row.groups[c.group], True)
-            for c in claimants
-            if c.reads
-        }
-        return RoleParts(
-            topics,
-            {group: list(there) for group, there in row.groups.items()},
-            readers,
-            [c.id for c in claimants if c.reads],
-            [(c.group, c.reads, dict(c.generations)) for c in claimants],
-            HeldClaim(self._engine, anchor),
-        )
-
-    def last_sequence(self, session: Session) -> int:
-        """The last sequence id of a session's producer name."""
-        ledger = self._engine.ledger
-        try:
-            ledger.checkpoint()
-        except LedgerFullError:
-            with ledger.write_exclusive() as tables:
-                tables.include_journal()
-                return tables.last_sequence(session.topic, session.name)
-        with ledger.read() as tables:
-            return tables.last_sequence(session.topic, session.name)
-
-    def keep(self, number: int, claim: Owned) -> None:
-        """Deliver notifications about this claim to it, and release it when the engine is
-        closed."""
-        self._engine.registry.keep_claim(number, claim)
-
-    def forget(self, numbers: Iterable[int]) -> None:
-        """Remove claims that were released."""
-        for number in numbers:
-            self._engine.registry.forget_claim(number)

@@ -29,6 +29,7 @@ from exclusivelog.local.records import (
     U64,
     Claimant,
     Session,
+    is_role,
     owner_info,
     u64,
     waiter_info,
@@ -86,6 +87,7 @@ def find(tables: Tables, claim: int) -> RoleRow | None:
 
 def put(tables: Tables, role: RoleRow) -> None:
     """Write the rows that `find` and `requests_on` read."""
+    tables.without_roles = False
     row = msgpack.packb([getattr(role, name) for name in FIELDS])
     tables.rows.put("meta", REQUEST + U64.pack(role.claim), row)
     for topic in role.topics:
@@ -103,14 +105,24 @@ def drop(tables: Tables, role: RoleRow) -> None:
 
 def requests_on(tables: Tables, topic: int) -> list[int]:
     """The anchors of the requests that have a part on this topic."""
-    prefix = PART + U64.pack(topic)
-    cursor, found = tables.rows.cursor("meta"), []
+    return [] if tables.without_roles else list(_with_prefix(tables, PART + U64.pack(topic)))
+
+
+def are_requests_on(tables: Tables, topic: int) -> bool:
+    """Is there such a request? A ledger without roles is asked once in a transaction."""
+    if tables.without_roles is None:
+        tables.without_roles = next(_with_prefix(tables, PART), None) is None
+    return not tables.without_roles and bool(requests_on(tables, topic))
+
+
+def _with_prefix(tables: Tables, prefix: bytes) -> Iterator[int]:
+    """The numbers at the ends of the keys with this prefix."""
+    cursor = tables.rows.cursor("meta")
     if cursor.set_range(prefix):
         for key, _ in cursor:
             if not key.startswith(prefix):
-                break
-            found.append(u64(key[len(prefix) :]))
-    return found
+                return
+            yield u64(key[-U64.size :])
 
 
 def claim_part(tables: Tables, claimant: int, role: RoleRow) -> None:
@@ -204,6 +216,44 @@ def _unpack(data: bytes) -> RoleRow:
 def _unpack_last(data: bytes) -> RoleDefinition:
     topics, groups, claims = msgpack.unpackb(data)
     return RoleDefinition(tuple(topics), groups, claims)
+
+
+# ---- what is left for the end of a transaction -------------------------------------------
+# The end of a role changes the rows of several topics, and whoever notices it may hold one of these
+# in memory, changed and not yet written. A topic that a role waits for may go to that role only
+# with its other parts. So both are noted here, and `RoleGrants.settle` carries them out before the
+# commit, when all rows are written.
+
+Noted = tuple[str, str, int]  # kind and reason of an end, and the session that ended first
+
+
+def end_role_of(tables: Tables, session: Session, kind: str, reason: str) -> None:
+    """A bound session has ended. If it is part of a role, the whole role ends in this
+    transaction."""
+    role = role_of_session(tables, session)
+    if role is not None:
+        end_role(tables, role, (kind, reason, session.id))
+
+
+def end_role_with(tables: Tables, claimant: Claimant, kind: str) -> None:
+    """The same for a claim."""
+    role = role_of_claim(tables, claimant.id) or find(tables, claimant.id)
+    if role is not None:
+        end_role(tables, role, (kind, "claim", 0))
+
+
+def end_role(tables: Tables, role: RoleRow, end: Noted) -> None:
+    """End this role, unless that is noted already."""
+    tables.role_ends.setdefault(role.claim, end)
+
+
+def postpones(tables: Tables, row: _core.TopicRow) -> bool:
+    """Is this topic's next owner chosen at the end of the transaction, because a role may wait for
+    it?"""
+    if not is_role(row.name) and not (row.waiting and are_requests_on(tables, row.id)):
+        return False
+    tables.to_promote.add(row.id)
+    return True
 
 
 # ---- listing ---------------------------------------------------------------------------

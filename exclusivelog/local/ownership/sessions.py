@@ -36,6 +36,9 @@ from exclusivelog.errors import (
 )
 from exclusivelog.local import faults, records
 from exclusivelog.local.ownership import admission, role_rows, steps
+from exclusivelog.local.ownership.pending import CHUNK_SECONDS
+from exclusivelog.local.ownership.recording import record, write_events
+from exclusivelog.local.ownership.role_grants import RoleGrants
 from exclusivelog.local.ownership.steps import (
     FENCED,
     GRANTED,
@@ -47,7 +50,6 @@ from exclusivelog.local.ownership.steps import (
     TERMINATED,
     WANTED,
     Transfers,
-    record,
 )
 from exclusivelog.local.records import (
     SHARED,
@@ -69,7 +71,6 @@ from exclusivelog.refusals import moving_to
 from exclusivelog.types import EngineInfo, OwnerInfo, WaiterInfo
 
 if TYPE_CHECKING:
-    from exclusivelog.local.ownership.role_grants import RoleGrants
     from exclusivelog.local.shm.slots import Slots
     from exclusivelog.local.storage.ledger import Ledger
 
@@ -89,11 +90,6 @@ class Succession:
         self.now = now
         self.transfers = Transfers(living, now)
         self._living = living
-
-    @property
-    def roles(self) -> RoleGrants:
-        """What binds the parts of roles together."""
-        return self.transfers.roles
 
     def alive(self, party: Session | Claimant) -> bool:
         """Does its engine exist, and respond?"""
@@ -131,8 +127,6 @@ class Succession:
             if session.mode == WAIT:
                 tables.sessions.learn(row.id, session.priority)
             record(tables, row, "grant", reason, target=session)
-            if is_role(row.name):
-                self.roles.admitted(tables, session)
         else:
             row.shared += 1
 
@@ -182,7 +176,7 @@ class Succession:
             tables.sessions.drop_holder(session)
             tables.transfers.drop_seat(session.topic, session.id)
             tables.sessions.drop_waiter(session)
-            self.roles.dropped(tables, session, kind, reason)
+            role_rows.end_role_of(tables, session, kind, reason)
             return None
         if (holder := tables.sessions.holder(session.topic, session.id)) is not None:
             self.drop_holder(tables, row, holder, kind, reason)
@@ -207,7 +201,7 @@ class Succession:
         """Remove a holder of the topic; `rival` is to have it."""
         self._unregister(tables, row, session, kind, reason, rival)
         if session.bound_to:
-            self.roles.dropped(tables, session, kind, reason)
+            role_rows.end_role_of(tables, session, kind, reason)
 
     def _unregister(
         self,
@@ -236,7 +230,7 @@ class Succession:
             tables.producers.free(session)
             row.waiting -= 1
             if session.bound_to:
-                self.roles.dropped(tables, session, "evict", "waited")
+                role_rows.end_role_of(tables, session, "evict", "waited")
 
     def remove_dead(self, tables: Tables, row: _core.TopicRow, session: Session) -> None:
         """Remove a session whose engine is dead, or unresponsive for too long."""
@@ -321,6 +315,17 @@ class Succession:
             self.drop_waiter(tables, row, waiter)
             self.notify_fenced(tables, row, waiter, owner_of(tables, row))
 
+    def clear(self, tables: Tables, row: _core.TopicRow) -> Session | None:
+        """Return a live session that holds or awaits the topic; if there is none, remove all dead
+        ones."""
+        everyone = [*tables.sessions.holders(row.id), *tables.sessions.waiters(row.id)]
+        for session in everyone:
+            if self.alive(session):
+                return session
+        for session in everyone:
+            self.remove_dead(tables, row, session)
+        return None
+
     def end_claims(
         self,
         tables: Tables,
@@ -331,7 +336,7 @@ class Succession:
         """End claims, and the sessions that are bound to them, admitted or waiting; `kind` is evict
         or release (rules B2, F5). `row`: of a topic that the caller changes and promotes itself."""
         for claimant in claimants:
-            self.roles.claim_ended(tables, claimant, kind)
+            role_rows.end_role_with(tables, claimant, kind)
             tables.claims.drop_claimant(claimant.id)
         bound = [
             session for claimant in claimants for session in tables.sessions.bound_to(claimant.id)
@@ -357,25 +362,26 @@ class Succession:
         """Make the best waiter the owner of a topic without a holder (rules A3, D4), or notify it
         when to retry (rules D7, E3). If a role waits for the topic, that is done at the end of the
         transaction."""
-        if not self.roles.postpones(tables, row):
+        if not role_rows.postpones(tables, row):
             self.promote_now(tables, row)
 
     def promote_now(
         self, tables: Tables, row: _core.TopicRow, choose: Choose | None = None
-    ) -> None:
-        """The same, at once. `choose` gives the rows of the queue that are candidates."""
+    ) -> Session | None:
+        """The same, at once; returns the new owner, if there is one. `choose` gives the rows of the
+        queue that are candidates."""
         if row.shared:
             steps.end_overdue_seats(self, tables, row)
         if row.shared and row.waiting:
             self._await_seats(tables, row)
         if row.owner or row.shared:
-            return
+            return None
         transfer = self.transfers.current(tables, row)
         if transfer is not None and transfer.session:
             # Its holder has left, but not by the hand-over's release.
             transfer = self.assign(tables, row, transfer)
         if not row.waiting:
-            return
+            return None
         promotion = self._select(tables, row, transfer, choose)
         for session in promotion.dead:
             self.drop_waiter(tables, row, session)
@@ -391,9 +397,9 @@ class Succession:
         elif promotion.retry_waiter is not None:
             self._retry_at(tables, row, promotion.retry_waiter, promotion.retry_at)
         if promotion.winner is None and promotion.dead:
-            self.roles.postpones(
-                tables, row
-            )  # a role may have waited for one that was alive a moment ago
+            # A role may have waited for one that was alive a moment ago.
+            role_rows.postpones(tables, row)
+        return promotion.winner
 
     def promote_all(self, tables: Tables, topics: Iterable[int], due: bool = False) -> None:
         """Promote waiters of these topics. `due`: this is a retry whose time has come."""
@@ -494,18 +500,6 @@ class Succession:
             record(tables, row, "moved", reason, source=claimant, target=transfer)
 
 
-def clear(succession: Succession, tables: Tables, row: _core.TopicRow) -> Session | None:
-    """Return a live session that holds or awaits the topic; if there is none, remove all dead
-    ones."""
-    everyone = [*tables.sessions.holders(row.id), *tables.sessions.waiters(row.id)]
-    for session in everyone:
-        if succession.alive(session):
-            return session
-    for session in everyone:
-        succession.remove_dead(tables, row, session)
-    return None
-
-
 def _blocking_holders(
     tables: Tables, row: _core.TopicRow, mode: str, name: str | None
 ) -> Sequence[Session]:
@@ -528,8 +522,6 @@ EVICTED_AT_FIRST = 50
 EVICTED_AT_ONCE = 1000  # sessions in one transaction; other writers wait meanwhile
 
 
-# Of requests that are registered together, in one transaction that excludes appends.
-CHUNK_SECONDS = 0.005
 # Raised before a request changes anything.
 REFUSALS = (
     ProducerFencedError, ProducerBusyError, TopicNotFoundError, TopicTerminatedError,
@@ -559,9 +551,10 @@ def _naming(name: str, number: int) -> Iterator[None]:
 class Requests:
     """Decides about requests for topics, within a transaction (rules A1-A6, B5, B6)."""
 
-    def __init__(self, succession: Succession) -> None:
+    def __init__(self, succession: Succession, roles: RoleGrants) -> None:
         self._succession = succession
         self._transfers = succession.transfers
+        self._roles = roles
 
     def register(
         self,
@@ -585,7 +578,7 @@ class Requests:
         if given:
             session = _named(tables, session)
         if role is not None:
-            self._succession.roles.register(tables, row, session, role)
+            self._roles.register(tables, row, session, role)
         return self.decide(tables, row, session, follows, given)
 
     def decide(
@@ -634,6 +627,8 @@ class Requests:
                 # A shared producer ends the hand-over: the former owner's may not follow to it.
                 moved = transfer if session.exclusive else None
                 self._succession.admit(tables, row, session, reason, moved)
+                if session.exclusive and is_role(row.name):
+                    self._roles.granted(tables, session)
             tables.producers.put(row.id, session.name, sequence, session.id, given)
             if row.waiting and session.notify_on_contention:
                 # It was admitted past the queue (rule E3).
@@ -673,7 +668,7 @@ class Requests:
         granted = decision.verdict is Verdict.GRANT and session.mode != records.FENCING
         if granted and is_role(row.name):
             waits = session.mode == records.WAIT
-            if not self._succession.roles.check_free(tables, session, waits):
+            if not self._roles.check_free(tables, session, waits):
                 return Verdict.QUEUE, row.epoch
         return decision.verdict, decision.epoch
 
@@ -687,7 +682,7 @@ class Requests:
         if owner is not None and tables.sessions.known(row.id) is not None:
             tables.sessions.learn(row.id, session.priority)
         if is_role(row.name):
-            self._succession.roles.queue(tables, session)
+            self._roles.queue(tables, session)
         self._succession.promote(
             tables, row
         )  # it may be the best waiter, whose settle delay decides for all
@@ -781,7 +776,10 @@ class Sessions:
 
     def __init__(self, ledger: Ledger, now: Callable[[], int] = _core.now) -> None:
         self.succession = Succession(ledger.lockfile.slots, now)
-        self.requests = Requests(self.succession)
+        self._roles = RoleGrants(self.succession)
+        self.requests = Requests(self.succession, self._roles)
+        ledger.before_commit.settle_by("roles", self._roles.settle)
+        ledger.before_commit.record_by("events", write_events)
         self._ledger = ledger
         self._living = ledger.lockfile.slots
 
@@ -802,7 +800,7 @@ class Sessions:
         def register(tables: Tables) -> Registration | OwnershipLostError:
             self._leave_all(tables, abandoned())
             if role is not None:
-                self.succession.roles.evict_dead(tables, role, request.mode)
+                self._roles.evict_dead(tables, role, request.mode)
             row = usable(tables, topic)
             self.succession.evict_dead(tables, row, request.mode, request.name)
             # Check after the evictions: a claim may have moved with an evicted session's topic.

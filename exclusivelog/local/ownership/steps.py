@@ -1,4 +1,4 @@
-"""Steps of a change of ownership: events, and moves of claims and seats.
+"""Steps of a change of ownership: claims, their moves, and the moves of seats.
 
 Each step is part of the caller's transaction.
 
@@ -27,23 +27,24 @@ they are.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from exclusivelog import _core
+from exclusivelog import _core, refusals
+from exclusivelog.admission import ClaimVerdict, judge_claim
 from exclusivelog.errors import OwnershipLostError, ProducerMovedError, describe_engine
-from exclusivelog.events import EVENTS, Event
+from exclusivelog.local.ownership import role_rows
+from exclusivelog.local.ownership.recording import record, record_claim
 from exclusivelog.local.records import SHARED, Claimant, Session, Transfer, is_role
 from exclusivelog.local.storage.tables import Tables, owner_of
-from exclusivelog.refusals import handed_over
+from exclusivelog.refusals import claim_refused, claim_revoked, handed_over
 from exclusivelog.types import EngineInfo
 
 if TYPE_CHECKING:
-    from exclusivelog.local.ownership.role_grants import RoleGrants
     from exclusivelog.local.ownership.sessions import Succession
     from exclusivelog.local.shm.slots import Slots
 
-# ---- events and notifications ----------------------------------------------------------
+# ---- notifications ---------------------------------------------------------------------
 
 
 # Kinds of notifications. Waiters: granted, fenced, terminated. Engines: retry a promotion at a
@@ -59,79 +60,75 @@ MOVES = 2**63  # incremented by every step of a hand-over
 HANDED_OVER = "hand-over"  # the reason of a grant
 
 
-def record(
+# ---- claims ----------------------------------------------------------------------------
+
+
+def take_claims(
+    succession: Succession,
     tables: Tables,
-    row: _core.TopicRow,
-    kind: str,
-    reason: str,
-    *,
-    source: Session | Claimant | None = None,
-    target: Session | Transfer | None = None,
+    claimant: Claimant,
+    group: str,
+    wanted: Mapping[str, int | None],
+) -> Claimant:
+    """Claim all resources or none, as a part of the caller's transaction. `claimant` has no id and
+    no generations yet; the returned one has both."""
+    generations, revoked = judge_claims(succession, tables, group, wanted)
+    claimant = claimant._replace(id=tables.rows.next_id(b"claim"), generations=generations)
+    _revoke(succession, tables, list(revoked.values()), claimant)
+    tables.claims.put_claimant(claimant)
+    for resource, generation in generations.items():
+        tables.claims.put_claim(group, resource, generation, claimant.id)
+    reason = "reader" if claimant.reads else "claim"
+    record_claim(tables, claimant, "own", reason, target=claimant)
+    return claimant
+
+
+def judge_claims(
+    succession: Succession, tables: Tables, group: str, wanted: Mapping[str, int | None]
+) -> tuple[dict[str, int], dict[int, Claimant]]:
+    """The generations that these resources would get, and the claimants that would lose them, by
+    id. Raises OwnershipError where one is refused."""
+    generations: dict[str, int] = {}
+    revoked: dict[int, Claimant] = {}
+    for resource, number in wanted.items():
+        last, holder_id = tables.claims.claim(group, resource)
+        holder = tables.claims.claimant(holder_id) if holder_id else None
+        held = holder is not None and succession.alive(holder)
+        verdict, generation = judge_claim(last, held, number)
+        if verdict in (ClaimVerdict.STALE, ClaimVerdict.HELD):
+            living = (engine_of(holder), holder.since) if holder is not None and held else None
+            raise claim_refused(group, resource, number, last, living)
+        generations[resource] = generation
+        if holder is not None:
+            revoked[holder.id] = holder
+    return generations, revoked
+
+
+def _revoke(
+    succession: Succession, tables: Tables, revoked: list[Claimant], rival: Claimant
 ) -> None:
-    """Record a change of a topic's ownership in `__events__`, within its transaction (rule E5)."""
-    about = next((each for each in (target, source) if isinstance(each, Session)), None)
-    tables.events.append(
-        Event(
-            time=time.time_ns() // 1_000_000,
-            topic=row.name,
-            epoch=row.epoch,
-            kind=kind,
-            reason=reason,
-            priority=0 if about is None else about.priority,
-            source=_party(source),
-            target=_party(target),
-        )
+    for claimant in revoked:
+        alive = succession.alive(claimant)
+        reason = "claimed" if alive else succession.end_of(claimant)
+        record_claim(tables, claimant, "revoke", reason, source=claimant, target=rival)
+    if revoked:
+        succession.end_claims(tables, revoked, "evict")
+    for claimant in revoked:
+        if succession.exists(claimant):
+            error = claim_revoked(describe_claim(claimant), engine_of(rival))
+            tables.notifications.post(claimant, CLAIM_LOST, str(error))
+
+
+def describe_claim(claimant: Claimant) -> str:
+    """A claim, for an error's text."""
+    return refusals.describe_claim(claimant.group, claimant.generations)
+
+
+def engine_of(claimant: Claimant) -> EngineInfo:
+    """The engine that has made a claim."""
+    return EngineInfo(
+        claimant.engine, claimant.engine_name, claimant.pid, claimant.engine_properties, 0.0
     )
-
-
-def record_claim(
-    tables: Tables,
-    about: Claimant,
-    kind: str,
-    reason: str,
-    *,
-    source: Claimant | None = None,
-    target: Claimant | None = None,
-) -> None:
-    """Record a change of each of a claim's resources in `__events__`; not for readers of
-    `__events__` itself, which such a record would wake again and again."""
-    now = time.time_ns() // 1_000_000
-    for resource, generation in about.generations.items():
-        if about.reads and resource == EVENTS:
-            continue
-        tables.events.append(
-            Event(
-                now,
-                "",
-                0,
-                kind,
-                reason,
-                0,
-                _party(source),
-                _party(target),
-                about.group,
-                resource,
-                generation,
-            )
-        )
-
-
-def _party(party: Session | Claimant | Transfer | None) -> dict[str, Any] | None:
-    if party is None:
-        return None
-    if isinstance(party, Transfer):
-        engine, name, properties = party.target, party.name, party.properties
-    else:
-        engine, name, properties = party.engine, party.engine_name, party.engine_properties
-    session = party if isinstance(party, Session) else None
-    return {
-        "engine": engine,
-        "engine_name": name,
-        "pid": party.pid,
-        "producer": None if session is None else session.name,
-        "properties": {} if session is None else session.properties,
-        "engine_properties": properties,
-    }
 
 
 # ---- claims that move ------------------------------------------------------------------
@@ -179,7 +176,7 @@ class Successors:
 
     def note(self, claimant: int, *party: Any) -> EngineInfo:
         """Record the successor that a notification names."""
-        successor = self._known[claimant] = _engine_of(*party)
+        successor = self._known[claimant] = _destination(*party)
         while len(self._known) > MOST_REMEMBERED:
             self._known.pop(next(iter(self._known)))
         return successor
@@ -190,11 +187,11 @@ class Successors:
         # by then.
         for _, (kind, number, *party) in tables.notifications.read(claimant.engine, 0):
             if kind == CLAIM_MOVED and number == claimant.id:
-                return _engine_of(*party)
+                return _destination(*party)
         return self._known.get(claimant.id)
 
 
-def _engine_of(engine: str, name: str, pid: int, properties: dict[str, str]) -> EngineInfo:
+def _destination(engine: str, name: str, pid: int, properties: dict[str, str]) -> EngineInfo:
     return EngineInfo(engine, name, pid, properties, 0.0)
 
 
@@ -202,9 +199,7 @@ def _engine_of(engine: str, name: str, pid: int, properties: dict[str, str]) -> 
 
 
 class Transfers:
-    """The hand-overs in progress, and whether they can still succeed. `with_roles` sets `roles`."""
-
-    roles: RoleGrants
+    """The hand-overs in progress, and whether they can still succeed."""
 
     def __init__(self, living: Slots, now: Callable[[], int]) -> None:
         self._living = living
@@ -237,10 +232,10 @@ class Transfers:
         """End a hand-over that has failed (rule E4)."""
         tables.transfers.drop(row.id)
         if is_role(row.name):
-            self.roles.cancelled(tables, row, transfer, reason)
+            self.end_reservations(tables, row.id, transfer.target, reason)
         # Promote waiters for this topic, or for a role with it, also if a request for another role
         # found out that this hand-over has ended.
-        self.roles.postpones(tables, row)
+        role_rows.postpones(tables, row)
         tables.to_notify.add(transfer.slot)  # that engine repeats the requests that waited for it
         record(tables, row, "cancel", reason, source=owner_of(tables, row), target=transfer)
 
@@ -262,6 +257,18 @@ class Transfers:
         else:
             tables.transfers.drop(row.id)
 
+    def prolong_reservations(self, tables: Tables, topic: int, transfer: Transfer) -> None:
+        """Extend the reservations of a role's topics to the new deadline of its hand-over."""
+        for other, kept in _reserved(tables, topic, transfer.target):
+            tables.transfers.put(kept._replace(until=max(kept.until, transfer.until)))
+            tables.to_promote.add(other.id)  # its retry was set to the old deadline
+
+    def end_reservations(self, tables: Tables, topic: int, target: str, reason: str) -> None:
+        """End the reservations of a role's topics: they are not reserved with the role any more."""
+        for row, kept in _reserved(tables, topic, target):
+            self.cancel(tables, row, kept, reason)
+            tables.to_promote.add(row.id)
+
     def releasing_to(self, tables: Tables, row: _core.TopicRow, engine: str) -> Transfer | None:
         """The hand-over to this engine, of the topic or of a seat, that its source has not released
         yet. Changes nothing."""
@@ -273,6 +280,17 @@ class Transfers:
         if transfer is None or transfer.target != engine or self._now() >= transfer.until:
             return None
         return transfer if transfer.session and transfer.session == row.owner else None
+
+
+def _reserved(tables: Tables, topic: int, target: str) -> Iterator[tuple[_core.TopicRow, Transfer]]:
+    """The topics of a role's last holder that are reserved for an engine; `topic`: the role's
+    own."""
+    bound = role_rows.last(tables, topic)
+    for number in () if bound is None else bound.topics:
+        kept = tables.transfers.get(number)
+        row = tables.topics.intact(number, "its reservation stays until its deadline")
+        if row is not None and kept is not None and kept.target == target and not kept.session:
+            yield row, kept
 
 
 def held_seat(tables: Tables, topic: int, lineage: int) -> Session | None:

@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from exclusivelog import _core
 from exclusivelog.errors import LedgerFullError, TopicNotFoundError
 from exclusivelog.local.ownership import role_rows, steps
-from exclusivelog.local.ownership.steps import MOVES, RELEASE, record
+from exclusivelog.local.ownership.recording import record
+from exclusivelog.local.ownership.steps import MOVES, RELEASE
 from exclusivelog.local.records import Session, Transfer, describe, is_role, owner_info
 from exclusivelog.local.storage.tables import Tables, fenced, owner_of
 from exclusivelog.refusals import NO_OWNER
@@ -210,7 +211,7 @@ class HandOver:
             prolonged = _prolonged(under_way, wish)
             tables.transfers.put(prolonged)
             if is_role(row.name):
-                self._succession.roles.prolong(tables, row, prolonged)
+                self._transfers.prolong_reservations(tables, row.id, prolonged)
             if owner is not None:
                 tables.notifications.post(owner, RELEASE, row.id)
             else:

@@ -33,7 +33,6 @@ import lmdb
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerError
-from exclusivelog.events import EVENTS
 from exclusivelog.foreign import pass_on_foreign
 from exclusivelog.local.faults import (
     is_nearly_full,
@@ -43,6 +42,7 @@ from exclusivelog.local.faults import (
     translated,
 )
 from exclusivelog.local.files import DATA, JOURNAL, LOCK, OWNERS, standard_descriptors_taken
+from exclusivelog.local.storage.before_commit import BeforeCommit
 from exclusivelog.local.storage.changes import is_logged, log_changes
 from exclusivelog.local.storage.checkpointer import Checkpointer, apply_frames, recover
 from exclusivelog.local.storage.environment import DEFAULT_MAP_SIZE as DEFAULT_MAP_SIZE
@@ -53,7 +53,7 @@ from exclusivelog.local.storage.journal import inode
 from exclusivelog.local.storage.mounts import refuse_file_system
 from exclusivelog.local.storage.opening import OpenFiles, Options
 from exclusivelog.local.storage.reserve import Reserve
-from exclusivelog.local.storage.tables import ChangeTable, Tables
+from exclusivelog.local.storage.tables import Tables
 from exclusivelog.local.storage.usage import Usage
 
 DEFAULT_MAX_READERS = 1022
@@ -63,12 +63,6 @@ CLOSE_WAIT_SECONDS = 5.0
 APPLIED_AT_ONCE = 256 << 10
 MOST_ATTEMPTS = 100
 READ_POLL_SECONDS = 0.002
-
-EVENT_WRITER = b"exclusivelog"
-MOST_IN_ONE_ENTRY = 1 << 20
-MOST_EVENTS = 250_000  # kept in `__events__`, unless that topic has a retention
-# More old events than this are deleted separately, not within changes of ownership.
-LEFT_TO_DELETE = 1000
 
 Found = TypeVar("Found")
 Calls = list[tuple[Callable[..., None], tuple[Any, ...]]]
@@ -113,6 +107,7 @@ class Ledger:
         self.users = 0
         self.holders: list[str] = []  # names of engines
         self.dropped: list[str] = []  # of those, read-only engines that were dropped, not closed
+        self.before_commit = BeforeCommit()
         # An RLock, because it knows whether this thread holds it.
         self._writing: Any = threading.RLock()
         self.pause_lock: Any = threading.RLock()
@@ -463,12 +458,11 @@ class Transaction(_Section):
 
     def finish(self, tables: Tables) -> None:
         """The steps before the commit."""
-        if tables.settle is not None:
-            tables.settle(tables)
+        self.ledger.before_commit.settle(tables)
         tables.check_room()
         if not self.held:  # it concerns no owner
             tables.check_reserve()
-        write_events(tables)
+        self.ledger.before_commit.record(tables)
         tables.journal.record_generation()
         if self.held and self.journal is not None and tables.rows.changed:
             version = self.journal.version + 1  # the one after the commit
@@ -544,52 +538,6 @@ class FlushingTransaction(Transaction):
     def caught_up(self, tables: Tables) -> None:
         """Flush what was appended meanwhile; appends are excluded from here on."""
         self.ledger.flush()
-
-
-def write_events(tables: Tables) -> None:
-    """Append the recorded events to `__events__`, in the transaction that they describe (rule E5).
-    They go into the tables, as the journal never has messages of this topic."""
-    if not tables.events:
-        return
-    row = tables.topics.find(EVENTS) or tables.topics.create(EVENTS)
-    appender = _core.Appender(
-        EVENT_WRITER, row.next_offset - 1, len(tables.events), MOST_IN_ONE_ENTRY
-    )
-    batch = appender.make_batch(
-        _core.strings([event.dumps() for event in tables.events]),
-        _core.strings([event.topic.encode() or None for event in tables.events]),
-        None,
-        None,
-    )
-    appender.add_batch(batch)
-    published = max(row.last_publish_time, time.time_ns() // 1_000_000)
-    for last, entry in batch.stamp(row.id, row.next_offset, row.epoch, 0, published):
-        tables.entries.put(row.id, last, entry)
-        row.next_offset = last + 1
-    row.last_publish_time = published
-    _trim_events(tables, row, 2 * len(tables.events))
-    ChangeTable(tables.rows).count(tables.events)
-    tables.topics.put(row)
-    tables.announce.add(row.id)
-    tables.committed, tables.events = tables.events, []
-
-
-def _trim_events(tables: Tables, row: _core.TopicRow, most: int) -> None:
-    """Keep the newest `MOST_EVENTS` (rule E5), and delete up to `most` of the entries before them.
-    It is done here, because no engine may be open long enough to do it in the background."""
-    first = row.next_offset - MOST_EVENTS
-    if tables.room() < -MAP_RESERVED / 4:  # the rest is for grants and fencing, not for their past
-        first = max(first, min(row.first_offset + most, row.next_offset))
-    if first <= row.first_offset or tables.retention.get(row.id) != (None, None):
-        return
-    if tables.views.view(row.id) is not None:
-        # Trimming would make the view show replaced events (rule G7); `trim` renews it first.
-        return
-    if first - row.first_offset > LEFT_TO_DELETE:  # a ledger of an earlier version
-        tables.deletions.add_before(row.id, first)
-    row.first_offset = first
-    tables.topics.drop_marks(row.id, first)
-    tables.entries.drop(row.id, most, first)
 
 
 # ---- recovery, and forks -----------------------------------------------------------------

@@ -1867,11 +1867,12 @@ class Tables:
         self.committed: list[Event] = []  # the same, once they are written
         # How many messages of producers, and their bytes.
         self.appended: tuple[int, int] | None = None
-        # For `settle`, right before the commit: the anchors of roles to be ended, and the topics
-        # whose waiters are to be promoted (see role_grants.py).
+        # For the end of the transaction: the anchors of roles to be ended, and the topics whose
+        # waiters are to be promoted (see role_rows.py).
         self.role_ends: dict[int, tuple[str, str, int]] = {}
         self.to_promote: set[int] = set()
-        self.settle: Callable[[Tables], None] | None = None
+        # Is there no request for a role in the whole ledger? None: not known yet.
+        self.without_roles: bool | None = None
         self.topics = TopicTable(self.rows)
         self.entries = EntryTable(self.rows, self.large, self.journal)
         self.sessions = SessionTable(self.rows)
