@@ -635,8 +635,8 @@ it is held by ...
         """Whether engines of this kind have a capability. An engine on a local ledger has all.
 
         - `capability`: "announcements", "backup", "bound_producers" (`claim=` of a producer, map or
-          state), "claims" (`own`), "compaction", "compression", "deletion" (`delete_topic`), "history",
-          "inspection" (query plans, such as Spark's), "large_messages" (above 5 MB),
+          state), "claims" (`own`), "compaction", "compression", "deletion" (`delete_topic`),
+          "history", "inspection" (query plans, such as Spark's), "large_messages" (above 5 MB),
           "many_producers" (`producers`), "once" (`exclusivelog.once`), "owner_watches"
           (`topic.watch_owner`), "reader_groups" (`reader(group=...)`), "retention" (and `trim`),
           "roles", "settle", "several_claims" (`own` with several resources), "shared_producers",

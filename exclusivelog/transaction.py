@@ -303,10 +303,10 @@ class SendingProducer:
 class Writer(Protocol):
     """What one map or state writes in a transaction."""
 
-    def begin(self, transaction: Transaction, locks: _core.Locks) -> None:
+    def begin(self, transaction: Transaction, locks: _core.Locks) -> _core.Lock | None:
         """The commit begins: own the topic, and add what is to be appended to the parts. Takes the
-        lock of the map's or state's other writes. TransactionAbortedError if something else was
-        written since the transaction has read it."""
+        lock of the map's or state's other writes, or returns it if another thread keeps it.
+        TransactionAbortedError if something else was written since the transaction has read it."""
 
     def refuse(self, error: ProducerFencedError) -> None:
         """The commit was refused with this error: raise another one if the map's or state's topic
@@ -508,6 +508,7 @@ class Transaction(OfThisProcess):
             else:
                 self._call.run(self._commit)
         finally:
+            self._writers.clear()
             if self._state == "open":
                 self._state = "aborted"  # it has not begun
             if not self._is_running:  # else its thread does it
@@ -517,25 +518,31 @@ class Transaction(OfThisProcess):
         """The same, as the owner of the maps and states, whose other writes wait meanwhile. In one
         order for all transactions, so that none waits for another one that waits for it."""
         writers = [writer for _, writer in sorted(self._writers.items())]
+        while (kept := self._try_with(writers)) is not None:
+            with kept:
+                pass  # wait for it, holding nothing that its holder may wait for
+
+    def _try_with(self, writers: list[Writer]) -> _core.Lock | None:
+        """Commit, or return a lock that another thread keeps."""
         with _core.Locks() as locks, contextlib.ExitStack() as ends:
             ends.callback(self._end_writers, writers)
             for writer in writers:
-                writer.begin(self, locks)
+                kept = writer.begin(self, locks)
+                if kept is not None:
+                    return kept
             try:
                 self._call.run(self._commit)
             except ProducerFencedError as error:
                 for writer in writers:
                     writer.refuse(error)
                 raise
+        return None
 
     def _end_writers(self, writers: list[Writer]) -> None:
-        if self._state == "open":
-            self._state = "aborted"
         state = self.state
         with contextlib.ExitStack() as each:  # if one fails, too
             for writer in writers:
-                each.callback(writer.end, self, state)
-        self._writers.clear()
+                each.callback(writer.end, self, "aborted" if state == "open" else state)
 
     def _commit(self) -> None:
         self._engine.check_open()

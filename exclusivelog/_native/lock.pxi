@@ -7,6 +7,7 @@
 cdef double LONGEST_WAIT = 1e9      # seconds
 # Sleep in slices, because a signal may come just before the sleep.
 cdef int64_t SLICE_NS = 500_000_000
+cdef int64_t PATIENCE_NS = 50_000_000   # for a lock, while others are taken
 
 
 @cython.final
@@ -105,13 +106,16 @@ cdef class Locks:
         self.taken = []
 
     def take(self, Lock lock not None):
-        """Take this lock, too, however long that takes."""
+        """Take this lock, too. False if other threads keep it for a while: they may wait for one that
+        is taken here."""
+        cdef bint taken = False
         self.taken.append(lock)     # first, because it may fail
         try:
-            lock.take(-1)
-        except BaseException:
-            self.taken.pop()
-            raise
+            taken = lock.take(PATIENCE_NS)
+        finally:
+            if not taken:
+                self.taken.pop()
+        return taken
 
     def __enter__(self):
         return self

@@ -72,8 +72,9 @@ class Joinable(Protocol):
     def _fork(self) -> Applies:
         """The content, for changes that do not reach it."""
 
-    def _lend(self, locks: _core.Locks, check: Callable[[], object]) -> Owner:
-        """What owns the topic, once the content has caught up, and `check()` has returned."""
+    def _lend(self, locks: _core.Locks, check: Callable[[], object]) -> Owner | _core.Lock:
+        """What owns the topic, once the content has caught up, and `check()` has returned. The lock
+        of writes, if another thread keeps it."""
 
     def _check_claim(self) -> None:
         """OwnershipLostError if it is bound to a claim that was lost."""
@@ -163,15 +164,20 @@ class StateWriter:
 
     # ---- the commit ----------------------------------------------------------------------
 
-    def begin(self, transaction: Transaction, locks: _core.Locks) -> None:
-        """Own the topic, check that nothing else was written, and add the messages to the parts."""
+    def begin(self, transaction: Transaction, locks: _core.Locks) -> _core.Lock | None:
+        """Own the topic, check that nothing else was written, and add the messages to the parts.
+        Returns the lock of writes if another thread keeps it."""
 
         def check() -> None:
             self._check_newest(transaction)
             self._complete = True
 
-        self._lent = self.shared._lend(locks, check)
-        transaction._parts.puts[self._lent.sender] = [self._put] if self._items else []
+        lent = self.shared._lend(locks, check)
+        if isinstance(lent, _core.Lock):
+            return lent
+        self._lent = lent
+        transaction._parts.puts[lent.sender] = [self._put] if self._items else []
+        return None
 
     def _put(self, appender: _core.Appender) -> None:
         for item in self._items:

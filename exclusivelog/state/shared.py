@@ -792,10 +792,11 @@ class Shared(_core.SharedBase, Closing):
     def _fork(self) -> Applies:
         raise NotImplementedError
 
-    def _lend(self, locks: _core.Locks, check: Callable[[], object]) -> Holding:
+    def _lend(self, locks: _core.Locks, check: Callable[[], object]) -> Holding | _core.Lock:
         self._check()
         end = self._time_limit()
-        locks.take(self._writing)
+        if not locks.take(self._writing):
+            return self._writing
         while True:
             self._check_usable()
             producer = self._ownership.acquire(end)

@@ -21,6 +21,8 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import aio
 from exclusivelog.local import commits
+from exclusivelog.state.joining import StateWriter
+from exclusivelog.state.shared import Replica
 from testing.interrupts import Interrupts, Limit
 from testing.processes import PATIENCE, State, Worker, stop_outside, until, within
 from testing.states import (
@@ -362,6 +364,50 @@ def test_k4_two_maps_in_opposite_order_in_threads_and_engines(
         assert (everything(shared), everything(second_there)) == ({"n": 1000}, {"n": 1000})
 
 
+@pytest.mark.rule("K4")
+def test_k4_a_commit_beside_a_write_function_that_writes_to_another_map(
+    engine: xl.Engine, shared: Map, second: Map, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The function has the one map, which the commit takes last, and waits for the other one."""
+    inside, committing = threading.Event(), threading.Event()
+    begin = StateWriter.begin
+
+    def begun(self: StateWriter, *args: Any) -> Any:
+        kept = begin(self, *args)
+        committing.set()  # it has the first map
+        return kept
+
+    def write_to_the_other(old: int | None) -> int:
+        inside.set()
+        assert committing.wait(PATIENCE)
+        shared.put("m", 1)
+        return 1
+
+    with ThreadPoolExecutor(2) as pool:
+        txn = engine.transaction()
+        shared.put("n", 1, transaction=txn)
+        second.put("n", 1, transaction=txn)
+        writing = pool.submit(second.update, "m", write_to_the_other)
+        assert inside.wait(PATIENCE)
+        monkeypatch.setattr(StateWriter, "begin", begun)
+        commit = pool.submit(txn.commit)
+        writing.result(PATIENCE)
+        with pytest.raises(xl.TransactionAbortedError):
+            commit.result(PATIENCE)
+    assert (everything(shared), everything(second)) == ({"m": 1}, {"m": 1})
+
+
+def test_i8_a_commit_waits_for_the_topic_as_long_as_the_map_s_writes_do(
+    engine: xl.Engine, topic: xl.Topic
+) -> None:
+    with topic.producer("exclusive"), xl.SharedMap(topic, timeout=0.05) as shared:
+        txn = engine.transaction()
+        shared.put("a", 1, transaction=txn)
+        with pytest.raises(xl.WaitTimeoutError):
+            txn.commit()
+        assert (txn.state, everything(shared)) == ("aborted", {})
+
+
 def transfer(out: Map, into: Map, amount: int, txn: Any) -> None:
     """Move an amount from one map to another."""
     out.update("n", lambda had: had - amount, transaction=txn)
@@ -472,6 +518,43 @@ def test_g11_an_exception_behind_the_commit_hides_nothing_of_it(
     assert (txn.state, shared.get("a")) == ("committed", value)
     assert shared.put("a", 2) == value
     assert opened_afresh(topic) == {"a": 2}
+
+
+@pytest.mark.rule("G11")
+@pytest.mark.parametrize("method", ["apply_own", "_apply_one"])
+def test_g11_an_exception_before_the_map_has_applied_a_commit_hides_nothing_of_it(
+    engine: xl.Engine,
+    topic: xl.Topic,
+    shared: Map,
+    second: Map,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+) -> None:
+    """Reads, writes and transactions go on from what is in the log."""
+    for number in range(3):
+        txn = engine.transaction()
+        shared.put("a", [number], transaction=txn)
+        shared.put("b", [number], transaction=txn)
+        second.put("a", [number], transaction=txn)
+        with monkeypatch.context() as patch:
+            patch.setattr(Replica, method, interrupted)
+            with pytest.raises(Limit):
+                within(txn.commit)
+        assert txn.state == "committed"
+        if number == 0:
+            assert (shared.get("a"), second.get("a")) == ([0], [0])
+        elif number == 1:
+            assert shared.put("c", 1) is None
+        else:
+            with engine.transaction() as txn:
+                shared.update("a", lambda old: [*old, 3], transaction=txn)
+                second.update("a", lambda old: [*old, 3], transaction=txn)
+            assert (shared.get("a"), second.get("a")) == ([2, 3], [2, 3])
+    assert opened_afresh(topic) == everything(shared) == {"a": [2, 3], "b": [2], "c": 1}
+
+
+def interrupted(*args: object) -> None:
+    raise Limit
 
 
 @pytest.mark.rule("G11")
