@@ -589,6 +589,8 @@ def test_g11_an_exception_before_the_commit_leaves_nothing_of_it(
 
 @pytest.mark.rule("G11")
 @pytest.mark.long
+# Python reports what is raised inside a finalizer, and pytest takes that for an error.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("large", [False, True], ids=["framed", "in tables"])
 def test_g11_interrupts_at_random_moments_leave_memory_and_log_alike(
     engine: xl.Engine, topic: xl.Topic, shared: Map, second: Map, large: bool
