@@ -690,7 +690,6 @@ class SharedMap(Shared, MutableMapping[K, V]):
     put_all_async = in_background(put_all)
     put_if_absent_async = in_background(put_if_absent)
     replace_async = in_background(replace)
-
     update_async = in_background(update)
     update_multiple_async = in_background(update_multiple)
     setdefault_async = in_background(setdefault)
