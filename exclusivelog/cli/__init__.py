@@ -22,7 +22,7 @@ PROGRAM = "exclusivelog"
 EXTRA = ("click", "rich")
 COMMANDS = (  # in the order of the help text
     "inspecting", "owning", "running", "messaging", "exporting", "importing", "removing",
-    "maintaining", "checking", "mirroring", "demonstrating", "top", "completion",
+    "maintaining", "checking", "serving", "mirroring", "demonstrating", "top", "completion",
 )  # fmt: skip
 
 

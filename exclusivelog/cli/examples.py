@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Look": ("topics", "info", "owners", "claims", "roles", "groups", "stats", "metrics", "top"),
+    "Look": (
+        "topics", "info", "owners", "claims", "roles", "groups", "stats", "metrics", "top", "serve",
+    ),
     "Lead": ("run", "unload"),
     "Messages": ("tail", "get", "send", "export", "import"),
     "Maintain": (
@@ -25,6 +27,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "stats": ("stats data/log", "stats data/log orders --json"),
     "metrics": ("metrics data/log", "metrics data/log --no-topics --openmetrics"),
     "top": ("top data/log", "top data/log --sort lag --filter orders", "top data/log -n 10 --json"),
+    "serve": ("serve data/log", "serve data/log --port 8000", "serve data/log --socket page.sock"),
     "run": (
         "run data/log nightly -- ./nightly.sh --all",
         "run data/log nightly --timeout 0 -- ./nightly.sh  # or not",

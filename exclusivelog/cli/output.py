@@ -27,6 +27,15 @@ def holder_of(topic: xl.Topic) -> str:
     return f"{holders[0].producer_name} (pid {holders[0].pid})" if holders else "-"
 
 
+def lags_of(stats: xl.EngineStats) -> dict[str, int]:
+    """{topic: lag of the reader group that is farthest behind}."""
+    lag: dict[str, int] = {}
+    for group in stats.groups:
+        if group.lag is not None:
+            lag[group.topic] = max(lag.get(group.topic, 0), group.lag)
+    return lag
+
+
 def message_facts(message: xl.Message) -> dict[str, object]:
     """The parts of a message, for JSON."""
     facts: dict[str, object] = {

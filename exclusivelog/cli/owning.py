@@ -55,7 +55,7 @@ def owners(path: str, topic: str | None, history: bool, as_json: bool) -> None:
         names = engine.topics() if topic is None else [topic]
         if as_json:
             for name in names:
-                for facts in _owner_facts(engine.topic(name)):
+                for facts in owner_facts(engine.topic(name)):
                     print(json.dumps(facts))
             return
         print_table(
@@ -128,7 +128,7 @@ def _owner_rows(topic: xl.Topic) -> Iterator[Sequence[object]]:
         )
 
 
-def _owner_facts(topic: xl.Topic) -> Iterator[dict[str, object]]:
+def owner_facts(topic: xl.Topic) -> Iterator[dict[str, object]]:
     """The topic's holders ("holds"), hand-overs ("releasing", "assigned") and waiters ("waits")."""
     for h in topic.holders:
         yield {

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import click
 
 import exclusivelog as xl
-from exclusivelog.cli.output import fields_of, holder_of, print_table
+from exclusivelog.cli.output import fields_of, holder_of, lags_of, print_table
 from exclusivelog.cli.program import (
     access_arguments,
     as_json,
@@ -110,7 +110,7 @@ class Watch:
         """Take a sample: the present state, and the events since the last sample."""
         now = time.monotonic()
         stats = self._engine.stats()
-        lag = _lags(stats)
+        lag = lags_of(stats)
         ends, lines = {}, []
         for name in self._engine.topics():
             with contextlib.suppress(xl.TopicNotFoundError):  # deleted meanwhile
@@ -145,14 +145,6 @@ class Watch:
             self._history = events.reader(start=start)
         while batch := self._history.read_batch(1000):
             self._events += [_event_text(xl.Event.loads(message.value)) for message in batch]
-
-
-def _lags(stats: xl.EngineStats) -> dict[str, int]:
-    lag: dict[str, int] = {}
-    for group in stats.groups:
-        if group.lag is not None:
-            lag[group.topic] = max(lag.get(group.topic, 0), group.lag)
-    return lag
 
 
 def _event_text(event: xl.Event) -> str:

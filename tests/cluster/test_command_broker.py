@@ -116,6 +116,7 @@ LOCAL = {
     "upgrade URL": "is for a local ledger",
     "restore URL NEW": "exclusivelog mirror NEW --from URL",
     "run URL job -- true": "roles",
+    "serve URL": "is for a local ledger",
 }
 FOUR = b"key,value,missing\nk,one,\n,two,key\n,,key value\nk,,\n"
 NO_LOG = {"completion", "demo"}  # the demo has a test of its own

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 import exclusivelog as xl
-from exclusivelog.cli.checking import findings
+from exclusivelog.cli.findings import findings
 from exclusivelog.cli.program import program
 from testing.deaths import LOCKS, READERS, WRITER, die_unreported
 from testing.disks import disk, leave

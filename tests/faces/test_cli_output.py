@@ -46,7 +46,7 @@ RESULTS = (
 )  # fmt: skip
 WITHOUT_JSON = {
     "metrics": "OpenMetrics", "completion": "a script", "demo": "a show",
-    "run": "its command prints",
+    "run": "its command prints", "serve": "a page",
     "send": "each line is a number: its --json is about its input",
 }  # fmt: skip
 ELSEWHERE = {"mirror": "tests/cluster/test_mirror_command.py"}

@@ -26,7 +26,7 @@ import yaml
 
 import exclusivelog as xl
 from exclusivelog import cli, logs
-from exclusivelog.cli import checking, leading
+from exclusivelog.cli import checking, findings, leading
 from testing.patience import PATIENCE
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -136,7 +136,7 @@ def test_the_pages_have_every_exit_status() -> None:
 
 
 def test_the_runbook_has_what_check_finds() -> None:
-    source = SOURCES[Path(checking.__file__)]
+    source = "".join(SOURCES[Path(str(module.__file__))] for module in (checking, findings))
     found = set(re.findall(r"Finding\(\s*\"(\w+)\"", source))
     assert len(found) >= 7
     assert first_cells("What `check` finds") == found
@@ -151,9 +151,9 @@ def test_check_and_the_alerts_have_the_same_limits() -> None:
         rule["alert"].removeprefix("Exclusivelog"): float(rule["expr"].split()[-1])
         for rule in group["rules"]
     }
-    assert limits["TablesNearlyFull"] == checking.MAP_SHARE
-    assert limits["JournalFull"] == checking.JOURNAL_SHARE
-    assert limits["ReaderPinsTables"] == checking.MOST_BEHIND
+    assert limits["TablesNearlyFull"] == findings.MAP_SHARE
+    assert limits["JournalFull"] == findings.JOURNAL_SHARE
+    assert limits["ReaderPinsTables"] == findings.MOST_BEHIND
 
 
 # ---- commands ----------------------------------------------------------------------------
