@@ -17,6 +17,8 @@ Every state that can be reached is visited once and judged (`proof.cluster_judge
 - shared producers are let in while the topic has no owner, each name once at a time, and what
   counts of each is in the order in which it was sent; a grant has seen all of them, and ends them
   (A1, A6);
+- a process that opens the log after its beginning was removed does not take the rest for the whole
+  (B1, B2);
 - nothing counts behind a termination, which every session has learned that has read so far (G8);
 - each decision about a request is that of the table of access modes and of the epochs claimed,
   and the log takes what was decided, under the epoch that was decided (A1, B5, J5);
@@ -40,12 +42,14 @@ from dataclasses import replace
 from unittest import mock
 
 from exclusivelog.admission import ADMITTED
-from exclusivelog.cluster import requests
+from exclusivelog.cluster import births, requests
+from exclusivelog.cluster.checkpoints import NOWHERE
 from exclusivelog.cluster.frames import Frame, decode
 from exclusivelog.cluster.rule import State
 from exclusivelog.errors import (
     ExclusiveLogError,
     InvalidEpochError,
+    LedgerCorruptedError,
     ProducerBusyError,
     ProducerFencedError,
     TopicTerminatedError,
@@ -106,6 +110,7 @@ class Steps:
                 yield f"{number} terminates", spend(after, terminations=1)
             if world.crashes and player != Player():
                 yield f"{number} dies", self.die(world, number)
+        yield from self.trim(world)
         yield from self.let_in_any(world)
 
     def do(
@@ -113,20 +118,45 @@ class Steps:
     ) -> World:
         """The state after this step, with so many more records read."""
         player = world.players[number]
-        effect = self.effect(step, player, world.log[: player.read + reads], *facts)
+        log = world.log[player.base : player.read + reads]
+        effect = self.effect(step, player, log, *facts)
         return effect.on(world, number, self.size.keeps)
+
+    # ---- opening -------------------------------------------------------------------------
+
+    def open(self, world: World, player: Player) -> Player | None:
+        """A process that has read nothing opens the log; None if that is refused, because its
+        beginning was removed."""
+        if player.read or not world.removed:
+            return player
+        known = NOWHERE.then(self.records.at(world.log[:1]))
+        left = world.log[world.removed :]
+        first = self.records.at(world.log[: world.removed + 1]) if left else None
+        try:
+            births.check_first("the topic", known, first)
+        except LedgerCorruptedError:
+            return None
+        return player._replace(read=world.removed, base=world.removed)
+
+    def trim(self, world: World) -> Iterator[tuple[str, World]]:
+        """The backend removes the beginning of the log."""
+        if world.trims:
+            for removed in range(world.removed + 1, len(world.log) + 1):
+                yield f"{removed} are removed", spend(world._replace(removed=removed), trims=1)
 
     # ---- asking --------------------------------------------------------------------------
 
     def ask(self, world: World, number: int, player: Player) -> Iterator[tuple[str, World]]:
-        if not world.asks:
+        opened = self.open(world, player)
+        if not world.asks or opened is None:
             return
+        player = opened
         drawn = FIRST_SESSION + self.size.asks - world.asks
         for stale in (False, True):
             if stale and player.read == len(world.log):
                 continue
             asking = player if stale else player._replace(read=len(world.log))
-            log = world.log[: asking.read]
+            log = world.log[asking.base : asking.read]
             for request in self.requests(asking, log):
                 effect = self.effect_of_asking(asking, log, request, drawn)
                 if effect is not None:
@@ -218,7 +248,7 @@ class Steps:
             yield f"{number} releases", spend(after, releases=1)
 
     def evict(self, world: World, number: int, player: Player) -> Iterator[tuple[str, World]]:
-        state, _ = self.records.folded(world.log[: player.read])
+        state, _ = self.records.folded(world.log[player.base : player.read])
         for session in [*state.shared, *([state.session] if state.owned else [])]:
             if session != player.session:
                 after = self.do(world, number, Hands.evict, session)

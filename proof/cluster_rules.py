@@ -7,7 +7,7 @@ from typing import Any
 from exclusivelog import admission
 from exclusivelog.admission import Decision
 from exclusivelog.admission import Verdict as Verdicts
-from exclusivelog.cluster import requests, rule
+from exclusivelog.cluster import births, requests, rule
 from exclusivelog.cluster.frames import Frame, Grant, Join, Parsed, Release, Terminate, encode
 from exclusivelog.cluster.log import Sent, Writer
 from exclusivelog.cluster.ordered import Record
@@ -299,8 +299,12 @@ TERMINATION_CONTROLS: dict[str, tuple[Patch, ...]] = {
     ),
     "a writer ignores a termination": ((Writer, "_saw_as_owner", ignore_the_end),),
 }
+TRIM_CONTROLS: dict[str, tuple[Patch, ...]] = {
+    "the rest of a log is taken for the whole": ((births, "check_first", ignore),),
+}
 CONTROLS: dict[str, tuple[Patch, ...]] = {
     **SHARED_CONTROLS,
+    **TRIM_CONTROLS,
     **TERMINATION_CONTROLS,
     "frames of any owner count": ((rule, "_judge_owner", any_writer),),
     "frames of any session of the epoch count": ((rule, "_judge_owner", any_writer_of_the_epoch),),

@@ -52,7 +52,8 @@ class Under(NamedTuple):
 class Player(NamedTuple):
     """A process with a reader and a writer. `read` counts the records that it has read; `claim` is
     the `topic_epoch` that it has asked with, and `mine` the last epoch that it had. `shared`: it
-    asks to share the topic."""
+    asks to share the topic. `base` counts the records that had been removed when it opened the
+    log."""
 
     read: int = 0
     status: Status = "refused"
@@ -66,6 +67,7 @@ class Player(NamedTuple):
     claim: int = 0
     mine: int = 0
     shared: bool = False
+    base: int = 0
 
 
 class Outcome(NamedTuple):
@@ -94,13 +96,15 @@ class World(NamedTuple):
     crashes: int
     copies: int
     terminations: int
+    trims: int
+    removed: int = 0  # records at the beginning, which a process that opens the log does not get
 
 
 class Size(NamedTuple):
     """How much may happen in a walk. `window` is the writers'; where it `evicts`, a process may
     release the session of another one, which uses up one of `releases`, too. `shared`: 1, shared
     producers of one name ask as well; 2, each has its own name. `terminations`: of the topic, by
-    any process."""
+    any process. `trims`: how often the beginning of the log is removed."""
 
     name: str
     players: int = 2
@@ -110,6 +114,7 @@ class Size(NamedTuple):
     crashes: int = 0
     copies: int = 0
     terminations: int = 0
+    trims: int = 0
     window: int = 2
     keeps: bool = False
     evicts: bool = False
@@ -120,7 +125,7 @@ class Size(NamedTuple):
 
     def start(self) -> World:
         """The first state."""
-        return World((), (), (Player(),) * self.players, (), *self[2:8])
+        return World((), (), (Player(),) * self.players, (), *self[2:9])
 
 
 SHARED_SIZES = (
@@ -131,6 +136,7 @@ TERMINATION_SIZES = (
     Size("terminations", asks=2, sends=2, terminations=1),
     Size("terminations beside shared producers", sends=1, shared=2, terminations=1),
 )
+TRIM_SIZES = (Size("a beginning that is removed", asks=2, sends=2, trims=1, keeps=True),)
 SMALL_SIZES = (
     Size("rival owners", asks=3, sends=2),
     Size("deaths", asks=3, sends=2, releases=0, crashes=1),
@@ -139,6 +145,7 @@ SMALL_SIZES = (
     *TERMINATION_SIZES,
     Size("what does not count is kept", sends=1, copies=1, keeps=True),
     *SHARED_SIZES,
+    *TRIM_SIZES,
 )
 MEDIUM_SIZES = (
     *SMALL_SIZES,
@@ -237,8 +244,8 @@ class Effect(NamedTuple):
 
 
 class Hands:
-    """One step of one process that has read this log: its writer, and what the step has appended
-    and settled. `drawn` is the session that it gets if it asks."""
+    """One step of one process that has read this log, from its `base` on: its writer, and what the
+    step has appended and settled. `drawn` is the session that it gets if it asks."""
 
     def __init__(
         self,
@@ -257,7 +264,7 @@ class Hands:
         self._settled: dict[int, Outcome] = {}
         self._begun = False
         self._tickets: dict[Ticket, tuple[int, int]] = {}
-        state, _ = records.folded(log[: player.read])
+        state, _ = records.folded(log[: player.read - player.base])
         self._read = player.read
         self.writer = Writer(
             state,
@@ -333,7 +340,7 @@ class Hands:
     def read_on(self) -> None:
         """Read the next record, and tell the writer."""
         self._read += 1
-        state, judged = self._records.folded(self._log[: self._read])
+        state, judged = self._records.folded(self._log[: self._read - self._player.base])
         assert judged is not None
         self.writer.state = state
         self.writer.saw(judged)
@@ -357,7 +364,7 @@ class Hands:
         writer, player = self.writer, self._player
         claim, mine = player.claim, player.mine
         if writer.status in ("refused", "closed", "fenced"):  # it begins anew, if at all
-            return Player(self._read, mine=mine)
+            return Player(self._read, mine=mine, base=player.base)
         request = writer._request
         sent = [
             Under(each.first, each.end, self._records.number(each.data), self._named(each.tickets))
@@ -376,6 +383,7 @@ class Hands:
             claim,
             writer.epoch if writer.status == "owner" and not writer.is_shared else mine,
             writer.is_shared,
+            player.base,
         )
 
     def _number_of(self, request: Grant | Join) -> int:

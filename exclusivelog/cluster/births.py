@@ -24,15 +24,18 @@ True
 
 from __future__ import annotations
 
+from typing import overload
+
 from exclusivelog.cluster.checkpoints import NOWHERE, READ_SECONDS, Anchor
 from exclusivelog.cluster.facts import Facts, is_birth, lacks_beginning
 from exclusivelog.cluster.frames import Frame, decode
-from exclusivelog.cluster.ordered import OrderedLog, Place, Position
+from exclusivelog.cluster.ordered import OrderedLog, Place, Position, Record
 from exclusivelog.errors import LedgerIOError
 
-__all__ = ["Births", "first_of", "is_beginning"]
+__all__ = ["Births", "check_first", "first_of", "is_beginning"]
 
 TOPIC = "__births__"
+EMPTIED = "it is empty, and was not"
 MAGIC = b"XLE"
 
 
@@ -54,8 +57,10 @@ class Births:
         found = self.of(topic)
         if goes_on:
             return found or first_of(topic, log)
-        if log.end() is None and (found is not None or self._place.was_written(topic)):
-            raise lacks_beginning(topic, "it is empty, and was not")
+        if log.end() is None:
+            if self._place.was_written(topic):
+                raise lacks_beginning(topic, EMPTIED)
+            check_first(topic, found, None)
         return found
 
     def register(self, topic: str, first: Anchor) -> Anchor:
@@ -86,9 +91,28 @@ def first_of(topic: str, log: OrderedLog) -> Anchor:
         tail.close()
     if record is None:
         raise LedgerIOError(f"topic {topic!r}: its first record was not read in {READ_SECONDS} s")
-    if not is_beginning(record.data):
+    return check_first(topic, None, record)
+
+
+@overload
+def check_first(topic: str, known: Anchor | None, record: Record) -> Anchor: ...
+@overload
+def check_first(topic: str, known: Anchor | None, record: None) -> None: ...
+def check_first(topic: str, known: Anchor | None, record: Record | None) -> Anchor | None:
+    """Decide if a log has its beginning. `record` is its first record now (None: it is empty),
+    `known` the one that it began with, if that is known. Returns the first record.
+
+    Raises `LedgerCorruptedError`. `proof.cluster_model` decides by it, too."""
+    if record is None:
+        if known is not None:
+            raise lacks_beginning(topic, EMPTIED)
+        return None
+    if known is None and not is_beginning(record.data):
         raise lacks_beginning(topic, "its first record is none that begins a log")
-    return NOWHERE.then(record)
+    found = NOWHERE.then(record)
+    if known not in (None, found):
+        raise lacks_beginning(topic, "its first record is not the one that it began with")
+    return found
 
 
 def is_beginning(data: bytes) -> bool:

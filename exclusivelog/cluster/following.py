@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from exclusivelog import _core, threads
 from exclusivelog.cluster import checkpoints
 from exclusivelog.cluster.appending import RESEND_SECONDS, Appending
-from exclusivelog.cluster.births import is_beginning
+from exclusivelog.cluster.births import check_first
 from exclusivelog.cluster.checkpoints import AT_CLOSING, NOWHERE, Anchor, Checkpoint, Mark, Saving
 from exclusivelog.cluster.facts import lacks_beginning, make_birth
 from exclusivelog.cluster.frames import (
@@ -595,11 +595,7 @@ class TopicLog:
 
     def check_first(self, record: Record) -> None:
         """LedgerCorruptedError unless the topic began with this record."""
-        found = NOWHERE.then(record)
-        if self._first is None and is_beginning(record.data):
-            self._first = found
-        if found != self._first:
-            raise lacks_beginning(self.name, "its first record is not the one that it began with")
+        self._first = check_first(self.name, self._first, record)
 
     def begin(self) -> None:
         """Before a request is appended: make the topic begin if it is empty, and have all engines

@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from proof.cluster_model import find_out, walk
-from proof.cluster_rules import CONTROLS, SHARED_CONTROLS, TERMINATION_CONTROLS, Patch
-from proof.cluster_world import SHARED_SIZES, SMALL_SIZES, TERMINATION_SIZES, Size
+from proof.cluster_rules import (
+    CONTROLS,
+    SHARED_CONTROLS,
+    TERMINATION_CONTROLS,
+    TRIM_CONTROLS,
+    Patch,
+)
+from proof.cluster_world import SHARED_SIZES, SMALL_SIZES, TERMINATION_SIZES, TRIM_SIZES, Size
 
 pytestmark = pytest.mark.once
 
@@ -32,4 +38,6 @@ def test_a_broken_rule_of_the_cluster_is_found_out(patches: tuple[Patch, ...]) -
         sizes = SHARED_SIZES
     elif patches in TERMINATION_CONTROLS.values():
         sizes = TERMINATION_SIZES
+    elif patches in TRIM_CONTROLS.values():
+        sizes = TRIM_SIZES
     assert find_out(patches, sizes), "the walk has not noticed"
