@@ -860,6 +860,10 @@ class SnapshotsBase:
 
 class MapBase:
     entries: dict[bytes, bytes]
+    deadlines: dict[bytes, int]
+    due_at: int
+    def now(self) -> int: ...
+    def see(self, time: int) -> None: ...
 
 class SharedBase:
     _engine: Any

@@ -879,6 +879,9 @@ class EngineBackend(Protocol):
     def call_later(self, function: Callable[[], object]) -> None:
         """The same; LedgerError if no thread can be started now."""
 
+    def call_after(self, seconds: float, function: Callable[[], object]) -> None:
+        """The same after so many seconds; never if the engine is closed or read-only by then."""
+
     @property
     def ledger(self) -> Any:
         """What stores the log; a transaction takes only producers and readers of the same one."""

@@ -495,6 +495,11 @@ SNAPSHOT = _line(
 )
 BACKUP = _line("backup", _I, "backed up into %(target)s in %(seconds).3f s")
 NO_SNAPSHOT = _line("no_snapshot", _W, "topic %(topic)r: no snapshot: %(reason)s")
+NOT_EXPIRED = _line(
+    "not_expired",
+    _W,
+    "topic %(topic)r: expired keys were not removed, which is tried again: %(reason)s",
+)
 SNAPSHOT_DAMAGED = _line(
     "snapshot_damaged",
     _W,

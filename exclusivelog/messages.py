@@ -9,10 +9,11 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import operator
+import re
 import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgpack
 
@@ -24,6 +25,7 @@ from exclusivelog.arguments import as_int
 
 MAX_SEQUENCE_ID = 2**63 - 1
 MAX_MESSAGE_BYTES = 1 << 30
+UNTIL = re.compile(r"[0-9]{1,16}")  # ms since 1970, as text
 MAX_TIME = (2**63 - 1) // 1000  # ms; in microseconds, as in Arrow, this still fits 64 bits
 Serializer = Callable[[Any], bytes]
 Raw = tuple[bytes | None, bytes | None, bytes | None]  # key, value, properties
@@ -225,6 +227,16 @@ def to_ms(time: dt.datetime) -> int:
     if time.utcoffset() is None:
         time = time.replace(tzinfo=_local_zone(time))
     return (time - _EPOCH) // dt.timedelta(milliseconds=1)
+
+
+def from_ms(ms: int) -> dt.datetime:
+    """Return a time in ms since 1970 as a datetime in UTC, or the last one that there is.
+
+    >>> from_ms(1_000)
+    datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=datetime.timezone.utc)
+    """
+    last = dt.datetime.max.replace(tzinfo=dt.UTC) - _EPOCH
+    return _EPOCH + min(dt.timedelta(milliseconds=ms), last)
 
 
 def _local_zone(time: dt.datetime) -> dt.tzinfo | None:
@@ -444,9 +456,45 @@ Item = tuple[bytes | None, bytes | None]
 CLEAR: bytes = msgpack.packb({"map": "clear"})  # properties of the message that removes all keys
 
 
+class Timed(bytes):
+    """The value of an item of a map that expires.
+
+    - `until`: when, in ms since 1970, by the log's time.
+
+    >>> timed = Timed(b"5", 1_000)
+    >>> timed == b"5", timed.until
+    (True, 1000)
+    """
+
+    until: int
+
+    def __new__(cls, value: bytes, until: int) -> Self:
+        """A value that expires."""
+        made = super().__new__(cls, value)
+        made.until = until
+        return made
+
+
+def plain(value: bytes | None) -> bytes | None:
+    """Return a value without the time at which it expires."""
+    return bytes(value) if type(value) is Timed else value
+
+
 def message_of(key: bytes | None, value: bytes | None) -> Raw:
     """Return the message that stores an item in the log."""
+    if type(value) is Timed:
+        return key, bytes(value), msgpack.packb({"map": "put", "until": str(value.until)})
     return key, value, CLEAR if key is None and value is None else None
+
+
+def messages_of(items: Sequence[Item]) -> Columns:
+    """Return the messages that store these items, in columns."""
+    values: list[bytes | None] = [value for _, value in items]
+    packed = None
+    if Timed in map(type, values):
+        packed = _core.strings([message_of(*item)[2] for item in items])
+        values = [plain(value) for value in values]
+    return Columns(_core.strings(values), _core.strings([key for key, _ in items]), packed)
 
 
 def is_clear(message: _core.Message) -> bool:
@@ -460,4 +508,11 @@ def item_of(message: _core.Message) -> Item:
     becomes an item that no map accepts."""
     if message.key is None and message.raw_value is None and not is_clear(message):
         return None, b""
-    return message.key, message.raw_value
+    properties = message.properties
+    return message.key, _timed(message.raw_value, properties) if properties else message.raw_value
+
+
+def _timed(value: bytes | None, properties: dict[str, str]) -> bytes | None:
+    until = properties.get("until", "")
+    is_timed = value is not None and properties.get("map") == "put" and UNTIL.fullmatch(until)
+    return Timed(value, int(until)) if value is not None and is_timed else value

@@ -259,8 +259,8 @@ def _map_at(backend: Runtime, topic: int, name: str, offset: int) -> tuple[int, 
     """(offset, items): a map as of an offset."""
     from exclusivelog.state.past import map_at  # imported only if there is a shared map
 
-    end, items = map_at(Topic(Engine(backend), topic, name), offset)
-    return end, items.items()
+    end, entries = map_at(Topic(Engine(backend), topic, name), offset)
+    return end, entries.to_items()
 
 
 # ---- raising a format --------------------------------------------------------------------

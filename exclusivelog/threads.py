@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import heapq
+import math
 import resource
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import count
 from operator import methodcaller
 from queue import Empty, SimpleQueue
 from types import BuiltinFunctionType
@@ -57,6 +60,46 @@ def refuse_bare_fork(path: str) -> None:
             f"{path}: this process was made by a bare system call, as by syscall(SYS_fork), which "
             "the C library does not know of; use fork(), or execute a program that opens the ledger"
         )
+
+
+# ---- alarms ------------------------------------------------------------------------------
+
+
+class Alarms:
+    """Functions to be called at a time. The thread that watches them sleeps until the first.
+
+    >>> alarms = Alarms()
+    >>> alarms.set(0.0, "a call".upper), alarms.set(60.0, "another one".upper)
+    (None, None)
+    >>> [call() for call in alarms.take_due()], alarms.seconds_left() > 50
+    (['A CALL'], True)
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Callable[[], object]]] = []
+        self._numbers = count()  # functions are not compared
+        self._lock = _core.Lock()
+
+    def set(self, seconds: float, function: Callable[[], object]) -> None:
+        """Have the function called after so many seconds. The caller wakes the thread."""
+        with self._lock:
+            at = _core.monotonic() + seconds
+            heapq.heappush(self._heap, (at, next(self._numbers), function))
+
+    def seconds_left(self) -> float:
+        """Seconds until the first; infinite if there is none."""
+        first = self._heap[:1]
+        return max(0.0, first[0][0] - _core.monotonic()) if first else math.inf
+
+    def take_due(self) -> list[Callable[[], object]]:
+        """Remove and return the functions whose time has come."""
+        due: list[Callable[[], object]] = []
+        if not self._heap:
+            return due
+        with self._lock:
+            while self._heap and self._heap[0][0] <= _core.monotonic():
+                due.append(heapq.heappop(self._heap)[2])
+        return due
 
 
 # ---- refused ones ------------------------------------------------------------------------

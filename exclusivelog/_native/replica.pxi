@@ -54,9 +54,30 @@ cdef class SnapshotsBase:
 
 
 cdef class MapBase:
-    """Of state/map.py: the map as bytes."""
+    """Of state/entries.py: the map as bytes, and when its keys expire."""
 
     cdef public dict entries
+    cdef public dict deadlines      # of the keys that expire: ms since 1970, by the log's time
+    cdef public int64_t due_at      # no key expires before; INT64_MAX if none does
+    cdef int64_t _base, _base_at    # a time that was seen, in ms, and when (ns, monotonic clock)
+
+    cpdef int64_t now(self) except -2:
+        """The log's time, in ms since 1970: that of the wall clock. Where a time that was seen is
+        ahead of that, it goes on from there, as the monotonic clock does."""
+        cdef int64_t at = xl_now(), wall = xj_wall_ms()
+        cdef int64_t time = self._base + (at - self._base_at) // 1_000_000
+        if wall < time:
+            return time
+        self._base, self._base_at = wall, at
+        return wall
+
+    def see(self, int64_t time):
+        """Note a time of the log."""
+        if time > self.now():
+            self._base, self._base_at = time, xl_now()
+
+    cdef bint _may_be_due(self) except -1:
+        return self.due_at != INT64_MAX and self.due_at <= self.now()
 
 
 cdef class SharedBase:
@@ -134,7 +155,8 @@ cdef class SharedBase:
         cdef OwnershipBase ownership = self._ownership
         # Check everything again: another thread may have changed it during the wait.
         if (ownership.producer is None or ownership.asked is not None or self._closing
-                or self._replica.torn or not self._works() or not ownership.surely_held()):
+                or self._replica.torn or not self._works() or not ownership.surely_held()
+                or content._may_be_due()):
             return _NOT_NOW
         before = content.entries.get(name)
         if (expected is not _ANY and before != expected) or (before is None and data is None):
@@ -167,7 +189,8 @@ cdef class SharedBase:
 
     cdef _apply_placed(self, sender, Appender appender, Placing* placing, bytes name,
                        bytes data):
-        cdef dict entries = (<MapBase?>self._content).entries
+        cdef MapBase content = self._content
+        cdef dict entries = content.entries
         cdef int64_t behind = placing.base_offset + 1
         if appender.durable:
             self._unflushed = self._appended(
@@ -177,6 +200,8 @@ cdef class SharedBase:
         if self._replica.position != <int64_t>placing.base_offset:
             self._catch_up()
             return
+        if content.deadlines:
+            content.deadlines.pop(name, None)
         if data is None:
             entries.pop(name, None)
         else:

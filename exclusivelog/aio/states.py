@@ -25,6 +25,7 @@ from exclusivelog.errors import WaitTimeoutError
 from exclusivelog.state import map as _map
 from exclusivelog.state import past as _past
 from exclusivelog.state import state as _state
+from exclusivelog.state.expiry import Ttl
 from exclusivelog.state.map import NOTHING, Change, put_at_once
 from exclusivelog.state.past import MapChange
 from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, acknowledge
@@ -173,12 +174,16 @@ async def called(state: Shared, call: Callable[..., R], *args: Any, **kwargs: An
 
 
 async def written(
-    state: Shared, transaction: Transaction | None, call: Callable[..., R], *args: Any
+    state: Shared,
+    transaction: Transaction | None,
+    call: Callable[..., R],
+    *args: Any,
+    **kwargs: Any,
 ) -> R:
     """Run a method that writes, in a transaction if one is given."""
-    if transaction is None:
-        return await called(state, call, *args)
-    return await called(state, call, *args, transaction=sync_transaction(transaction))
+    if transaction is not None:
+        kwargs["transaction"] = sync_transaction(transaction)
+    return await called(state, call, *args, **kwargs)
 
 
 async def put(shared: _map.SharedMap[K, V], key: K, value: V | None) -> V | None:
@@ -350,6 +355,7 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
         key: Any = serde.str,
         value: Any = serde.msgpack,
         *,
+        prefix: str | bytes | None = None,
         snapshot_every: int | None = SNAPSHOT_EVERY,
         timeout: float | None = None,
         claim: _Bindable | None = None,
@@ -362,6 +368,7 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
                 topic._named.made(),
                 key,
                 value,
+                prefix=prefix,
                 snapshot_every=snapshot_every,
                 timeout=timeout,
                 claim=bound,
@@ -394,8 +401,14 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
         return await called(self.sync, self.sync.scan, fn, filter=filter, latest=latest)
 
     @like(_map.SharedMap.list_keys)
-    async def list_keys(self, latest: bool = False) -> list[K]:
-        return await called(self.sync, self.sync.list_keys, latest)
+    async def list_keys(
+        self, latest: bool = False, *, prefix: str | bytes | None = None
+    ) -> list[K]:
+        return await called(self.sync, self.sync.list_keys, latest, prefix=prefix)
+
+    @like(_map.SharedMap.expires_at)
+    async def expires_at(self, key: K, *, latest: bool = False) -> dt.datetime | None:
+        return await called(self.sync, self.sync.expires_at, key, latest=latest)
 
     async def keys(self) -> list[K]:
         """Return all keys of one moment, in the order in which they were first put."""
@@ -417,23 +430,37 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
 
     @like(_map.SharedMap.put)
     async def put(
-        self, key: K, value: V | None, *, transaction: Transaction | None = None
+        self,
+        key: K,
+        value: V | None,
+        *,
+        ttl: Ttl | None = None,
+        transaction: Transaction | None = None,
     ) -> V | None:
-        if transaction is not None:
-            return await written(self.sync, transaction, self.sync.put, key, value)
+        if transaction is not None or ttl is not None:
+            return await written(self.sync, transaction, self.sync.put, key, value, ttl=ttl)
         return await put(self.sync, key, value)
 
     @like(_map.SharedMap.put_all)
     async def put_all(
-        self, values: Mapping[K, V], *, transaction: Transaction | None = None
+        self,
+        values: Mapping[K, V],
+        *,
+        ttl: Ttl | None = None,
+        transaction: Transaction | None = None,
     ) -> None:
-        await written(self.sync, transaction, self.sync.put_all, values)
+        await written(self.sync, transaction, self.sync.put_all, values, ttl=ttl)
 
     @like(_map.SharedMap.put_if_absent)
     async def put_if_absent(
-        self, key: K, value: V | None, *, transaction: Transaction | None = None
+        self,
+        key: K,
+        value: V | None,
+        *,
+        ttl: Ttl | None = None,
+        transaction: Transaction | None = None,
     ) -> Change[V]:
-        return await written(self.sync, transaction, self.sync.put_if_absent, key, value)
+        return await written(self.sync, transaction, self.sync.put_if_absent, key, value, ttl=ttl)
 
     @like(_map.SharedMap.replace)
     async def replace(
@@ -442,9 +469,11 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
         expected: V | None,
         value: V | None,
         *,
+        ttl: Ttl | None = None,
         transaction: Transaction | None = None,
     ) -> Change[V]:
-        return await written(self.sync, transaction, self.sync.replace, key, expected, value)
+        replace = self.sync.replace
+        return await written(self.sync, transaction, replace, key, expected, value, ttl=ttl)
 
     @overload
     async def update(
@@ -454,6 +483,7 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
         /,
         *,
         with_key: Literal[False] = False,
+        ttl: Ttl | None = ...,
         transaction: Transaction | None = None,
     ) -> Change[V]: ...
     @overload
@@ -464,6 +494,7 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
         /,
         *,
         with_key: Literal[True],
+        ttl: Ttl | None = ...,
         transaction: Transaction | None = None,
     ) -> Change[V]: ...
     @overload
@@ -483,12 +514,14 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
         /,
         *,
         with_key: Any = False,
+        ttl: Any = NOTHING,
         transaction: Any = None,
         **more: Any,
     ) -> Change[V] | None:
         if fn is None and not (transaction is None or isinstance(transaction, Transaction)):
             more["transaction"], transaction = transaction, None  # a key of this name
-        update: Any = functools.partial(self.sync.update, key, fn, with_key=with_key, **more)
+        given: Any = self.sync.update
+        update = functools.partial(given, key, fn, with_key=with_key, ttl=ttl, **more)
         changed: Change[V] | None = await written(self.sync, transaction, update)
         return changed
 
@@ -498,15 +531,22 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
         filter: Callable[[K], object] | None,
         fn: Callable[[K, V], V | None],
         *,
+        ttl: Ttl | None = NOTHING,
         transaction: Transaction | None = None,
     ) -> dict[K, V | None]:
-        return await written(self.sync, transaction, self.sync.update_multiple, filter, fn)
+        update = self.sync.update_multiple
+        return await written(self.sync, transaction, update, filter, fn, ttl=ttl)
 
     @like(_map.SharedMap.setdefault)
     async def setdefault(
-        self, key: K, default: V | None = None, *, transaction: Transaction | None = None
+        self,
+        key: K,
+        default: V | None = None,
+        *,
+        ttl: Ttl | None = None,
+        transaction: Transaction | None = None,
     ) -> V | None:
-        return await written(self.sync, transaction, self.sync.setdefault, key, default)
+        return await written(self.sync, transaction, self.sync.setdefault, key, default, ttl=ttl)
 
     @like(_map.SharedMap.delete)
     async def delete(self, key: K, *, transaction: Transaction | None = None) -> V | None:
@@ -532,8 +572,9 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
         self,
         key: K | None = None,
         *,
-        prefix: Any = None,
+        prefix: str | bytes | None = None,
         start: Literal["earliest", "latest"] | At | None = None,
+        existing: bool = False,
     ) -> MapWatch[K, V]:
         """Watch every change of one key, of the keys that begin with `prefix`, or of all keys, as
         `exclusivelog.SharedMap.watch`. It is opened when it is awaited, entered by `async with`, or
@@ -548,7 +589,9 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
         >>> asyncio.run(example())
         [('job/1', 'new')]
         """
-        make = functools.partial(self.sync.watch, key, prefix=prefix, start=start)
+        make = functools.partial(
+            self.sync.watch, key, prefix=prefix, start=start, existing=existing
+        )
         watch: MapWatch[K, V] = MapWatch(cast(Any, None))
         return watch._opens_late("shared_map.watch(...)", make)
 
@@ -566,6 +609,7 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
     get_or_default_async = in_task(get_or_default)
     scan_async = in_task(scan)
     list_keys_async = in_task(list_keys)
+    expires_at_async = in_task(expires_at)
     put_async = in_task(put)
     put_all_async = in_task(put_all)
     put_if_absent_async = in_task(put_if_absent)

@@ -50,7 +50,7 @@ from exclusivelog.errors import (
     LedgerCorruptedError,
     OffsetTrimmedError,
 )
-from exclusivelog.messages import Item
+from exclusivelog.messages import Item, Timed
 
 if TYPE_CHECKING:
     from exclusivelog.cluster.following import TopicLog
@@ -281,12 +281,21 @@ def store_snapshot(place: Place, topic: TopicLog, offset: int, items: Iterable[I
     """Store the state after the messages before `offset`; returns once the cluster has it."""
     with topic.changed:
         anchor = topic.saving.anchor  # its record is the last of those messages, or after them
-    body: bytes = msgpack.packb([SNAPSHOT_VERSION, topic.name, list(anchor), offset, list(items)])
+    rows = [_row_of(*item) for item in items]
+    body: bytes = msgpack.packb([SNAPSHOT_VERSION, topic.name, list(anchor), offset, rows])
     beside = place.open(SNAPSHOTS + topic.name)
     try:
         blobs.store(beside, crc32c(body).to_bytes(4, "little") + body)
     finally:
         beside.close()
+
+
+def _row_of(key: bytes | None, value: bytes | None) -> tuple[Any, ...]:
+    return (key, bytes(value), value.until) if type(value) is Timed else (key, value)
+
+
+def _item_in(key: bytes | None, value: Any, until: int | None = None) -> Item:
+    return key, value if until is None else Timed(value, until)
 
 
 def newest_snapshot(place: Place, topic: TopicLog, position: int) -> Snapshot | None:
@@ -315,4 +324,4 @@ def _unpack_snapshot(topic: str, data: bytes) -> tuple[Anchor | None, int, list[
     version, name, anchor, offset, items = msgpack.unpackb(body)
     if (version, name) != (SNAPSHOT_VERSION, topic) or anchor[1] is None:  # no record yet
         return None, -1, []
-    return Anchor.of(anchor), offset, [(key, value) for key, value in items]
+    return Anchor.of(anchor), offset, [_item_in(*row) for row in items]

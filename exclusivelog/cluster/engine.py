@@ -7,6 +7,7 @@ Threads: one for each topic that is used, which follows its log (`following`), a
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
 import logging
 import os
@@ -45,6 +46,12 @@ __all__ = ["ClusterEngine"]
 log = logging.getLogger(__name__)
 
 _engines: weakref.WeakSet[ClusterEngine] = weakref.WeakSet()
+
+
+def _call(engine: weakref.ref[ClusterEngine], function: Callable[[], object]) -> None:
+    found = engine()
+    if found is not None and not found.closed:
+        found.call_soon(function)
 
 
 class Ledger:
@@ -158,6 +165,13 @@ class ClusterEngine(Identity):
         if not readonly:
             place.join(self.info)
         _engines.add(self)
+
+    def call_after(self, seconds: float, function: Callable[[], object]) -> None:
+        """Run a function in a thread of its own after so many seconds; never if the engine is
+        closed by then."""
+        self.worker.alarms.set(seconds, functools.partial(_call, weakref.ref(self), function))
+        self.worker.start()
+        self.worker.wake()
 
     # ---- topics --------------------------------------------------------------------------
 

@@ -132,6 +132,7 @@ class Worker:
         self._words, self._registry, self._committer = words, registry, committer
         self._pending = pending
         self._stopped = False
+        self.alarms = threads.Alarms()  # their functions do not block
         self._running = Running(path, engine, "exclusivelog-worker")
 
     def start(self) -> None:
@@ -154,9 +155,12 @@ class Worker:
         for session in self._registry.handed_over():
             session.end_unless_within_reach()
         self._pending.poll()
+        for function in self.alarms.take_due():
+            function()
         left = self._pending.seconds
         if left is None:
             left = LAPSE_SECONDS if self._registry.handed_over() else IDLE_SECONDS
+        left = min(left, self.alarms.seconds_left())
         self._words.wait(WAKE, seen, int(left * 1e9))
         return True
 

@@ -260,6 +260,11 @@ class OpenEngine(abc.ABC):
         """The same; LedgerError if no thread can be started now."""
         self.callbacks.call_later(function)
 
+    def call_after(self, seconds: float, function: Callable[[], object]) -> None:
+        """The same after so many seconds; never if the engine is closed or read-only by then."""
+        self.callbacks.alarms.set(seconds, function)
+        self.pending.limits.wake()  # the heartbeat
+
     def check_writable(self) -> None:
         """Raise an error unless this engine can be used here, and is open to write."""
         self.check_open()

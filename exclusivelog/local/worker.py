@@ -358,10 +358,11 @@ class Heartbeat:
         seconds = FIRST_BEAT_SECONDS  # the opening thread needs the interpreter now
         while not self._ended.is_set():
             slot.expect_beat(seconds)
-            late = self._limits.wait(seconds)
+            late = self._limits.wait(min(seconds, callbacks.alarms.seconds_left()))
             if self._ended.is_set():
                 return
             slot.beat()
+            callbacks.ring()
             if late:
                 # Not here: it reads the tables, and no beat must wait for that.
                 try:
@@ -438,6 +439,12 @@ class Callbacks:
 
     def __init__(self, ledger: Ledger, name: str, worker: BackgroundWorker) -> None:
         self._ledger, self._name, self._worker = ledger, name, worker
+        self.alarms = threads.Alarms()  # the heartbeat calls `ring`
+
+    def ring(self) -> None:
+        """Run the functions whose time has come, each in a thread of its own."""
+        for function in self.alarms.take_due():
+            self.call_soon(function)
 
     def run_due(self) -> None:
         """Run the callbacks of settled receipts. Another thread runs them if this is the background

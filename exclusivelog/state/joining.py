@@ -115,6 +115,11 @@ class StateWriter:
         self._complete = False  # the commit has begun
         self._lent: Owner | None = None  # during the commit
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the transaction has not written by it yet."""
+        return self._read is None
+
     # ---- before the commit; under the lock of the content, which has caught up -------------
 
     def write(self, transaction: Transaction, compute: Compute[Any], then: Then[Any] | None) -> Any:

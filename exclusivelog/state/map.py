@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import reprlib
 from collections.abc import (
@@ -18,15 +19,15 @@ from functools import partial
 from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 from exclusivelog import _core, serde
-from exclusivelog.arguments import is_url
 from exclusivelog.backend import Kind
 from exclusivelog.errors import DeserializationError
-from exclusivelog.messages import MAX_MESSAGE_BYTES, Item
-from exclusivelog.notebook import MOST_ROWS, Shown, facts, html_of, listing
+from exclusivelog.messages import MAX_MESSAGE_BYTES, Item, Timed, from_ms
 from exclusivelog.producer import Append
+from exclusivelog.state.entries import Entries, apply_to
+from exclusivelog.state.expiry import Expiring, Ttl, ttl_ms
 from exclusivelog.state.joining import Overlay
-from exclusivelog.state.past import At, MapWatch, apply_to, map_at, map_since
-from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, in_background
+from exclusivelog.state.past import At, MapWatch, map_at, map_since
+from exclusivelog.state.shared import SNAPSHOT_EVERY, in_background
 from exclusivelog.topic import Topic
 from exclusivelog.transaction import Claim, HoldsClaim, Transaction
 
@@ -60,31 +61,10 @@ class Change(Generic[V]):
         return self.made
 
 
-class MapContent(_core.MapBase):
+class MapContent(Entries):
     """A map in memory, as bytes; applies messages to it."""
 
     restores_views = True
-
-    def __init__(self) -> None:
-        self.entries: dict[bytes, bytes] = {}
-
-    def reset(self) -> None:
-        """Remove all keys."""
-        self.entries = {}
-
-    def apply(self, key: bytes | None, value: bytes | None) -> None:
-        """Apply one message."""
-        apply_to(self.entries, key, value)
-
-    def to_items(self) -> list[Item]:
-        """Return the keys with their values."""
-        return list(self.entries.items())
-
-    def restore(self, items: list[Item]) -> None:
-        """Replace the map by that of a snapshot."""
-        if any(key is None or value is None for key, value in items):
-            raise ValueError("it is not a snapshot of a map")
-        self.entries = {k: v for k, v in items if k is not None and v is not None}
 
 
 class ForkedMap:
@@ -92,29 +72,47 @@ class ForkedMap:
 
     def __init__(self, content: MapContent) -> None:
         self.entries = Overlay(content.entries)
+        self._content = content
+        self._until: dict[bytes, int | None] = {}  # of the keys that were written
 
     def apply(self, key: bytes | None, value: bytes | None) -> None:
         """Apply one message."""
+        if key is None:
+            self._until = dict.fromkeys(self.entries)
+        else:
+            self._until[key] = value.until if isinstance(value, Timed) else None
         apply_to(self.entries, key, value)
 
+    def until(self, name: bytes) -> int | None:
+        """When a key expires; see `Entries`."""
+        return self._until[name] if name in self._until else self._content.until(name)
 
-Entries = MapContent | ForkedMap
+
+AnyContent = MapContent | ForkedMap
 
 
-def change(content: Entries, name: bytes, data: bytes | None) -> list[Item]:
+def change(content: AnyContent, name: bytes, data: bytes | None) -> list[Item]:
     """Return the messages that set a key's value, or remove it; none if there is nothing to
     remove."""
     return [(name, data)] if data is not None or name in content.entries else []
 
 
 def set_if(
-    name: bytes, data: bytes | None, expected: Any, content: Entries
+    name: bytes, data: bytes | None, expected: Any, content: AnyContent
 ) -> tuple[list[Item], tuple[bool, bytes | None]]:
     """As `change`, but only if the value is `expected`. Returns (messages, (matched, value
     before))."""
     old = content.entries.get(name)
     made = expected is _core.ANY or old == expected
     return change(content, name, data) if made else [], (made, old)
+
+
+# The type of all keys of a serialiser that stores a key's beginning as the beginning of its bytes.
+ONLY_KEYS: dict[str, type] = {"str": str, "bytes": bytes}
+
+
+def _begins(prefix: bytes, name: bytes) -> bool:
+    return name.startswith(prefix)
 
 
 class MapCodec(Generic[K, V]):
@@ -158,6 +156,27 @@ class MapCodec(Generic[K, V]):
             f"the value of the key {reprlib.repr(key)}", data or b"", cause, "value", name
         )
 
+    def begins_with(self, prefix: str | bytes) -> Callable[[bytes], bool]:
+        """Whether a key, as bytes, begins with the prefix. A key that is not of the prefix's type
+        does not; TypeError if none can be."""
+        kind = str if isinstance(prefix, str) else bytes
+        only = ONLY_KEYS.get(self.kind["key"] or "", kind)
+        if not isinstance(prefix, only):
+            raise TypeError(
+                f"prefix={prefix!r}: it takes the beginning of a key, of type {only.__name__}"
+            )
+        if self.kind["key"] in ONLY_KEYS:  # their bytes begin as they do
+            return partial(_begins, cast(Any, self.dump_key(cast(Any, prefix))))
+
+        def matches(name: bytes) -> bool:
+            try:
+                key: Any = self.load_key(name)
+            except DeserializationError:
+                return True  # to be named by the call that returns keys
+            return isinstance(key, kind) and key.startswith(cast(Any, prefix))
+
+        return matches
+
     def _error(
         self, what: str, raw: bytes, cause: Exception, part: str, name: bytes
     ) -> DeserializationError:
@@ -188,18 +207,26 @@ class MapCodec(Generic[K, V]):
         return dict(self.load_pair(name, data) for name, data in entries.items())
 
 
-class SharedMap(Shared, MutableMapping[K, V]):
+class SharedMap(Expiring, MutableMapping[K, V]):
     """A map that several processes share (rule I2): a MutableMapping whose writes are atomic, and
     linearisable with one another and with reads with `latest=True`.
 
     - `key`, `value`: serialisers: a `Serde`, or the name of one ("bytes", "str", "json",
       "msgpack", "exact"); default: str for keys, msgpack for values. Equal keys must have equal
       bytes.
+    - `prefix`: hold only the keys that begin with it, a str or bytes (default: None, all keys).
+      For reads, other keys are not there; ValueError for a write of one. Such a map takes no
+      snapshots by itself; `snapshot()` makes one of all keys, from the log.
     - `snapshot_every`, `timeout`, `claim`: as for `SharedState`.
 
     None always means "no value": a key that is set to None is removed. `put`, `delete` and `pop`
     return the value before. `put_if_absent`, `replace` and `update(key, fn)` return a `Change`,
     which is true if the write was made, and has the value before as `previous`.
+
+    Writes with `ttl` (seconds, or a timedelta; default: None, no limit) let the key expire: once so
+    much of the log's time has passed, the owner of the topic removes it, by a message as `delete`
+    appends. Until that message is in the log, reads in all processes return the value (rule I2).
+    Every write first removes the keys that have expired.
 
     Every message of the topic sets one key, removes one key, or removes all keys; so the topic's
     compacted view also contains the map. Each method that may wait has a second form, which ends in
@@ -224,6 +251,7 @@ class SharedMap(Shared, MutableMapping[K, V]):
         key: Any = serde.str,
         value: Any = serde.msgpack,
         *,
+        prefix: str | bytes | None = None,
         snapshot_every: int | None = SNAPSHOT_EVERY,
         timeout: float | None = None,
         claim: Claim | HoldsClaim | None = None,
@@ -231,8 +259,25 @@ class SharedMap(Shared, MutableMapping[K, V]):
         self._codec: MapCodec[K, V] = MapCodec(getattr(topic, "name", ""), key, value)
         # Bound once, because `get` is called most often.
         self._dump_key, self._load = self._codec.dump_key, self._codec.load_unnamed
-        self._content: MapContent = MapContent()
+        self._dump_written = self._dump_key  # the key of a write
+        self._prefix = prefix
+        self._holds: Callable[[bytes], bool] = _every_key
+        holds = None
+        if prefix is not None:
+            holds = self._holds = self._codec.begins_with(prefix)
+            self._dump_written, snapshot_every = self._dump_own, None
+        self._content: MapContent = MapContent(holds)
         super().__init__(topic, self._codec.kind, self._content, snapshot_every, timeout, claim)
+
+    def _dump_own(self, key: K) -> bytes:
+        """Encode a key that is to be written; ValueError if the map does not hold it."""
+        name = self._codec.dump_key(key)
+        if not self._holds(name):
+            raise ValueError(
+                f"key={key!r} does not begin with {self._prefix!r}; this map of topic "
+                f"{self.topic.name!r} holds and writes only keys that do"
+            )
+        return name
 
     def _fork(self) -> ForkedMap:
         return ForkedMap(self._content)
@@ -298,10 +343,27 @@ class SharedMap(Shared, MutableMapping[K, V]):
     def _pairs(self, latest: bool = False) -> list[tuple[bytes, bytes]]:
         return self._read(lambda: list(self._content.entries.items()), latest)
 
-    def list_keys(self, latest: bool = False) -> list[K]:
-        """Return all keys, in the order in which they were first put; `latest` as for `get`."""
-        keys = self._read(lambda: list(self._content.entries), latest)
-        return [self._codec.load_key(key) for key in keys]
+    def list_keys(self, latest: bool = False, *, prefix: str | bytes | None = None) -> list[K]:
+        """Return all keys, in the order in which they were first put; `latest` as for `get`.
+
+        - `prefix`: only the keys that begin with it, a str or bytes (default: None, all keys).
+        """
+        begins = _every_key if prefix is None else self._codec.begins_with(prefix)
+        names = self._read(lambda: list(self._content.entries), latest)
+        return [self._codec.load_key(name) for name in names if begins(name)]
+
+    def expires_at(self, key: K, *, latest: bool = False) -> dt.datetime | None:
+        """Return the log's time (UTC) from which on the key is to be removed; None if it does not
+        expire, or has no value. `latest` as for `get`.
+
+        >>> with xl.SharedMap(topic) as sessions:
+        ...     _ = sessions.put("a", "new", ttl=3600), sessions.put("b", "new")
+        ...     sessions.expires_at("a") > dt.datetime.now(dt.UTC), sessions.expires_at("b")
+        (True, None)
+        """
+        name = self._dump_key(key)
+        until = self._read(lambda: self._content.until(name), latest)
+        return None if until is None else from_ms(until)
 
     def __getitem__(self, key: K) -> V:
         name = self._dump_key(key)
@@ -330,9 +392,18 @@ class SharedMap(Shared, MutableMapping[K, V]):
 
     # ---- write ---------------------------------------------------------------------------
 
-    def put(self, key: K, value: V | None, *, transaction: Transaction | None = None) -> V | None:
+    def put(
+        self,
+        key: K,
+        value: V | None,
+        *,
+        ttl: Ttl | None = None,
+        transaction: Transaction | None = None,
+    ) -> V | None:
         """Set the key's value; None removes the key. Returns the previous value, or None.
 
+        - `ttl`: remove the key after so many seconds, or a timedelta, of the log's time, unless it
+          is written again before (default: None, never).
         - `transaction`: make the write when that commits, together with all else that it has (rule
           G3). Later writes of the same transaction see it; nothing else does before the commit. The
           commit raises TransactionAbortedError if anything else was written to this map since the
@@ -347,10 +418,14 @@ class SharedMap(Shared, MutableMapping[K, V]):
         ...         before = a.get("anna"), b.get("bert")
         ...     before, (a.get("anna"), b.get("bert"))
         ((10, None), (7, 3))
+        >>> with xl.SharedMap(topic) as sessions:
+        ...     sessions.put("session/7", "ann", ttl=dt.timedelta(minutes=30))
+        ...     sessions.get("session/7")
+        'ann'
         """
         data = None if value is None else self._codec.dump(value)
-        name = self._dump_key(key)
-        return self._written(self._set(name, data, _core.ANY, transaction)[1], name)
+        name = self._dump_written(key)
+        return self._written(self._set(name, data, _core.ANY, ttl, transaction)[1], name)
 
     def _written(self, old: bytes | None, name: bytes) -> V | None:
         """The value that a key had before it was written."""
@@ -365,9 +440,17 @@ class SharedMap(Shared, MutableMapping[K, V]):
         name: bytes,
         data: bytes | None,
         expected: Any,
+        ttl: Ttl | None = None,
         transaction: Transaction | None = None,
     ) -> tuple[bool, bytes | None]:
         """Set the value if it is `expected` (None: no value). Returns (matched, value before)."""
+        if ttl is not None:
+            lasts = ttl_ms(ttl)
+
+            def compute(content: AnyContent) -> tuple[list[Item], tuple[bool, bytes | None]]:
+                return set_if(name, self._timed(data, lasts), expected, content)
+
+            return self._append(compute, None, transaction)
         if transaction is not None:
             return self._append(partial(set_if, name, data, expected), None, transaction)
         found = self._set_at_once(name, data, expected, True)
@@ -381,15 +464,20 @@ class SharedMap(Shared, MutableMapping[K, V]):
         return made, old
 
     def __setitem__(self, key: K, value: V | None) -> None:
-        self._set(self._codec.dump_key(key), self._codec.pack(value), _core.ANY)
+        self._set(self._dump_written(key), self._codec.pack(value), _core.ANY)
 
     def put_if_absent(
-        self, key: K, value: V | None, *, transaction: Transaction | None = None
+        self,
+        key: K,
+        value: V | None,
+        *,
+        ttl: Ttl | None = None,
+        transaction: Transaction | None = None,
     ) -> Change[V]:
         """Set the key's value if it has none. If it had one, the `Change` is false, and its
-        `previous` is that value. `transaction` as for `put`."""
-        name = self._codec.dump_key(key)
-        made, old = self._set(name, self._codec.pack(value), None, transaction)
+        `previous` is that value. `ttl` and `transaction` as for `put`."""
+        name = self._dump_written(key)
+        made, old = self._set(name, self._codec.pack(value), None, ttl, transaction)
         previous = self._codec.unpack(old, name)
         return Change(made, previous, value if made else previous)
 
@@ -399,18 +487,20 @@ class SharedMap(Shared, MutableMapping[K, V]):
         expected: V | None,
         value: V | None,
         *,
+        ttl: Ttl | None = None,
         transaction: Transaction | None = None,
     ) -> Change[V]:
         """Set the key's value if its present value is `expected`: equal, and of the same types
         (None: no value). If it is another one, nothing is appended (rule I3), the `Change` is
-        false, and its `previous` is the present value. `transaction` as for `put`."""
+        false, and its `previous` is the present value. `ttl` and `transaction` as for
+        `put`."""
         name, data, wanted = (
-            self._dump_key(key),
+            self._dump_written(key),
             self._codec.pack(value),
             self._codec.pack(expected),
         )
         while True:
-            made, old = self._set(name, data, wanted, transaction)
+            made, old = self._set(name, data, wanted, ttl, transaction)
             previous = self._codec.unpack(old, name)
             if made or old is None or expected is None or not _core.same(previous, expected):
                 return Change(made, previous, value if made else previous)
@@ -424,6 +514,7 @@ class SharedMap(Shared, MutableMapping[K, V]):
         /,
         *,
         with_key: Literal[False] = False,
+        ttl: Ttl | None = ...,
         transaction: Transaction | None = None,
     ) -> Change[V]: ...
     @overload
@@ -434,6 +525,7 @@ class SharedMap(Shared, MutableMapping[K, V]):
         /,
         *,
         with_key: Literal[True],
+        ttl: Ttl | None = ...,
         transaction: Transaction | None = None,
     ) -> Change[V]: ...
     @overload
@@ -452,6 +544,7 @@ class SharedMap(Shared, MutableMapping[K, V]):
         /,
         *,
         with_key: Any = False,
+        ttl: Any = NOTHING,
         transaction: Any = None,
         **more: Any,
     ) -> Change[V] | None:
@@ -459,14 +552,17 @@ class SharedMap(Shared, MutableMapping[K, V]):
 
         - `update(key, fn)`: set it to `fn(value)`, or with `with_key=True` to `fn(key, value)`.
           None means no value, as argument and as result. Returns a `Change`. `fn` may be called
-          more than once.
+          more than once. `ttl` as for `put`; if it is not given, the key expires when it would have
+          expired before.
         - `update(values, name=value, ...)`: set those of a mapping or of (key, value) pairs, and
-          those that are named, as `dict.update`.
+          those that are named, as `dict.update`. They do not expire; see `put_all`.
         - `transaction`: as for `put`.
         """
         if fn is None:
             if with_key is not False:
                 more["with_key"] = with_key
+            if ttl is not NOTHING:
+                more["ttl"] = ttl
             if not (transaction is None or isinstance(transaction, Transaction)):
                 more["transaction"] = transaction
                 transaction = None
@@ -477,14 +573,14 @@ class SharedMap(Shared, MutableMapping[K, V]):
             raise TypeError(f"update(key, fn) takes no argument {min(more)!r}")
         if not callable(fn):
             raise TypeError(f"fn takes a function of the value, not {fn!r}")
-        name = self._codec.dump_key(key)
+        name, lasts = self._dump_written(key), _given_ms(ttl)
 
-        def compute(content: Entries) -> tuple[list[Item], Change[V]]:
+        def compute(content: AnyContent) -> tuple[list[Item], Change[V]]:
             old = content.entries.get(name)
             unpack = self._codec.unpack
             given = unpack(old, name)  # a new object, which `fn` may change
             new = self._codec.pack(fn(key, given) if with_key else fn(given))
-            items = change(content, name, new)
+            items = change(content, name, self._renewed(content, name, new, lasts))
             return items, Change(bool(items), unpack(old, name), unpack(new, name))
 
         return self._append(compute, None, transaction)
@@ -494,16 +590,20 @@ class SharedMap(Shared, MutableMapping[K, V]):
         filter: Callable[[K], object] | None,
         fn: Callable[[K, V], V | None],
         *,
+        ttl: Ttl | None = NOTHING,
         transaction: Transaction | None = None,
     ) -> dict[K, V | None]:
         """Set the values of all keys for which `filter(key)` is true (None: of all keys) to
         `fn(key, value)`, in one atomic append.
 
-        Returns {key: new value} of the keys that changed; None for those that were removed. Other
-        keys' values are not decoded. Both functions may be called more than once. `transaction` as
-        for `put`."""
+        - `ttl`: as for `put`; if it is not given, keys expire when they would have expired before.
 
-        def compute(content: Entries) -> tuple[list[Item], dict[K, V | None]]:
+        Returns {key: new value} of the keys that changed, or were given a `ttl`; None for those
+        that were removed. Other keys' values are not decoded. Both functions may be called more
+        than once. `transaction` as for `put`."""
+        lasts = _given_ms(ttl)
+
+        def compute(content: AnyContent) -> tuple[list[Item], dict[K, V | None]]:
             items: list[Item] = []
             changed: dict[K, V | None] = {}
             for name, data in content.entries.items():
@@ -511,42 +611,64 @@ class SharedMap(Shared, MutableMapping[K, V]):
                 if filter is None or filter(key):
                     value = fn(key, self._codec.load(data, name))
                     new = self._codec.pack(value)
-                    if new != data:
+                    if new != data or lasts is not NOTHING:
                         changed[key] = value
-                        items.append((name, new))
+                        items.append((name, self._renewed(content, name, new, lasts)))
             return items, changed
 
         return self._append(compute, None, transaction)
 
-    def put_all(self, values: Mapping[K, V], *, transaction: Transaction | None = None) -> None:
-        """Set several keys' values, all of them or none; None removes a key. `transaction` as for
-        `put`."""
-        given = [(self._codec.dump_key(k), self._codec.pack(v)) for k, v in values.items()]
+    def _renewed(
+        self, content: AnyContent, name: bytes, data: bytes | None, lasts: Any
+    ) -> bytes | None:
+        """The value that a key is set to by a function of its value before."""
+        if lasts is not NOTHING:
+            return self._timed(data, lasts)
+        until = content.until(name)
+        return data if data is None or until is None else Timed(data, until)
 
-        def compute(content: Entries) -> tuple[list[Item], None]:
-            return [item for name, data in given for item in change(content, name, data)], None
+    def put_all(
+        self,
+        values: Mapping[K, V],
+        *,
+        ttl: Ttl | None = None,
+        transaction: Transaction | None = None,
+    ) -> None:
+        """Set several keys' values, all of them or none; None removes a key. `ttl` and
+        `transaction` as for `put`."""
+        given = [(self._dump_written(k), self._codec.pack(v)) for k, v in values.items()]
+        lasts = _given_ms(ttl)
+
+        def compute(content: AnyContent) -> tuple[list[Item], None]:
+            pairs = [(name, self._timed(data, lasts)) for name, data in given]
+            return [item for pair in pairs for item in change(content, *pair)], None
 
         self._append(compute, None, transaction)
 
     def setdefault(  # type: ignore[override]
-        self, key: K, default: V | None = None, *, transaction: Transaction | None = None
+        self,
+        key: K,
+        default: V | None = None,
+        *,
+        ttl: Ttl | None = None,
+        transaction: Transaction | None = None,
     ) -> V | None:
-        """Return the key's value; if it has none, set it to `default` and return that.
+        """Return the key's value; if it has none, set it to `default` and return that. `ttl` and
         `transaction` as for `put`."""
-        return self.put_if_absent(key, default, transaction=transaction).value
+        return self.put_if_absent(key, default, ttl=ttl, transaction=transaction).value
 
     def delete(self, key: K, *, transaction: Transaction | None = None) -> V | None:
         """Remove a key. Returns the previous value, or None. `transaction` as for `put`."""
         return self.put(key, None, transaction=transaction)
 
     def __delitem__(self, key: K) -> None:
-        if self._remove(self._codec.dump_key(key)) is None:
+        if self._remove(self._dump_written(key)) is None:
             raise KeyError(key)
 
     def pop(self, key: K, default: Any = NOTHING, *, transaction: Transaction | None = None) -> Any:
         """Remove a key and return its value; if it has none, return `default` or raise KeyError.
         `transaction` as for `put`."""
-        name = self._codec.dump_key(key)
+        name = self._dump_written(key)
         old = self._remove(name, transaction)
         if old is None and default is NOTHING:
             raise KeyError(key)
@@ -555,7 +677,7 @@ class SharedMap(Shared, MutableMapping[K, V]):
     def _remove(self, name: bytes, transaction: Transaction | None = None) -> bytes | None:
         """Remove a key; return its value before."""
 
-        def compute(content: Entries) -> tuple[list[Item], bytes | None]:
+        def compute(content: AnyContent) -> tuple[list[Item], bytes | None]:
             old = content.entries.get(name)
             return [] if old is None else [(name, None)], old
 
@@ -565,7 +687,7 @@ class SharedMap(Shared, MutableMapping[K, V]):
         """Remove the key that was put last; return (key, value). KeyError if the map is empty.
         `transaction` as for `put`."""
 
-        def compute(content: Entries) -> tuple[list[Item], tuple[bytes, bytes]]:
+        def compute(content: AnyContent) -> tuple[list[Item], tuple[bytes, bytes]]:
             name = next(reversed(content.entries), None)
             if name is None:
                 raise KeyError(f"the map in topic {self.topic.name!r} is empty")
@@ -579,12 +701,27 @@ class SharedMap(Shared, MutableMapping[K, V]):
             raise
 
     def clear(self, *, transaction: Transaction | None = None) -> None:
-        """Remove all keys, with a single message. `transaction` as for `put`."""
+        """Remove all keys, with a single message; of a map with a prefix, its own ones, with a
+        message for each. `transaction` as for `put`."""
 
-        def compute(content: Entries) -> tuple[list[Item], None]:
+        def compute(content: AnyContent) -> tuple[list[Item], None]:
+            if self._prefix is not None:
+                return [(name, None) for name in content.entries], None
             return [(None, None)] if content.entries else [], None
 
         self._append(compute, None, transaction)
+
+    def snapshot(self) -> int:
+        """Store a snapshot, so that opening the map need not read earlier messages (rule I4).
+        Returns the offset after the last message that it includes: `topic.trim(before=...)` can
+        remove the messages before it. A map with a prefix reads all keys from the log for it, and
+        has them in memory meanwhile."""
+        if self._prefix is None:
+            return super().snapshot()
+        self._check()
+        offset, entries = map_at(self.topic, self.topic.next_offset)
+        self._engine.snapshot(self.topic.id, offset, entries.to_items())
+        return offset
 
     # ---- changes, and the past -----------------------------------------------------------
 
@@ -592,8 +729,9 @@ class SharedMap(Shared, MutableMapping[K, V]):
         self,
         key: K | None = None,
         *,
-        prefix: Any = None,
+        prefix: str | bytes | None = None,
         start: Literal["earliest", "latest"] | At | None = None,
+        existing: bool = False,
     ) -> MapWatch[K, V]:
         """Watch every change of one key, of the keys that begin with `prefix`, or of all keys, in
         order (rule I6); see `MapWatch`.
@@ -601,6 +739,9 @@ class SharedMap(Shared, MutableMapping[K, V]):
         - `start`: the offset of the first message to watch, or a datetime (naive: local time).
           "earliest": from the earliest map that can be restored: all changes, unless some were
           trimmed. "latest" or None, the default: only later writes.
+        - `existing`: True: first return the keys that have a value as of `start`, as changes that
+          have no value before, at the offset before `start`; then every change, without a gap.
+          Default: False.
 
         Raises OffsetTrimmedError if the map as of `start` can no longer be restored.
 
@@ -610,25 +751,36 @@ class SharedMap(Shared, MutableMapping[K, V]):
         ...         change.offset, change.key, change.previous, change.value
         (0, 'job/1', None, 'new')
         (2, 'job/1', 'new', 'done')
+        >>> with xl.SharedMap(topic) as jobs, jobs.watch("job/1", existing=True) as watch:
+        ...     change = watch.read_next()
+        ...     change.key, change.previous, change.value
+        ('job/1', None, 'done')
         """
         if key is not None and prefix is not None:
             raise TypeError("watch takes a key or a prefix, not both")
-        wanted = None if key is None else self._codec.dump_key(key)
-
-        def matches(name: bytes) -> bool:
-            if prefix is not None:
-                key: Any = self._codec.load_key(name)
-                return bool(key.startswith(prefix))
-            return wanted is None or name == wanted
-
+        matches = self._watched(key, prefix)
         if start in (None, "latest"):
             begin, items = self._read(
                 lambda: (self._replica.position, self._content.entries.copy()), latest=True
             )
         else:
             self._check()
-            begin, items = map_since(self.topic, cast(Any, start))
-        return MapWatch(self.topic, begin, items, matches, self._codec.load_key, self._codec.load)
+            begin, entries = map_since(self.topic, cast(Any, start), matches)
+            items = entries.entries
+        codec = self._codec
+        return MapWatch(self.topic, begin, items, matches, codec.load_key, codec.load, existing)
+
+    def _watched(self, key: K | None, prefix: str | bytes | None) -> Callable[[bytes], bool]:
+        """Whether a watch returns the changes of a key, as bytes."""
+        if key is not None:
+            return self._dump_written(key).__eq__
+        if prefix is None:
+            return self._holds
+        begins, holds = self._codec.begins_with(prefix), self._holds
+        return lambda name: begins(name) and holds(name)
+
+    def _entries_at(self, when: At) -> dict[bytes, bytes]:
+        return map_at(self.topic, when, None if self._prefix is None else self._holds)[1].entries
 
     def at(self, when: At) -> dict[K, V]:
         """Return the map as it was before the message at an offset, or at a time (a datetime;
@@ -643,7 +795,7 @@ class SharedMap(Shared, MutableMapping[K, V]):
         ({}, {'a': 1}, {'a': 2})
         """
         self._check()
-        return self._codec.load_all(map_at(self.topic, when)[1])
+        return self._codec.load_all(self._entries_at(when))
 
     def diff(self, a: At, b: At) -> dict[K, tuple[V | None, V | None]]:
         """Return {key: (value at `a`, value at `b`)} of the keys whose values differ; None means no
@@ -656,29 +808,12 @@ class SharedMap(Shared, MutableMapping[K, V]):
         """
         self._check()
         unpack = self._codec.unpack
-        old, new = map_at(self.topic, a)[1], map_at(self.topic, b)[1]
+        old, new = self._entries_at(a), self._entries_at(b)
         return {
             self._codec.load_key(name): (unpack(old.get(name), name), unpack(new.get(name), name))
             for name in {**old, **new}
             if old.get(name) != new.get(name)
         }
-
-    # ---- notebooks -----------------------------------------------------------------------
-
-    def _repr_html_(self) -> str:
-        return html_of(self, self._as_html)
-
-    def _as_html(self) -> str:
-        if is_url(self.topic.engine.path):  # it would have to be asked
-            return facts(repr(self), [])
-        rows = ((Shown(key), self._shown(key)) for key in itertools.islice(self, MOST_ROWS))
-        return listing(repr(self), ("key", "value"), rows, len(self))
-
-    def _shown(self, key: K) -> Shown | str:
-        try:
-            return Shown(self.get(key))
-        except DeserializationError as error:
-            return str(error)
 
     # ---- futures -------------------------------------------------------------------------
 
@@ -686,6 +821,7 @@ class SharedMap(Shared, MutableMapping[K, V]):
     get_or_default_async = in_background(get_or_default)
     scan_async = in_background(scan)
     list_keys_async = in_background(list_keys)
+    expires_at_async = in_background(expires_at)
     put_async = in_background(put)
     put_all_async = in_background(put_all)
     put_if_absent_async = in_background(put_if_absent)
@@ -712,7 +848,7 @@ def put_at_once(
     if not (codec.never_blocks and shared._calls.idle):
         return None
     data = None if value is None else codec.dump(value)
-    name = codec.dump_key(key)
+    name = shared._dump_written(key)
     found = shared._set_at_once(name, data, _core.ANY, False)
     if found is NOT_NOW:
         return None
@@ -770,3 +906,11 @@ def _checked(dumps: Callable[[Any], bytes], argument: str) -> Callable[[Any], by
         return data
 
     return dump
+
+
+def _every_key(name: bytes) -> bool:
+    return True
+
+
+def _given_ms(ttl: Any) -> Any:
+    return ttl if ttl is None or ttl is NOTHING else ttl_ms(ttl)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import deque
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -23,7 +23,8 @@ from exclusivelog.errors import (
     TopicTerminatedError,
     WaitTimeoutError,
 )
-from exclusivelog.messages import Item, item_of, to_ms
+from exclusivelog.messages import Item, item_of, plain, to_ms
+from exclusivelog.state.entries import Entries, apply_to
 
 __all__ = ["MapChange", "MapWatch"]
 
@@ -38,21 +39,11 @@ if TYPE_CHECKING:
 At = int | dt.datetime
 
 
-def apply_to(entries: MutableMapping[bytes, bytes], key: bytes | None, value: bytes | None) -> None:
-    """Apply one message to a map of bytes."""
-    if key is not None and value is not None:
-        entries[key] = value
-    elif key is not None:
-        entries.pop(key, None)
-    elif value is None:
-        entries.clear()
-    else:
-        raise ValueError("it is not a message of a map")
-
-
-def map_at(topic: Topic, when: At) -> tuple[int, dict[bytes, bytes]]:
+def map_at(
+    topic: Topic, when: At, holds: Callable[[bytes], bool] | None = None
+) -> tuple[int, Entries]:
     """Return (offset, map): the map before the message at an offset, or before the first message
-    published at a time or later; if there is none, the present map."""
+    published at a time or later; if there is none, the present map. `holds`: as for `Entries`."""
     when = as_int(when)
     if isinstance(when, bool) or not isinstance(when, (int, dt.datetime)):
         raise TypeError(f"when={when!r}: it takes an offset or a datetime")
@@ -62,22 +53,25 @@ def map_at(topic: Topic, when: At) -> tuple[int, dict[bytes, bytes]]:
     with topic.reader("earliest") as reader:
         if isinstance(when, dt.datetime):
             when = _offset_at(topic, reader, when)
-        position, items = _base(topic, when)
+        entries = Entries(holds)
+        position = _restore_base(entries, topic, when)
         reader.cursor.move_to(position)
         for message in reader:
             if message.offset >= when:
                 break
-            apply_to(items, *item_of(message))
+            entries.apply(*item_of(message))
             position = message.offset + 1
-    return max(position, min(when, topic.next_offset)), items
+    return max(position, min(when, topic.next_offset)), entries
 
 
-def map_since(topic: Topic, start: Literal["earliest"] | At) -> tuple[int, dict[bytes, bytes]]:
+def map_since(
+    topic: Topic, start: Literal["earliest"] | At, holds: Callable[[bytes], bool]
+) -> tuple[int, Entries]:
     """The same at `start`; "earliest": the earliest map that can be restored."""
     if start != "earliest":
-        return map_at(topic, start)
+        return map_at(topic, start, holds)
     first, found = topic.engine.backend.topic_store(topic.id).newest(0, views=True)
-    return map_at(topic, found[0] if first and found else first)
+    return map_at(topic, found[0] if first and found else first, holds)
 
 
 def _offset_at(topic: Topic, reader: Reader, when: dt.datetime) -> int:
@@ -91,21 +85,21 @@ def _offset_at(topic: Topic, reader: Reader, when: dt.datetime) -> int:
     return reader.position
 
 
-def _base(topic: Topic, offset: int) -> tuple[int, dict[bytes, bytes]]:
-    """Return the newest snapshot or compacted view that is no later than the offset; an empty map
-    if no message was trimmed."""
+def _restore_base(entries: Entries, topic: Topic, offset: int) -> int:
+    """Restore the newest snapshot or compacted view that is no later than the offset; leave the map
+    empty if no message was trimmed. Returns its offset."""
     store: TopicStore = topic.engine.backend.topic_store(topic.id)
     first, found = store.newest(0, views=True)
     if found is not None and first <= found[0] <= offset:
-        items = ((key, value) for key, value in found[1] if key is not None)
-        return found[0], {key: value for key, value in items if value is not None}
+        entries.restore([item for item in found[1] if None not in item])
+        return found[0]
     if first > 0:
         oldest = f"as of offset {found[0]}" if found else "missing"
         raise OffsetTrimmedError(
             f"topic {topic.name!r}: the map as of offset {offset} cannot be restored any more; "
             f"messages before offset {first} were trimmed, and its snapshot is {oldest}"
         )
-    return 0, {}
+    return 0
 
 
 # ---- watching --------------------------------------------------------------------------
@@ -156,12 +150,15 @@ class MapWatch(Closing, Generic[K, V]):
         matches: Callable[[bytes], bool],
         load_key: Callable[[bytes], Any],
         load: Callable[[bytes, bytes], Any],
+        existing: bool = False,
     ) -> None:
         self._topic = topic.name
         self._items = {name: data for name, data in items.items() if matches(name)}
         self._matches = matches
         self._load_key, self._load = load_key, load
         self._changes: deque[tuple[bytes, bytes | None, bytes | None, int]] = deque()
+        if existing:
+            self._changes.extend((n, None, data, start - 1) for n, data in self._items.items())
         self.reader = topic.reader(start)  # aio waits with it
 
     @property
@@ -194,7 +191,7 @@ class MapWatch(Closing, Generic[K, V]):
         for name in self._names(item):
             old = self._items.get(name)
             if item[1] is not None or old is not None:
-                self._changes.append((name, old, item[1], message.offset))
+                self._changes.append((name, old, plain(item[1]), message.offset))
         if item[0] is None or self._matches(item[0]):
             apply_to(self._items, *item)
 

@@ -159,6 +159,7 @@ class Replica(_core.ReplicaBase):
         self.torn = False  # True: an apply was interrupted, so the content must be restored
         self.restored = 0  # how often that was done
         self.failure: StateError | None = None  # a message that cannot be applied
+        self.read_to_time = 0  # the publish time of the last message that was read
         self._store: TopicStore = topic.engine.backend.topic_store(topic.id)
         self.words, self.word = self._store.change_counter()
         self.seen = -1  # no mark
@@ -193,8 +194,11 @@ class Replica(_core.ReplicaBase):
     def _read_on(self) -> None:
         if self._reader.position != self.position:
             self._reader.cursor.move_to(self.position)
+        message = None
         for message in self._reader:
             self._apply_one(message.offset, *item_of(message))
+        if message is not None:
+            self.read_to_time = message.publish_time
 
     def apply_own(self, first: int, items: list[Item]) -> None:
         """Apply the messages that this process has just appended at `position`."""
@@ -767,13 +771,24 @@ class Shared(_core.SharedBase, Closing):
         self._check()
         self._check_claim()
         writer = writer_in(transaction, self, self._engine.ledger)
-        with self._lock:
-            self._freshen(latest=True)
-            result: R = writer.write(transaction, compute, then)
-            seen = self._unflushed
+        while True:
+            with self._lock:
+                self._freshen(latest=True)
+                if not (writer.is_new and self._has_expired()):
+                    result: R = writer.write(transaction, compute, then)
+                    seen = self._unflushed
+                    break
+            self._remove_expired()
         if seen is not None and not seen.flushed:
             self._settle(seen)  # the result depends on it
         return result
+
+    def _has_expired(self) -> bool:
+        """Whether something is to be removed before a transaction writes."""
+        return False
+
+    def _remove_expired(self) -> None:
+        """Remove it."""
 
     def _call_on(self, compute: Compute[R], content: Any) -> tuple[list[Item], R]:
         self._inside = threading.get_ident()

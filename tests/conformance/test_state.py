@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from testing.processes import PATIENCE
+from testing.processes import PATIENCE, until
 from testing.states import (
     Later,
     open_counts,
@@ -86,3 +86,58 @@ def test_i1_states_of_any_kind(topic: xl.Topic, engine: xl.Engine) -> None:
         assert calendar.read(lambda day: day) == dt.date(2026, 1, 13)
     with xl.SharedState(days, **options) as calendar:
         assert calendar.read(lambda day: day) == dt.date(2026, 1, 13)
+
+
+# ---- keys that expire, and maps of some keys ---------------------------------------------
+
+
+@pytest.mark.rule("I2")
+def test_i2_a_key_expires_in_every_process(topic: xl.Topic, other: xl.Topic) -> None:
+    with xl.SharedMap(topic) as shared, xl.SharedMap(other) as second, second.watch("a") as watch:
+        shared.put("a", 1, ttl=0.1)
+        shared.put("b", 1, ttl=dt.timedelta(hours=1))
+        limit = shared.expires_at("b")
+        assert limit is not None
+        assert second.expires_at("b", latest=True) == limit
+        found = [watch.read_next(timeout=PATIENCE).value for _ in range(2)]
+        assert found == [1, None]
+        until(lambda: shared.list_keys(latest=True) == ["b"])
+        assert second.put_if_absent("a", 2, ttl=60).made
+        assert second.put("b", 3) == 1
+        assert shared.expires_at("b", latest=True) is None
+
+
+@pytest.mark.rule("I2")
+@pytest.mark.long
+def test_i2_a_key_expires_although_its_writer_has_gone(topic: xl.Topic, other: xl.Topic) -> None:
+    with xl.SharedMap(topic) as shared:
+        shared.put("a", 1, ttl=0.1)
+    with xl.SharedMap(other) as second:
+        until(lambda: not second.list_keys(latest=True))
+    assert topic.owner is None
+
+
+@pytest.mark.rule("I4")
+@pytest.mark.needs("snapshots")
+def test_i4_a_snapshot_has_when_keys_expire(topic: xl.Topic, other: xl.Topic) -> None:
+    with xl.SharedMap(topic) as shared:
+        shared.update({"p/a": 1, "q/a": 2})
+        shared.put("p/b", 3, ttl=3600)
+        limit = shared.expires_at("p/b")
+        assert limit is not None
+        shared.snapshot()
+    with xl.SharedMap(other) as second, xl.SharedMap(other, prefix="p/") as part:
+        assert second.expires_at("p/b") == part.expires_at("p/b") == limit
+        assert (second.expires_at("p/a"), dict(part)) == (None, {"p/a": 1, "p/b": 3})
+
+
+@pytest.mark.rule("I6")
+def test_i6_a_watch_begins_with_the_map_as_it_stands(topic: xl.Topic, other: xl.Topic) -> None:
+    with xl.SharedMap(topic) as shared, xl.SharedMap(other, prefix="p/") as part:
+        shared.update({"p/a": 1, "q/a": 2})
+        with part.watch(existing=True) as watch:
+            shared.put("p/a", 3)
+            changes = [watch.read_next(timeout=PATIENCE) for _ in range(2)]
+        assert [(c.offset, c.previous, c.value) for c in changes] == [(1, None, 1), (2, 1, 3)]
+        with pytest.raises(ValueError, match="does not begin with"):
+            part.put("q/a", 1)

@@ -332,6 +332,66 @@ def test_i6_of_a_key_or_of_a_prefix(shared: Map) -> None:
         shared.watch("a", prefix="a")
 
 
+def test_i6_first_the_map_as_it_stands(shared: Map, topic: xl.Topic, other: xl.Topic) -> None:
+    """Then each change, from one offset on: a copy that begins empty becomes equal to the map."""
+    shared.update({"job/1": 1, "job/2": 2, "other": 3})
+    shared.delete("job/2")
+    with xl.SharedMap(other) as second, second.watch(prefix="job/", existing=True) as watch:
+        shared.update({"job/1": 4, "job/3": 5, "other": 6})
+        assert [facts(change) for change in watch.follow(0)] == [
+            (3, "job/1", None, 1), (4, "job/1", 1, 4), (5, "job/3", None, 5),
+        ]  # fmt: skip
+    for key, expected in ("other", [(6, "other", None, 6)]), ("none", []):
+        with shared.watch(key, existing=True) as watch:
+            assert [facts(change) for change in watch.follow(0)] == expected
+    topic.trim(before=shared.snapshot())
+    with shared.watch(existing=True, start="earliest") as watch:
+        assert {facts(change) for change in watch.follow(0)} == {
+            (6, "job/1", None, 4), (6, "job/3", None, 5), (6, "other", None, 6),
+        }  # fmt: skip
+
+
+def test_i6_as_it_stood_at_an_offset(shared: Map) -> None:
+    for number in range(4):
+        shared.put("n", number)
+    with shared.watch(start=2, existing=True) as watch:
+        found = [facts(change) for change in watch.follow(0)]
+    assert found == [(1, "n", None, 1), (2, "n", 1, 2), (3, "n", 2, 3)]
+    with shared.watch(start=found[0][0] + 1) as watch:  # go on after a change of the map as it was
+        assert [facts(change) for change in watch.follow(0)] == found[1:]
+
+
+@pytest.mark.long
+def test_i6_neither_a_gap_nor_a_double_beside_writers(
+    shared: Map, worker: Callable[..., Worker]
+) -> None:
+    """Copies that are begun at any moment all become the same map."""
+    process = worker()
+    process.call(open_map)
+    process.start(put_many, 200)
+    copies: list[tuple[dict[str, int], Any]] = []
+    while not process.answered() and len(copies) < 20:
+        copies.append(({}, shared.watch(existing=True)))
+    process.answer()
+    for copy, watch in copies:
+        last = -1
+        for change in watch.follow(0):
+            assert copy.get(change.key) == change.previous
+            assert change.offset >= last
+            last = change.offset
+            copy[change.key] = change.value
+        watch.close()
+        assert {key: value for key, value in copy.items() if value is not None} == everything(
+            shared
+        )
+
+
+def put_many(state: State, count: int) -> None:
+    shared = state.kept["map"]
+    for number in range(count):
+        shared.put(f"k{number % 20}", number if number % 3 else None)
+
+
 @pytest.mark.parametrize("snapshot", [False, True])
 def test_i6_from_a_given_offset_on(shared: Map, topic: xl.Topic, snapshot: bool) -> None:
     for number in range(10):

@@ -28,7 +28,7 @@ from exclusivelog.local.maintenance.deletion import delete_pending, give_up_view
 from exclusivelog.local.records import View
 from exclusivelog.local.storage.checkpointer import LARGE_PACKED_ENTRY, PACKED_ENTRY
 from exclusivelog.local.storage.tables import Tables
-from exclusivelog.messages import Item, is_clear
+from exclusivelog.messages import Item, is_clear, item_of, messages_of
 
 if TYPE_CHECKING:
     from exclusivelog.local.storage.ledger import Ledger
@@ -295,12 +295,7 @@ def _write_items(ledger: Ledger, topic: int, snapshot: View, items: Iterable[Ite
     count = 0
     for some in _in_groups(items):
         appender = _core.Appender(WRITER, count - 1, ITEMS_AT_ONCE, ENTRY_BYTES)
-        batch = appender.make_batch(
-            _core.strings([value for _, value in some]),
-            _core.strings([key for key, _ in some]),
-            None,
-            None,
-        )
+        batch = messages_of(some).batch(appender)
         appender.add_batch(batch)
         with ledger.write_concurrent() as tables:
             tables.views.check_making(snapshot)
@@ -337,7 +332,7 @@ def read_snapshot(tables: Tables, topic: int) -> tuple[int, list[Item]] | None:
     for entry in _entries_of(tables, topic, snapshot, "snapshot"):
         if entry.base_offset != len(items):
             raise _damaged(tables, topic, snapshot, "snapshot", len(items), "items are missing")
-        items += [(m.key, m.raw_value) for m in map(entry.message, range(entry.count))]
+        items += map(item_of, map(entry.message, range(entry.count)))
     return snapshot.horizon, items
 
 
@@ -349,7 +344,7 @@ def read_view(tables: Tables, topic: int) -> tuple[int, list[Item]] | None:
     items: list[Item] = []
     for entry in _entries_of(tables, topic, view, "compacted view"):
         messages = map(entry.message, range(entry.count))
-        items += [(m.key, m.raw_value) for m in messages if m.key is not None]
+        items += [item_of(message) for message in messages if message.key is not None]
     return view.horizon, items
 
 
