@@ -67,6 +67,21 @@ static inline int xd_is_ending(uint32_t tid) {
     return state == 'Z' || state == 'X' || state == 'x' || (flags & XD_ENDING) != 0;
 }
 
+/* When a thread began, in ticks of the kernel's clock, which no other thread with its id has; 0 if that
+   is unknown. Another user's is shown, too. */
+static inline uint64_t xd_began(uint32_t tid) {
+    char path[64], text[1024];
+    const char *after;
+    unsigned long long ticks;
+    snprintf(path, sizeof path, "/proc/%u/task/%u/stat", tid, tid);
+    if (xd_read(path, text, sizeof text) <= 0) return 0;
+    after = strrchr(text, ')');
+    if (after == NULL
+        || sscanf(after + 1, " %*c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s"
+                             " %llu", &ticks) != 1) return 0;
+    return ticks;
+}
+
 /* 1: this thread will never run again; 0: it lives, or that is unknown. `proc`: may /proc be asked?
    A thread that a fatal signal has reached, but that is still in a system call (the disk is stalled,
    say) lives: its write may still reach the file. */
@@ -87,7 +102,7 @@ static inline uint32_t xd_process_of(uint32_t tid) {
 }
 
 /* 1: the process of this thread has mapped no file with this name or inode number, which all holders
-   map: the id of the holder was given anew. 0: it has, or that is unknown. */
+   map: the id of the holder was given anew. 0: it has. -1: unknown, as it belongs to another user. */
 static inline int xd_is_stranger(uint32_t tid, const char *name, uint64_t inode) {
     char path[64], text[8192 + 256], number[32];
     size_t kept = 0;
@@ -96,7 +111,7 @@ static inline int xd_is_stranger(uint32_t tid, const char *name, uint64_t inode)
     snprintf(path, sizeof path, "/proc/%u/maps", tid);
     snprintf(number, sizeof number, " %llu ", (unsigned long long)inode);
     fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return 0;
+    if (fd < 0) return -1;
     while (!ours && (n = read(fd, text + kept, 8192)) > 0) {
         size_t size = kept + (size_t)n;
         any = 1;
@@ -105,7 +120,7 @@ static inline int xd_is_stranger(uint32_t tid, const char *name, uint64_t inode)
         memmove(text, text + size - kept, kept);
     }
     close(fd);
-    return any && !ours && n == 0;
+    return ours ? 0 : any && n == 0 ? 1 : -1;
 }
 
 /* ---- words ---------------------------------------------------------------------------- */
@@ -146,7 +161,9 @@ static inline int xd_is_unlocked(const xd_file *file, int64_t start, int64_t siz
 typedef struct {
     uint32_t *word;
     const xd_file *file;
-    uint32_t last;      /* the thread that held it at the last look */
+    uint32_t last;      /* the thread that held it at the last look, */
+    uint64_t began;     /* when that thread began, at the first look at which it held it, */
+    unsigned others;    /* and at how many looks since, another thread had its id */
     int repair;
 } xd_lock;
 
@@ -191,13 +208,27 @@ static inline void xd_mark_in_time(xd_watch *w, uint32_t *word, uint32_t seen, i
     if (xl_now() - began < XD_TOO_LATE_NS) w->marked += (uint32_t)xd_mark_dead(word, seen);
 }
 
+/* 1: the id of the thread that held it was given anew, to one that has nothing of the ledger. Where
+   nobody may see what that has mapped, because it began later: at two looks in a row, so that one which
+   takes the lock itself has time to release it. `tid`: has the lock since the last look, or longer. */
+static inline int xd_was_given_anew(xd_lock *lock, uint32_t tid) {
+    const int stranger = xd_is_stranger(tid, lock->file->name, lock->file->inode);
+    const uint64_t began = stranger < 0 ? xd_began(tid) : lock->began;
+    if (stranger >= 0 || began == 0 || lock->began == 0) return stranger > 0;
+    lock->others = began == lock->began ? 0 : lock->others + 1;
+    return lock->others > 1;
+}
+
 static inline void xd_look(xd_watch *w, xd_lock *lock, int proc) {
     int64_t began = xl_now();
     uint32_t seen = xl_load(lock->word), tid = seen & FUTEX_TID_MASK, last = lock->last;
     lock->last = tid;
     if (tid == 0 || !lock->repair || !xd_knows(w)) return;
-    if (!xd_has_ended(tid, proc)
-        && !(tid == last && proc && xd_is_stranger(tid, lock->file->name, lock->file->inode))) return;
+    if (tid != last) {
+        lock->began = proc ? xd_began(tid) : 0;
+        lock->others = 0;
+    }
+    if (!xd_has_ended(tid, proc) && !(tid == last && proc && xd_was_given_anew(lock, tid))) return;
     if (lock != &w->lmdb_locks[0] || xd_is_of_one_namespace(w, lock->file))
         xd_mark_in_time(w, lock->word, seen, began);
 }

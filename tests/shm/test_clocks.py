@@ -19,6 +19,7 @@ import pytest
 import exclusivelog as xl
 from testing.children import ROOT, command, line, script, tell
 from testing.clocks import DAY, WallClock
+from testing.namespaces import NEW_NAMESPACE, in_a_namespace, needs_namespaces
 from testing.processes import (
     PATIENCE,
     State,
@@ -141,35 +142,6 @@ def test_c4_timeouts_hold_while_the_clock_jumps(
 
 
 # ---- C4: process ids ---------------------------------------------------------------------
-
-NEW_NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-
-
-def can_choose_pids() -> bool:
-    """A pid namespace of one's own, in which the next process's id can be chosen."""
-    choice = "echo 300 > /proc/sys/kernel/ns_last_pid"
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        tried = subprocess.run(
-            [*NEW_NAMESPACE, "sh", "-c", choice], capture_output=True, timeout=PATIENCE, check=False
-        )  # fmt: skip
-        return tried.returncode == 0
-    return False
-
-
-needs_namespaces = pytest.mark.skipif(
-    not can_choose_pids(), reason="unshare --pid, or ns_last_pid in it, is not permitted here"
-)
-
-
-def in_a_namespace(source: str, *args: object) -> str:
-    """What the source prints, run as process 1 of a pid namespace. It must end well."""
-    done = subprocess.run(
-        NEW_NAMESPACE + command(source, *args), capture_output=True, text=True, cwd=ROOT,
-        timeout=2 * PATIENCE, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise RuntimeError(f"exit {done.returncode}\n{done.stdout}\n{done.stderr}")
-    return done.stdout
 
 
 @needs_namespaces

@@ -40,6 +40,7 @@ from testing.deaths import (
     reap_early,
 )
 from testing.disks import disk
+from testing.namespaces import in_a_namespace, needs_namespaces
 from testing.processes import PATIENCE, State, Worker, open_producer, send, until, within
 from testing.stops import stopped
 
@@ -213,6 +214,61 @@ def test_c8_a_living_holder_of_another_user_keeps_its_lock(reachable: str) -> No
     source = script(AS_ANOTHER_USER, "from testing.processes import until", watches)
     with xl.open(reachable, mode=0o777):
         assert finish(source, reachable, OTHER_USER, os.getpid(), 0) == "True\n"
+
+
+REPLACES = """
+    import os, subprocess, sys
+    from pathlib import Path
+    import exclusivelog as xl
+    from testing.children import child, line, tell
+
+    path, user, watches = sys.argv[1], sys.argv[2], sys.argv[3]
+
+    def sleeper(pid=None):
+        for _ in range(50):
+            if pid is not None:
+                Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+            process = subprocess.Popen(["sleep", "600"])
+            if pid in (None, process.pid):
+                return process
+            process.kill()
+            process.wait()
+        raise RuntimeError("the id was not given anew")
+
+    with xl.open(path, mode=0o777) as engine:
+        engine.topic("orders").producer().close()
+    first = sleeper()
+    with child(watches, path, user, first.pid, 0) as watcher:
+        assert line(watcher) == "held"
+        first.kill()
+        first.wait()
+        second = sleeper(first.pid)
+        tell(watcher)
+        print(line(watcher))
+    second.kill()
+    second.wait()
+"""
+WATCHES_BOTH = """
+    words["append"].value = holder
+    for _ in range(3):
+        words["flush"].value = nobody
+        until(lambda: words["flush"].value != nobody)
+    assert words["append"].value == holder
+    print("held", flush=True)
+    input()
+    until(lambda: words["append"].value & 0x3FFFFFFF != holder)
+    print("freed", flush=True)
+"""
+
+
+@pytest.mark.long
+@needs_root
+@needs_namespaces
+def test_c8_an_id_that_was_given_anew_to_another_user_is_not_the_holder(reachable: str) -> None:
+    """Nobody may see what that user's program has mapped, but when it began."""
+    watches = WATCHES_BOTH.replace("nobody", str(NOBODY))
+    source = script(AS_ANOTHER_USER, "from testing.processes import until", watches)
+    assert in_a_namespace(script(REPLACES), reachable, OTHER_USER, source) == "freed\n"
 
 
 @pytest.mark.long
