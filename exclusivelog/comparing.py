@@ -34,8 +34,6 @@ def _advice(a: Any, b: Any) -> str:
     own default, which no library checks."""
     if type(a) is int and type(b) is float:
         return f": write {float(a)!r} for a field that is a float, also as its default"
-    if isinstance(a, enum.Enum) and type(a.value) is type(b):
-        return ": write its value, also as the default (pydantic's validate_default=True does)"
     return ""
 
 

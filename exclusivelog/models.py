@@ -34,14 +34,15 @@ class Model(_core.Coder, Checked):
         shape, shallow = _core.Shape(), SHALLOW  # no object is known to come back
         self._found = schemas.Findings()
         if is_pydantic(cls):
-            encode, decode, self._found, shape = _by_pydantic(cls)
+            encode, checked, decode, self._found, shape = _by_pydantic(cls)
         elif is_duck(cls):
             encode, decode = _by_methods(cls)
+            checked = encode
         else:
             encode, decode, shape = _by_msgspec(cls)
-            shallow = _core.MOST_LEVELS_READ
+            checked, shallow = encode, _core.MOST_LEVELS_READ
         self._set(encode, decode, shape, shallow)
-        Checked.__init__(self, encode, self.loads)
+        Checked.__init__(self, checked, self.loads)
         self._cls, self._decode, self._shallow = cls, decode, shallow
         self._kind = dict if is_typed_dict(cls) else cls
 
@@ -116,30 +117,55 @@ def _needed(library: str, cls: Any) -> Any:
 # ---- pydantic ----------------------------------------------------------------------------
 
 
-def _by_pydantic(cls: Any) -> tuple[*Codec, schemas.Findings, _core.Shape]:
-    """By the names of the fields, not by their aliases: one that is only for reading, or only for
-    writing, would not come back."""
+class _Pydantic:
+    """What pydantic does for a class, without the wrappers of its TypeAdapter."""
+
+    def __init__(self, pydantic: Any, cls: Any) -> None:
+        adapter = pydantic.TypeAdapter(cls)
+        adapter.rebuild()  # if the class defers that to its first use
+        self.schema = adapter.core_schema
+        self._to_json, self._validate = adapter.serializer.to_json, adapter.validate_json
+
+    def encode(self, value: Any) -> bytes:
+        """Encode an object. Without what is computed: a model that forbids other fields would not
+        take it back. By the names of the fields, not by their aliases: one that is only for
+        reading, or only for writing, would not come back."""
+        data: bytes = self._to_json(value, by_alias=False, round_trip=True, warnings="error")
+        return data
+
+    def encode_plain(self, value: Any) -> bytes:
+        """Encode an object that its shape holds: `encode` looks for wrong types itself, which takes
+        longer than all the rest."""
+        data: bytes = self._to_json(value, round_trip=True)
+        return data
+
+    def decode(self, data: bytes) -> Any:
+        """Decode an object, by names or aliases."""
+        return self._validate(data, by_alias=True, by_name=True)
+
+
+Encode = Callable[[Any], bytes]
+
+
+def _by_pydantic(
+    cls: Any,
+) -> tuple[Encode, Encode, Callable[[bytes], Any], schemas.Findings, _core.Shape]:
     pydantic = _needed("pydantic", cls)
     if tuple(map(int, pydantic.VERSION.split(".")[:2])) < (2, 11):  # it cannot read by name
         raise ImportError(f"objects of {cls.__name__} as values need pydantic 2.11 or later")
+
+    def members(kind: Any) -> tuple[Any, ...]:
+        enum = _Pydantic(pydantic, kind)
+        return _members(enum.encode, enum.decode, kind)
+
     try:
-        adapter = pydantic.TypeAdapter(cls)
-        adapter.rebuild()  # if the class defers that to its first use
+        codec = _Pydantic(pydantic, cls)
     except (pydantic.PydanticUserError, NameError) as error:
         raise TypeError(f"{cls.__name__}: {error}") from error
-
-    def encode(value: Any) -> bytes:
-        # Without what is computed: a model that forbids other fields would not take it back.
-        data: bytes = adapter.dump_json(value, by_alias=False, round_trip=True, warnings="error")
-        return data
-
-    def decode(data: bytes) -> Any:
-        return adapter.validate_json(data, by_alias=True, by_name=True)
-
-    found, shape = schemas.search(adapter.core_schema, cls), _core.Shape()
+    found, shape = schemas.search(codec.schema, cls), _core.Shape()
     if found.refusal is None and not found.defaults:
-        shape = schemas.shape_of(adapter.core_schema)
-    return encode, decode, found, shape
+        shape = schemas.shape_of(codec.schema, members)
+    return codec.encode_plain, codec.encode, codec.decode, found, shape
 
 
 def _by_methods(cls: Any) -> Codec:
@@ -288,7 +314,9 @@ class _TypeShapes:
         if kind in self._leaves:
             return _core.Shape(*self._leaves[kind]) if _is_free(info) else _core.Shape()
         if kind is inspect.EnumType:
-            return _core.Shape(info.cls, "member", parts=_members(self._json, info.cls))
+            json = self._json
+            members = _members(json.encode, json.Decoder(info.cls).decode, info.cls)
+            return _core.Shape(info.cls, "member", parts=members)
         if kind in self._several and _is_free(info, "item_type"):
             return _core.Shape(self._several[kind], "items", self.of(info.item_type))
         if kind is inspect.TupleType:
@@ -345,10 +373,10 @@ def _stores_what_it_is_given(info: Any) -> bool:
     )
 
 
-def _members(json: Any, kind: Any) -> tuple[Any, ...]:
+def _members(encode: Encode, decode: Callable[[bytes], Any], kind: Any) -> tuple[Any, ...]:
     """The members of an Enum that come back: not one whose value was changed after the Enum had
     noted it, nor what its `_missing_` makes, which another process may not know."""
-    encode, decode, found = json.encode, json.Decoder(kind).decode, {}
+    found = {}
     for each in kind._member_map_.values():
         with contextlib.suppress(Exception):  # of a `_missing_`
             if decode(encode(each)) is each:

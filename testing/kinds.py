@@ -246,6 +246,17 @@ class Bill(pydantic.BaseModel):
     by_name: dict[str, int] = {}
     parts: list[Bill] = []
     inner: Bill | None = None
+    uid: uuid.UUID | None = None
+    amount: decimal.Decimal = decimal.Decimal(0)
+    hour: dt.time | None = None
+    data: bytes = b""
+    size: Size = Size.SMALL
+    level: Level = Level.LOW
+    mode: Literal["a", "b"] = "a"
+    codes: set[int] = set()
+    names: frozenset[str] = frozenset()
+    pair: tuple[int, str] = (0, "")
+    row: tuple[float, ...] = ()
 
 
 class Sparse(msgspec.Struct, omit_defaults=True):
@@ -437,6 +448,17 @@ BILLS = objects(
     by_name=some.dictionaries(TEXTS, INTS, max_size=2),
     parts=some.lists(PLAIN_BILLS, max_size=2),
     inner=PLAIN_BILLS,
+    uid=some.uuids(),
+    amount=some.decimals() | some.just(1),
+    hour=TIMES,
+    data=some.binary(max_size=3),
+    size=some.sampled_from([Size.LARGE, "l"]),
+    level=some.sampled_from([Level.HIGH, 2]),
+    mode=some.sampled_from(["a", "b", "c", Text("a")]),
+    codes=some.sets(INTS | some.booleans(), max_size=3),
+    names=some.frozensets(TEXTS, max_size=3),
+    pair=some.sampled_from([(1, "a"), [1, "a"], (1,), (1, "a", 2), (True, "a")]),
+    row=some.tuples(FLOATS, FLOATS | some.integers(0, 2)),
 )
 GROWING = some.builds(learn, some.just(Growing), some.just("new")) | some.just(Growing.KNOWN)
 CHOICES = {

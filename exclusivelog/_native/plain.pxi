@@ -198,6 +198,8 @@ cdef object _parts_of(object value):
     cdef object kind = type(value)
     if value is None or kind is str or kind is int or kind is float or kind is bool:
         return None
+    if isinstance(value, _enum.Enum):  # it is encoded as its value; an item of a flag is a flag
+        return _parts_of(value._value_)
     if isinstance(value, dict):
         return (<object>value).values()
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -241,8 +243,7 @@ cdef bint _is_collection(object kind):
     application's."""
     return (
         _static(kind, "__len__") is not None and _static(kind, "__iter__") is not None
-        # An item of a flag is a flag, which has items again.
-        and not issubclass(kind, (str, bytes, bytearray, memoryview, range, type, _enum.Flag))
+        and not issubclass(kind, (str, bytes, bytearray, memoryview, range, type))
     )
 
 

@@ -32,6 +32,7 @@ cdef enum:  # what is looked at in an object of a class
     A_DECIMAL
     A_MEMBER
     A_TEXT
+    ONE_OF  # a literal
     ITEMS  # each has one shape
     A_DICT
     A_ROW  # a tuple: each item has a shape of its own
@@ -39,7 +40,8 @@ cdef enum:  # what is looked at in an object of a class
 
 _SHAPES = {
     "": NOTHING_MORE, "int": AN_INT, "float": A_FLOAT, "datetime": A_DATETIME, "time": A_TIME,
-    "decimal": A_DECIMAL, "member": A_MEMBER, "text": A_TEXT, "items": ITEMS, "dict": A_DICT, "row": A_ROW, "fields": FIELDS,
+    "decimal": A_DECIMAL, "member": A_MEMBER, "text": A_TEXT, "one of": ONE_OF,
+    "items": ITEMS, "dict": A_DICT, "row": A_ROW, "fields": FIELDS,
 }
 
 
@@ -49,8 +51,8 @@ cdef class Shape:
     that those need not be decoded to find out.
 
     - `kind`: their class; None: nothing is known of them. `look`: a key of `_SHAPES`.
-    - `names`, `parts`: the fields, and their shapes. `parts` alone: the items of a tuple, or the
-      members of an Enum.
+    - `names`, `parts`: the fields, and their shapes. `parts` alone: the items of a tuple, the
+      members of an Enum, or the values of a literal.
     - `item`: that of each item of a list, a tuple or a set, or of each value of a dict.
     - `key`: that of the keys of a dict.
     - `optional`: the shape that it has unless it is None. `choices`: one for each class.
@@ -130,6 +132,8 @@ cdef int _holds(Shape shape, object value, int left) except -1:
         return value.is_finite()
     elif shape.look == A_MEMBER:
         return _is_one_of(shape.parts, value)
+    elif shape.look == ONE_OF:
+        return value in shape.parts
     elif shape.look == A_TEXT:
         return value.isascii() or _is_utf8(value)
     return left and _hold_parts(shape, value, left - 1)
@@ -210,7 +214,8 @@ cdef class Coder:
     cdef int _most  # levels that are encoded without a look at the stack
 
     def _set(self, encode, decode, Shape shape, int shallow):
-        """`shallow`: the levels that `encode` and `decode` take in any thread."""
+        """`encode`: of what the shape holds. `shallow`: the levels that `encode` and `decode` take in
+        any thread."""
         self._encode, self._decode = encode, decode
         self._most = min(LEVELS, shallow)
         self.shape, self._shallow = shape, shallow

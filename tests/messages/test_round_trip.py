@@ -263,13 +263,19 @@ def test_g10_so_it_is_with_models_of_pydantic() -> None:
     inner = Bill(name="b", by_name={"x": 1}, maybe=2.5)
     assert shape.holds(Bill(name="a", parts=[inner], inner=inner, tags=["x"]))
     assert shape.holds(Bill(name="a", at=dt.datetime(2026, 1, 2, tzinfo=dt.UTC)))
+    assert shape.holds(Bill(name="a", size=Size.LARGE, level=Level.HIGH, mode="b", codes={1, 2}))
+    assert shape.holds(Bill(name="a", uid=uuid.UUID(int=5), amount=decimal.Decimal("1.10")))
+    assert shape.holds(Bill(name="a", names=frozenset("ab"), row=(1.5, 2.5), data=b"x"))
     bills = [
         {"count": True}, {"price": NAN}, {"price": 2}, {"count": 1 << 70}, {"tags": ("a",)},
         {"name": Text("a")}, {"by_name": {Text("x"): 1}}, {"by_name": {"\ud800": 1}},
         {"tags": [Text("x")]}, {"maybe": 1},
         {"at": dt.datetime(2026, 1, 2, fold=1)}, {"at": dt.datetime(2026, 1, 2, tzinfo=BERLIN)},
         {"parts": [Bill.model_construct(name="b", price=INF)]}, {"inner": Payment()}, {"more": 1},
-        {"day": dt.datetime(2026, 1, 2)},
+        {"day": dt.datetime(2026, 1, 2)}, {"size": "l"}, {"level": 2}, {"mode": "c"},
+        {"mode": Text("a")}, {"codes": {True}}, {"codes": frozenset()}, {"names": set()},
+        {"pair": (True, "a")}, {"pair": (1,)}, {"pair": [1, "a"]}, {"row": (1,)}, {"row": (NAN,)},
+        {"amount": decimal.Decimal("NaN")}, {"amount": 1}, {"hour": dt.time(1, fold=1)},
     ]  # fmt: skip
     for fields in bills:
         odd = Bill.model_construct(**{"name": "a", **fields})
@@ -315,6 +321,15 @@ class Crossed(pydantic.BaseModel):
 class Stripped(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(str_strip_whitespace=True)
     n: str
+
+
+class Twice(pydantic.BaseModel):
+    n: int
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def twice(self) -> int:
+        return 2 * self.n
 
 
 class Bounded(pydantic.BaseModel):
@@ -435,15 +450,19 @@ class ByValue(pydantic.BaseModel):
 
 @pytest.mark.parametrize(
     ("cls", "advice"),
-    [(Priced, "write 0.0 for"), (Costs, "write 0.0 for"), (ByValue, "write its value")],
+    [(Priced, "write 0.0 for"), (Costs, "write 0.0 for"), (ByValue, "comes back as str 's'")],
 )
-def test_g10_a_default_of_another_type_is_refused_with_what_to_write(cls: Any, advice: str) -> None:
+def test_g10_a_default_of_another_type_is_refused_with_the_reason(cls: Any, advice: str) -> None:
     """No library checks defaults. It would be another value for who reads it."""
     with pytest.raises(ValueError, match=rf"{cls.__name__}: .*{advice}"):
         serde.model(cls).dumps(cls())
     if cls is not ByValue:
         given = cls(price=0.0)
         assert difference(given, serde.model(cls).loads(serde.model(cls).dumps(given))) is None
+
+
+def test_g10_what_is_computed_is_not_stored() -> None:
+    assert serde.model(Twice).dumps(Twice(n=1)) == b'{"n":1}'
 
 
 @pytest.mark.parametrize("fields", [{"name": "\ud800"}, {"by_name": {"\ud800": 1}}], ids=str)
