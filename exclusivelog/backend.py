@@ -66,7 +66,7 @@ def state_after(error: ExclusiveLogError) -> State:
 
 Kind = Mapping[str, str | None]  # what a topic holds, and its serialisers
 Snapshot = tuple[int, list[Item]]  # (the offset after its last message, its items)
-Who = TypeVar("Who", bound="TransactionProducer")
+Who = TypeVar("Who", bound="TransactionSender")
 
 # ---- requests ----------------------------------------------------------------------------
 
@@ -327,12 +327,10 @@ class TopicStore(Protocol):
     def compact(self) -> int:
         """Rebuild the compacted view; return the number of its messages."""
 
-    def trim(self, before: int, before_ms: int | None, max_bytes: int | None) -> int:
+    def trim(self, before: int, before_ms: int | None, max_bytes: int | None, dry_run: bool) -> int:
         """Remove the messages before an offset, and before a time (ms since 1970), and all but
-        the newest `max_bytes`; return the new first offset."""
-
-    def first_kept(self, before: int, before_ms: int | None, max_bytes: int | None) -> int:
-        """The first offset that `trim` would return; changes nothing."""
+        the newest `max_bytes`; return the new first offset. `dry_run`: the same, but change
+        nothing."""
 
     def retention(self) -> Retention:
         """What is removed in the background."""
@@ -356,30 +354,11 @@ Put = Callable[[_core.Appender], object]  # adds messages to an appender
 
 
 class TransactionSender(Protocol):
-    """The sender of a producer."""
+    """The sender of a producer that sends in a transaction, or that the transaction requires."""
 
     def here(self, numbered: bool) -> ProducerSession:
         """The session of this process that appends the producer's messages. `numbered`: they have
         sequence ids of its name."""
-
-
-class TransactionProducer(Protocol):
-    """A producer that sends in a transaction, or that the transaction requires."""
-
-    @property
-    def sender(self) -> TransactionSender:
-        """The sender of this producer."""
-
-
-class Condition(Protocol):
-    """A claim that a transaction requires."""
-
-    @property
-    def id(self) -> int:
-        """The claim session's number."""
-
-    def check_in(self, transaction: Any) -> None:
-        """Raise OwnershipLostError unless it is held, within a transaction of the backend."""
 
 
 class CommitAttempt(Protocol[Who]):
@@ -398,6 +377,14 @@ class CommitAttempt(Protocol[Who]):
         """The offsets of each producer's messages, once it is committed."""
 
 
+class Required(NamedTuple):
+    """A claim that a transaction requires: `session.is_held_in` the backend's transaction, or that
+    raises what `lost` makes."""
+
+    session: ClaimSession
+    lost: Callable[[], OwnershipLostError]
+
+
 @dataclass
 class TransactionParts(Generic[Who]):
     """The parts of a transaction. `attempt`: the last attempt to commit them; None before the first
@@ -407,7 +394,7 @@ class TransactionParts(Generic[Who]):
     numbered: set[Who] = field(default_factory=set)  # those that were given sequence ids
     announced: dict[Who, dict[str, str]] = field(default_factory=dict)
     cursors: dict[Any, tuple[GroupCursor, Mapping[int, int]]] = field(default_factory=dict)
-    claims: set[Condition] = field(default_factory=set)
+    claims: set[Required] = field(default_factory=set)
     attempt: CommitAttempt[Who] | None = None
 
     def __bool__(self) -> bool:
@@ -495,7 +482,18 @@ class Cursor(Protocol):
         is."""
 
 
-class GroupCursor(Protocol):
+class Owned(Protocol):
+    """What the engine keeps for a claim, and notifies: the application's object, or a reader's
+    group."""
+
+    def lose(self, error: OwnershipLostError) -> None:
+        """It was revoked."""
+
+    def end(self) -> None:
+        """The engine is closing: release it."""
+
+
+class GroupCursor(Owned, Protocol):
     """The committed positions of a reader group on one or more topics, and the claim under which
     one reader may change them (rule F6)."""
 
@@ -524,12 +522,6 @@ class GroupCursor(Protocol):
     def wait(self, cursors: Sequence[Any], marks: Sequence[int], seconds: float) -> None:
         """Sleep until the `mark()` of one of these cursors has changed, at most for so many
         seconds; it may return earlier."""
-
-    def lose(self, error: OwnershipLostError) -> None:
-        """A later reader was opened: wake a thread that waits for messages."""
-
-    def end(self) -> None:
-        """Release the claim."""
 
 
 # ---- claims ------------------------------------------------------------------------------
@@ -565,16 +557,6 @@ class ClaimSession(Protocol):
 
     def release(self) -> None:
         """Release it, unless it is lost."""
-
-
-class Owned(Protocol):
-    """The application's object for a claim."""
-
-    def lose(self, error: OwnershipLostError) -> None:
-        """It was revoked."""
-
-    def end(self) -> None:
-        """The engine is closing: release it."""
 
 
 Held = TypeVar("Held", bound=Owned)
@@ -763,31 +745,30 @@ class Appended:
     epoch: int
 
 
-class OnceRun(Protocol):
-    """The run of a job that appends; see `exclusivelog.once.Run`."""
+@dataclass(frozen=True)
+class Run:
+    """The run of a job that appends.
 
-    @property
-    def writer(self) -> str | None:
-        """The job's name."""
+    - `writer`: the job's name, under which the number of its last batch is stored; None: its
+      batches are not numbered.
+    - `token`: this run's name, under which its epoch is stored; None: every batch takes a new
+      epoch.
+    - `producer`: the producer name of its messages, to which their sequence ids belong (rule G2).
+    - `access_mode`: "exclusive_with_fencing" (default), "exclusive", or "shared" (no epoch of its
+      own, and it fences no other producer). "wait_for_exclusive" is not possible here.
+    """
 
-    @property
-    def token(self) -> str | None:
-        """This run's name."""
-
-    @property
-    def producer(self) -> str:
-        """The producer name of its messages."""
-
-    @property
-    def access_mode(self) -> AccessMode | ModeName:
-        """The access mode that it appends with."""
+    writer: str | None
+    token: str | None
+    producer: str
+    access_mode: AccessMode | ModeName = AccessMode.EXCLUSIVE_WITH_FENCING
 
 
 class Once(Protocol):
     """Numbered batches."""
 
     def append(
-        self, run: OnceRun, number: int | None, batches: Mapping[str, Iterable[Columns]]
+        self, run: Run, number: int | None, batches: Mapping[str, Iterable[Columns]]
     ) -> dict[str, Appended]:
         """Append a batch to topics, unless they already have it."""
 
@@ -842,9 +823,6 @@ CAPABILITIES = frozenset(
 class EngineBackend(Protocol):
     """One open engine of a backend, for the public classes."""
 
-    name: str
-    id: str
-    path: str
     info: EngineInfo
     closed: bool
     readonly: bool
@@ -866,6 +844,9 @@ class EngineBackend(Protocol):
     def check_writable(self) -> None:
         """Raise an error unless the engine is open, and not read-only."""
 
+    def check_supports(self, capability: str) -> None:
+        """Raise UnsupportedError, with the reason, unless it has this capability."""
+
     def check_free(self) -> None:
         """Raise LedgerError if this thread holds a lock of the engine: it would wait for itself."""
 
@@ -883,7 +864,7 @@ class EngineBackend(Protocol):
         """The same after so many seconds; never if the engine is closed or read-only by then."""
 
     @property
-    def ledger(self) -> Any:
+    def ledger(self) -> Place:
         """What stores the log; a transaction takes only producers and readers of the same one."""
 
     def close(self) -> None:
@@ -952,15 +933,6 @@ class EngineBackend(Protocol):
         """The requests that wait."""
 
     # ---- transactions --------------------------------------------------------------------
-
-    def check_transactions(self) -> None:
-        """Raise an error unless a transaction can be begun."""
-
-    def check_bound_producers(self) -> None:
-        """Raise an error unless a producer can be bound to a claim."""
-
-    def check_owner_watches(self) -> None:
-        """Raise an error unless `__events__` can be followed."""
 
     def commit_at_once(self, parts: TransactionParts[Who]) -> bool:
         """Commit all parts, or none, if that can be done so that an exception which another thread

@@ -51,8 +51,9 @@ class Engine(Closing):
 
     def __init__(self, backend: EngineBackend) -> None:
         self.backend = backend  # what stores the log; not for applications
-        self.id, self.name, self.path = backend.id, backend.name, backend.path
-        self.info, self.ledger = backend.info, backend.ledger
+        self.info = info = backend.info
+        self.ledger: Any = backend.ledger
+        self.id, self.name, self.path = info.id, info.name, backend.ledger.path
 
     # ---- topics --------------------------------------------------------------------------
 
@@ -495,7 +496,8 @@ it is held by ...
         >>> txn.offsets[producer]
         range(0, 2)
         """
-        self.backend.check_transactions()
+        self.backend.check_supports("transactions")
+        self.backend.check_writable()
         return Transaction(self.backend)
 
     # ---- hand-over -----------------------------------------------------------------------

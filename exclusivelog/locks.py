@@ -142,7 +142,7 @@ class LockRequest:
     def timed_out(self, error: WaitTimeoutError) -> WaitTimeoutError:
         """The error of a wait that was too long; says so if this engine holds the lock."""
         holder, backend = error.holder, self._engine.backend
-        if holder is not None and holder.engine_id == backend.id:
+        if holder is not None and holder.engine_id == backend.info.id:
             error.args = (f"{error}. That is this engine: a lock is not reentrant",)
         return error
 

@@ -20,13 +20,13 @@ topic: an exclusive producer that is opened then fences the run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from exclusivelog.arguments import as_int, check_name, is_internal
 from exclusivelog.backend import Appended, Opened
+from exclusivelog.backend import Run as Run
 from exclusivelog.messages import Columns
-from exclusivelog.types import AccessMode, ModeName
+from exclusivelog.types import AccessMode
 
 MOST_NUMBER = 2**63 - 1
 MODES = ("shared", "exclusive", "exclusive_with_fencing")
@@ -40,33 +40,15 @@ class HasId(Protocol):
         """Its id."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """The run of a job that appends.
-
-    - `writer`: the job's name, under which the number of its last batch is stored; None: its
-      batches are not numbered.
-    - `token`: this run's name, under which its epoch is stored; None: every batch takes a new
-      epoch.
-    - `producer`: the producer name of its messages, to which their sequence ids belong (rule G2).
-    - `access_mode`: "exclusive_with_fencing" (default), "exclusive", or "shared" (no epoch of its
-      own, and it fences no other producer). "wait_for_exclusive" is not possible here.
-    """
-
-    writer: str | None
-    token: str | None
-    producer: str
-    access_mode: AccessMode | ModeName = AccessMode.EXCLUSIVE_WITH_FENCING
-
-    def check(self) -> None:
-        """Raise ValueError or TypeError for an invalid field."""
-        mode = AccessMode.parse(self.access_mode)
-        if mode.value not in MODES:
-            raise ValueError(f"access_mode={mode.value!r}: it takes one of {', '.join(MODES)}")
-        check_name(self.producer, "producer")
-        for name in ("writer", "token"):
-            if getattr(self, name) is not None:
-                check_name(getattr(self, name), name)
+def check_run(run: Run) -> None:
+    """Raise ValueError or TypeError for an invalid field."""
+    mode = AccessMode.parse(run.access_mode)
+    if mode.value not in MODES:
+        raise ValueError(f"access_mode={mode.value!r}: it takes one of {', '.join(MODES)}")
+    check_name(run.producer, "producer")
+    for name in ("writer", "token"):
+        if getattr(run, name) is not None:
+            check_name(getattr(run, name), name)
 
 
 def append_once(
@@ -95,7 +77,7 @@ def append_once(
         ...
     exclusivelog.errors.ProducerFencedError: topic 'orders' is at epoch 2: ...
     """
-    run.check()
+    check_run(run)
     if number is not None:
         number = as_int(number)
         _check_number(number)

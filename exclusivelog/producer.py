@@ -146,11 +146,6 @@ class ProducerSender:
     # ---- facts ---------------------------------------------------------------------------
 
     @property
-    def sender(self) -> ProducerSender:
-        """Itself: a transaction gives senders to the backend."""
-        return self
-
-    @property
     def ledger(self) -> object:
         """What stores its messages."""
         return self.engine.ledger

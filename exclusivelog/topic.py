@@ -227,7 +227,8 @@ class Topic(OfThisProcess):
         ...     [(event.kind, event.epoch) for event in watch.follow(timeout=0)]
         [('grant', 1), ('release', 1)]
         """
-        self._engine.check_owner_watches()
+        self._engine.check_supports("owner_watches")
+        self._engine.check_open()
         return OwnerWatch(self.name, self.engine.topic(EVENTS).reader(start))
 
     # ---- write ---------------------------------------------------------------------------
@@ -485,10 +486,9 @@ producer; it is held by producer 'leader' ...
         if isinstance(before, int) and before < 0:
             raise ValueError(f"before={before}: it takes an offset from 0 on")
         _check_max_bytes(max_bytes)
-        trim = self._store.first_kept if dry_run else self._store.trim
         if isinstance(before, dt.datetime):
-            return trim(0, to_ms(before), max_bytes)
-        return trim(before or 0, None, max_bytes)
+            return self._store.trim(0, to_ms(before), max_bytes, dry_run)
+        return self._store.trim(before or 0, None, max_bytes, dry_run)
 
     def retention(
         self,

@@ -32,9 +32,10 @@ from exclusivelog.backend import (
     ClaimSession,
     EngineBackend,
     Opened,
-    ProducerSession,
     Put,
+    Required,
     TransactionParts,
+    TransactionSender,
 )
 from exclusivelog.closing import OfThisProcess
 from exclusivelog.errors import (
@@ -98,12 +99,6 @@ class Claim(OfThisProcess):
         if self._released or not self._session.is_held():
             raise self._lost_error()
 
-    def _check_in(self, transaction: Any) -> None:
-        """As `check`, within a transaction of the ledger: what it writes is written only if the
-        claim is held."""
-        if not self._session.is_held_in(transaction):
-            raise self._lost_error()
-
     def _lost_error(self) -> OwnershipLostError:
         if self._released:
             return OwnershipLostError(f"{self!r} was released; make a new one with engine.own")
@@ -118,6 +113,11 @@ class Claim(OfThisProcess):
             "there",
             successor=successor,
         )
+
+    def _required(self) -> Required:
+        """What a transaction that requires it checks: what it writes is written only if the claim
+        is held then."""
+        return Required(self._session, self._lost_error)
 
     def _lose(self, error: OwnershipLostError) -> None:
         """The claim was revoked: call `on_lost`."""
@@ -176,22 +176,6 @@ class Listening:
     def end(self) -> None:
         """The engine is closing: release it."""
         self.claim._end()
-
-
-@dataclass(frozen=True)
-class Required:
-    """A claim that a transaction requires; see `exclusivelog.backend.Condition`."""
-
-    claim: Claim
-
-    @property
-    def id(self) -> int:
-        """The claim session's number."""
-        return self.claim.id
-
-    def check_in(self, transaction: Any) -> None:
-        """Raise OwnershipLostError unless it is held, within a transaction of the ledger."""
-        self.claim._check_in(transaction)
 
 
 # ---- the call ----------------------------------------------------------------------------
@@ -270,20 +254,12 @@ _committing = threads.Helpers("exclusivelog-transaction")
 _core.in_forked_child(_committing.forget)
 
 
-class Sender(Protocol):
+class Sender(TransactionSender, Protocol):
     """The sender of a producer, as a transaction uses it."""
-
-    @property
-    def sender(self) -> Sender:
-        """Itself: a backend commits for senders."""
 
     @property
     def ledger(self) -> object:
         """What stores its messages."""
-
-    def here(self, numbered: bool) -> ProducerSession:
-        """The session of this process that appends the producer's messages. `numbered`: they have
-        sequence ids of its name."""
 
     def enlist(self, producer: SendingProducer, caller: Caller) -> None:
         """A `with` block of this caller has begun to send by the producer in a transaction."""
@@ -440,7 +416,7 @@ class Transaction(OfThisProcess):
             return
         if holder._session.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes claims and producers of its own ledger")
-        self._parts.claims.add(Required(holder))
+        self._parts.claims.add(holder._required())
 
     def _writer_to(self, topic: int, ledger: object) -> Writer | None:
         """What writes to a map or state of this ledger and topic in the transaction, so far."""
@@ -567,7 +543,7 @@ class Transaction(OfThisProcess):
         or the time limit of a task queue) would leave producers paused."""
         self._running = running = concurrent.futures.Future[None]()
         try:
-            _committing.call(self._engine.path, functools.partial(self._commit_for, running))
+            _committing.call(self._engine.ledger.path, functools.partial(self._commit_for, running))
             in_slices(until_settled(running), None, self._engine.check_not_forked)
             running.result(0)
         finally:

@@ -233,7 +233,6 @@ class ClusterTopic:
 
     compact = refuses("compaction")
     trim = refuses("retention")
-    first_kept = refuses("retention")
     retention = refuses("retention")
     retain = refuses("retention")
     compress = refuses("compression")

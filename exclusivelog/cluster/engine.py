@@ -137,9 +137,6 @@ class ClusterEngine(Identity):
 
     role_store = Refusing("roles")
     once = Refusing("once")
-    check_transactions = refuses("transactions")
-    check_bound_producers = refuses("bound_producers")
-    check_owner_watches = refuses("owner_watches")
     # The only transactions that are made are those of announcements.
     commit_at_once = commit_transaction = refuses("announcements")
     backup = refuses("backup")
@@ -191,6 +188,11 @@ class ClusterEngine(Identity):
     def latest(self, topic: int) -> _core.TopicRow:
         """The topic's current facts."""
         return ClusterTopic(self, topic).facts()
+
+    def check_supports(self, capability: str) -> None:
+        """Raise UnsupportedError, with the reason, unless it has this capability."""
+        if capability not in self.capabilities:
+            raise refusal(capability)
 
     @property
     def inspection(self) -> Inspection:

@@ -31,6 +31,7 @@ from exclusivelog.local.storage.tables import announcement_row
 if TYPE_CHECKING:
     from exclusivelog.local.ownership.claims import LocalGroupCursor, Positions
     from exclusivelog.local.session import LocalSession
+    from exclusivelog.local.storage.tables import Tables
 
 # Then the producers are paused, so that their other messages do not come before for ever.
 UNPAUSED_ATTEMPTS = 3
@@ -99,7 +100,7 @@ class Attempt(Generic[Who]):
         # The session of each producer with messages or a requirement. A transaction takes producers
         # and readers of its own ledger only: their sessions and cursors are of this package.
         self._here = {
-            producer: cast("LocalSession", producer.sender.here(producer in parts.numbered))
+            producer: cast("LocalSession", producer.here(producer in parts.numbered))
             for producer in parts.puts
         }
         self._cursors = cast("list[tuple[LocalGroupCursor, Positions]]", [*parts.cursors.values()])
@@ -108,6 +109,12 @@ class Attempt(Generic[Who]):
         # Their appenders have used sequence ids whose messages may fail yet.
         self._undecided: list[LocalSession] = []
         self._writing: _core.Joint | Transaction | None = None  # that puts all of it into the log
+
+    def _check_claims(self, tables: Tables) -> None:
+        """OwnershipLostError unless the claims that the transaction requires are held."""
+        for claim in self._parts.claims:
+            if not claim.session.is_held_in(tables):
+                raise claim.lost()
 
     @property
     def tried(self) -> bool:
@@ -301,13 +308,12 @@ class FramedAttempt(Attempt[Who]):
         afterwards."""
         joint.forget_requirements()
         claims = list(self._parts.claims)
-        versions = versions_of(self._ledger, [claim.id for claim in claims], ())
+        versions = versions_of(self._ledger, [claim.session.id for claim in claims], ())
         if claims:
             with self._ledger.read() as tables:
-                for claim in claims:
-                    claim.check_in(tables)
+                self._check_claims(tables)
         for claim, version in zip(claims, versions, strict=True):
-            joint.require_claim(claim.id, version)
+            joint.require_claim(claim.session.id, version)
         for cursor, positions in self._cursors:
             cursor.require(joint, positions)
 
@@ -350,8 +356,7 @@ class TableAttempt(Attempt[Who]):
         self._writing = section = self._ledger.write_checkpointed()
         parts.attempt = self
         with section as tables:
-            for claim in parts.claims:
-                claim.check_in(tables)
+            self._check_claims(tables)
             for session, work in self._works.items():
                 self._refused = session
                 try:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from exclusivelog import _core
-from exclusivelog.backend import Appended, OnceRun
+from exclusivelog.backend import Appended, Run
 from exclusivelog.errors import LedgerError
 from exclusivelog.local import records
 from exclusivelog.local.names import create_topic, existing
@@ -30,7 +30,7 @@ class LocalOnce:
         self._engine = engine
 
     def append(
-        self, run: OnceRun, number: int | None, batches: Mapping[str, Iterable[Columns]]
+        self, run: Run, number: int | None, batches: Mapping[str, Iterable[Columns]]
     ) -> dict[str, Appended]:
         """Append a batch to topics, unless they have it already."""
         engine = self._engine
@@ -90,7 +90,7 @@ def _append(
     engine: Runtime,
     tables: Tables,
     topic: int,
-    run: OnceRun,
+    run: Run,
     number: int | None,
     parts: Iterable[Columns],
 ) -> Appended:
@@ -110,7 +110,7 @@ def _append(
     return Appended(range(first, row.next_offset), session.epoch)
 
 
-def _went_back(row: _core.TopicRow, run: OnceRun, number: int, last: int) -> LedgerError:
+def _went_back(row: _core.TopicRow, run: Run, number: int, last: int) -> LedgerError:
     # A run may begin only with the last batch of the previous run, or with the next one.
     return LedgerError(
         f"topic {row.name!r}: job {run.writer!r} sends batch {number} after its batch {last}. "
@@ -119,7 +119,7 @@ def _went_back(row: _core.TopicRow, run: OnceRun, number: int, last: int) -> Led
     )
 
 
-def _session(engine: Runtime, tables: Tables, topic: int, run: OnceRun) -> Session:
+def _session(engine: Runtime, tables: Tables, topic: int, run: Run) -> Session:
     mode = AccessMode.parse(run.access_mode).value
     shared = mode == records.SHARED
     return Session(

@@ -271,18 +271,6 @@ class OpenEngine(abc.ABC):
         if self._slot is None:
             raise LedgerError(f"{self.path} is open with readonly=True; nothing can be changed")
 
-    def check_transactions(self) -> None:
-        """Raise an error unless a transaction can be begun."""
-        self.check_writable()
-
-    def check_bound_producers(self) -> None:
-        """Raise an error unless a producer can be bound to a claim."""
-        self.check_open()
-
-    def check_owner_watches(self) -> None:
-        """Raise an error unless `__events__` can be followed."""
-        self.check_open()
-
     def close(self) -> None:
         """Commit pending sends, release topics and claims, and end the threads. A second call has
         no effect, or completes a first one that was interrupted.
@@ -374,6 +362,9 @@ class Runtime(OpenEngine):
 
     capabilities = CAPABILITIES
     latest_needs_log = False  # a topic's version changes with every change of its owner
+
+    def check_supports(self, capability: str) -> None:
+        """One machine's log has all capabilities."""
 
     def inspect(self, find: Callable[[Tables], Found]) -> Found:
         """The result of `find` on a snapshot of all that this engine's readers may see (rule

@@ -143,9 +143,11 @@ class LocalTopic:
         with naming(self.facts().name):
             return self._engine.compact(self._id)
 
-    def trim(self, before: int, before_ms: int | None, max_bytes: int | None) -> int:
+    def trim(self, before: int, before_ms: int | None, max_bytes: int | None, dry_run: bool) -> int:
         """Remove the messages before an offset, and before a time (ms since 1970), and all but
-        `max_bytes`; the new first offset."""
+        `max_bytes`; the new first offset. `dry_run`: change nothing."""
+        if dry_run:
+            return self._first_kept(before, before_ms, max_bytes)
         self.facts()
         ledger = self._engine.ledger
         self._checkpoint()
@@ -158,7 +160,7 @@ class LocalTopic:
         with contextlib.suppress(LedgerFullError):  # what is trimmed makes room for it
             self._engine.ledger.checkpoint()
 
-    def first_kept(self, before: int, before_ms: int | None, max_bytes: int | None) -> int:
+    def _first_kept(self, before: int, before_ms: int | None, max_bytes: int | None) -> int:
         """The first offset that `trim` would keep; without the journal for a read-only engine."""
         row, ledger = self.facts(), self._engine.ledger
         if not ledger.readonly:

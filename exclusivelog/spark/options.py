@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from exclusivelog.arguments import check_name
 from exclusivelog.errors import ExclusiveLogError
 from exclusivelog.messages import to_ms
-from exclusivelog.once import Run, check_writable
+from exclusivelog.once import Run, check_run, check_writable
 from exclusivelog.spark.errors import OPTION, SourceError
 from exclusivelog.types import AccessMode
 
@@ -330,7 +330,7 @@ def _write_options(options: Options, app_id: str | None, version: int | None) ->
             check_writable(topic)
         mode = AccessMode.parse(options.get("producerAccessMode", "exclusive_with_fencing"))
         producer = options.get("producerName")
-        Run(app_id, None, producer or "spark", mode).check()
+        check_run(Run(app_id, None, producer or "spark", mode))
     except (ValueError, ExclusiveLogError) as error:
         raise refuse(str(error)) from None
     limit = _number(options, "inlineLimit", INLINE_BYTES, 0)

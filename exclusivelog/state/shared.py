@@ -523,7 +523,8 @@ def bound_claim(topic: Topic, given: Claim | HoldsClaim | None) -> Claim | None:
         return None
     claim: Any = getattr(given, "claim", given)
     claim_id(topic, claim)
-    topic.engine.backend.check_bound_producers()
+    topic.engine.backend.check_supports("bound_producers")
+    topic.engine.backend.check_open()
     if isinstance(claim, RoleClaim) and topic.name in claim.role.topics:
         raise ValueError(
             f"claim={given!r}: this role owns topic {topic.name!r} itself, which the map or state "
@@ -582,7 +583,7 @@ class Shared(_core.SharedBase, Closing):
         )
         kept = "snapshots" in self._engine.capabilities
         self._snapshots = Snapshots(
-            self._engine.path,
+            self._engine.ledger.path,
             topic.name,
             snapshot_every if kept else None,
             self._snapshot_unless_closed,
@@ -767,7 +768,8 @@ class Shared(_core.SharedBase, Closing):
     def _join(self, transaction: Transaction, compute: Compute[R], then: Then[R] | None) -> R:
         """`_append`, by the commit of a transaction."""
         check_transaction(transaction)
-        self._engine.check_transactions()
+        self._engine.check_supports("transactions")
+        self._engine.check_writable()
         self._check()
         self._check_claim()
         writer = writer_in(transaction, self, self._engine.ledger)
@@ -904,7 +906,7 @@ class Shared(_core.SharedBase, Closing):
         if self._closing:
             raise closed_error(self.topic.name)
         try:
-            with threads.needed(self._engine.path):
+            with threads.needed(self._engine.ledger.path):
                 return self._calls.submit(functools.partial(call, *args, **kwargs))
         except (RuntimeError, LedgerError):
             if self._closing:  # another thread has closed it
