@@ -25,7 +25,6 @@ from exclusivelog.errors import (
     OwnershipLostError,
     ProducerFencedError,
     ProducerMovedError,
-    TopicTerminatedError,
 )
 from exclusivelog.events import Event
 from exclusivelog.messages import Columns, Encoded, Item, Raw
@@ -48,22 +47,7 @@ from exclusivelog.types import (
 )
 from exclusivelog.waits import AnyFuture, Requests, time_limit
 
-FOLLOWED_WITHIN = 5.0  # seconds for which a producer tries to follow a topic that was handed over
 State = Literal["open", "fenced", "moved", "closed"]
-
-
-def state_after(error: ExclusiveLogError) -> State:
-    """The state of a producer that has ended with this error (rule C6).
-
-    >>> from exclusivelog.errors import ProducerFencedError, TopicTerminatedError
-    >>> state_after(ProducerFencedError("late")), state_after(TopicTerminatedError("over"))
-    ('fenced', 'closed')
-    """
-    if isinstance(error, TopicTerminatedError):
-        return "closed"
-    return "moved" if isinstance(error, ProducerMovedError) else "fenced"
-
-
 Kind = Mapping[str, str | None]  # what a topic holds, and its serialisers
 Snapshot = tuple[int, list[Item]]  # (the offset after its last message, its items)
 Who = TypeVar("Who", bound="TransactionSender")

@@ -21,7 +21,6 @@ from exclusivelog.backend import (
     SessionOptions,
     SessionPaused,
     State,
-    state_after,
 )
 from exclusivelog.closing import Closing
 from exclusivelog.errors import (
@@ -42,6 +41,7 @@ from exclusivelog.messages import (
     encode_sequence,
 )
 from exclusivelog.reads import Caller, this_caller
+from exclusivelog.sessions import state_after
 from exclusivelog.transaction import (
     SendingProducer,
     Transaction,

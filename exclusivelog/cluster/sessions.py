@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, threads
 from exclusivelog.backend import (
-    FOLLOWED_WITHIN,
     ProducerRequest,
     SessionListener,
     SessionOptions,
     SessionPaused,
     State,
-    state_after,
 )
 from exclusivelog.cluster.following import (
     ANSWER_SECONDS,
@@ -48,6 +46,7 @@ from exclusivelog.errors import (
 )
 from exclusivelog.messages import Columns, Encoded, Raw
 from exclusivelog.refusals import name_fencing_engine, without_outcome
+from exclusivelog.sessions import FOLLOWED_WITHIN, Listeners, state_after
 from exclusivelog.waits import GrantFuture, in_slices, queued, until_settled
 
 if TYPE_CHECKING:
@@ -198,35 +197,6 @@ def _check_fits(count: int, size: int) -> None:
 # ---- the session -------------------------------------------------------------------------
 
 
-class Listeners:
-    """The producers of one session, and the one that owns it. The session serialises all
-    changes."""
-
-    def __init__(self) -> None:
-        self._references: tuple[weakref.ref[SessionListener], ...] = ()
-        self._owner: weakref.ref[SessionListener] | None = None
-
-    def add(self, listener: SessionListener, owner: bool) -> None:
-        """Add a producer; `owner`: it closes the session."""
-        self._references = (*self._references, weakref.ref(listener))
-        if owner:
-            self._owner = weakref.ref(listener)
-
-    def remove(self, listener: SessionListener) -> bool:
-        """Remove a producer. True if the session stays for the others."""
-        self._references = tuple(r for r in self._references if r() not in (None, listener))
-        return bool(self._references) and not self.is_owner(listener)
-
-    def is_owner(self, listener: SessionListener) -> bool:
-        """Does this producer close the session?"""
-        return self._owner is not None and self._owner() is listener
-
-    def all(self) -> list[SessionListener]:
-        """The producers that still exist."""
-        found = (reference() for reference in self._references)
-        return [listener for listener in found if listener is not None]
-
-
 class ClusterSession:
     """The life of one registration of a producer. Threads, and producers that have followed a
     hand-over, may share it."""
@@ -337,9 +307,10 @@ class ClusterSession:
             listener.wanted()
 
     def notify_wanted(self) -> None:
-        """Notify the owner that another producer waits for the topic."""
+        """Notify the owner that another producer waits for the topic; if the owner was dropped,
+        notify all other producers of the session."""
         if self.usable and self.session.notify_on_contention:
-            for listener in self._listeners.all():
+            for listener in self._listeners.responsible():
                 listener.wanted()
 
     def reason_of(self, error: ExclusiveLogError) -> ExclusiveLogError:

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, threads
-from exclusivelog.backend import FOLLOWED_WITHIN, ProducerRequest
+from exclusivelog.backend import ProducerRequest
 from exclusivelog.errors import (
     EngineClosedError,
     ProducerBusyError,
@@ -25,6 +25,7 @@ from exclusivelog.errors import (
 )
 from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.records import EXCLUSIVE, SHARED, Session, Transfer
+from exclusivelog.sessions import FOLLOWED_WITHIN
 from exclusivelog.waits import GrantFuture, in_slices, until_settled
 
 if TYPE_CHECKING:

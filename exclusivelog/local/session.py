@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from exclusivelog import _core, logs
@@ -20,7 +18,6 @@ from exclusivelog.backend import (
     SessionOptions,
     SessionPaused,
     State,
-    state_after,
 )
 from exclusivelog.errors import (
     EngineClosedError,
@@ -35,64 +32,12 @@ from exclusivelog.local.ownership.steps import topic_moved_error
 from exclusivelog.local.records import Session, Transfer
 from exclusivelog.local.storage.tables import Tables, check_may_write, owner_of
 from exclusivelog.refusals import name_fencing_engine
+from exclusivelog.sessions import Listeners, state_after
 
 if TYPE_CHECKING:
     from exclusivelog.local.runtime import Runtime
 
 log = logging.getLogger(__name__)
-
-# ---- a session -------------------------------------------------------------------------
-
-
-Reference = Callable[[], SessionListener | None]  # a weak one
-
-
-class Listeners:
-    """The producers of one session, which are notified of its changes, and the one that owns it. It
-    refers to them weakly. Change it under the lock of the engine's registry."""
-
-    __slots__ = ("_others", "_owner")
-
-    def __init__(self) -> None:
-        self._owner: Reference = _no_owner
-        # Most sessions have the owner alone; a WeakSet would take a kilobyte for each.
-        self._others: tuple[Reference, ...] = ()
-
-    def add(self, listener: SessionListener, owner: bool) -> None:
-        """Add a producer; `owner`: it closes the session."""
-        former = self._owner
-        others = self._without(listener)
-        if owner:
-            self._owner = weakref.ref(listener)
-            self._others = others if former() in (None, listener) else (former, *others)
-        elif former() is not listener:
-            self._others = (*others, weakref.ref(listener))
-
-    def remove(self, listener: SessionListener) -> bool:
-        """Remove a producer. True if the session stays, because its owner or another producer
-        closes it."""
-        self._others = self._without(listener)
-        if self.is_owner(listener):
-            self._owner = _no_owner
-            return False
-        return bool(self.all())
-
-    def _without(self, listener: SessionListener) -> tuple[Reference, ...]:
-        return tuple(r for r in self._others if r() is not None and r() is not listener)
-
-    def all(self) -> list[SessionListener]:
-        """Those that still exist, the owner first."""
-        found = (reference() for reference in (self._owner, *self._others))
-        return [listener for listener in found if listener is not None]
-
-    def is_owner(self, listener: SessionListener) -> bool:
-        """Does this producer close the session?"""
-        return self._owner() is listener
-
-    def responsible(self) -> list[SessionListener]:
-        """The owner; if it was dropped, all other producers of the session."""
-        owner = self._owner()
-        return self.all() if owner is None else [owner]
 
 
 class LocalSession(LocalSending):
@@ -441,10 +386,6 @@ def _may_write(tables: Tables, row: _core.TopicRow, session: Session) -> bool:
     except ExclusiveLogError:  # deleted, for example; the next append raises the error
         return True
     return True
-
-
-def _no_owner() -> None:
-    """Used in place of a weak reference if there is no owner."""
 
 
 def _handed_over_to(tables: Tables, row: _core.TopicRow) -> str | None:

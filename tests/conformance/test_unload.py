@@ -218,6 +218,27 @@ def test_e2_a_producer_follows_to_the_session_that_waits_in_its_process(
     assert [message.epoch for message in topic.reader()] == [1, 2, 2, 2]
 
 
+def test_e2_of_producers_that_share_a_session_the_owner_is_told_who_waits(
+    engine: xl.Engine, topic: xl.Topic, there: xl.Topic
+) -> None:
+    told: list[str] = []
+
+    def wanted(producer: xl.Producer) -> None:
+        told.append(producer.name)
+
+    follower = topic.producer(EXCLUSIVE, name="p", on_wanted=wanted)
+    waiting = there.producer_async(WAIT, name="q", on_wanted=wanted)
+    until(lambda: told == ["p"])
+    assert engine.unload("orders", to=there.engine.id)[0].ok
+    owner = waiting.result(PATIENCE)
+    follower.send(b"there")
+    third = topic.producer_async(WAIT, name="r")
+    until(lambda: "q" in told)
+    owner.close()
+    third.result(PATIENCE).close()
+    assert told == ["p", "q"]
+
+
 @pytest.mark.on_broker
 def test_e2_a_producer_goes_on_where_its_topic_is_reserved(
     engine: xl.Engine, topic: xl.Topic, there: xl.Topic

@@ -26,7 +26,8 @@ from exclusivelog.local.followers import Followers, Following
 from exclusivelog.local.log import appending
 from exclusivelog.local.records import Transfer
 from exclusivelog.local.runtime import Runtime
-from exclusivelog.local.session import Listeners, LocalSession
+from exclusivelog.local.session import LocalSession
+from exclusivelog.sessions import Listeners
 from testing.handovers import (
     COUNTS,
     SENDS,
