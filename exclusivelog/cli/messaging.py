@@ -100,11 +100,13 @@ class _Shown:
     def print(self, messages: Sequence[xl.Message]) -> None:
         """Print these messages."""
         if self._table is not None:
-            self._table.print([*_parts(m), ""][: len(MESSAGES)] for m in messages)
+            self._table.print([*parts_of(m), ""][: len(MESSAGES)] for m in messages)
             return
         for message in messages:
             print(
-                json.dumps(message_facts(message)) if self._as_json else "\t".join(_parts(message))
+                json.dumps(message_facts(message))
+                if self._as_json
+                else "\t".join(parts_of(message))
             )
 
 
@@ -129,7 +131,8 @@ def _move(reader: xl.Reader, topic: xl.Topic, count: int | None, start: str | No
     return count
 
 
-def _parts(message: xl.Message) -> list[str]:
+def parts_of(message: xl.Message) -> list[str]:
+    """The parts of a message that a line shows."""
     parts: list[str] = [
         str(message.offset), str(message.epoch), time_of(message.publish_time),
         printable(message.producer_name),

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import click
 
 import exclusivelog as xl
-from exclusivelog.cli.output import fields_of, holder_of, lags_of, print_table
+from exclusivelog.cli.findings import findings
+from exclusivelog.cli.messaging import parts_of
+from exclusivelog.cli.output import fields_of, holder_of, lags_of, print_table, printable
 from exclusivelog.cli.program import (
     access_arguments,
     as_json,
@@ -29,7 +31,17 @@ from exclusivelog.cli.program import (
 SORTS = ("rate", "topic", "messages", "waiters", "lag")
 COLUMNS = ("topic", "messages/s", "messages", "epoch", "owner", "waiters", "lag")
 EVENTS_SHOWN = 8
-HELP = "s sort   / filter   j k select   u unload   q quit"
+HELP = "s sort   / filter   j k select   m messages   u unload   ? help   q quit"
+KEYS = (
+    ("s", "sort by the next column"),
+    ("/", "show only topics with a text; Return ends it, Escape shows all again"),
+    ("j k arrows", "select a topic"),
+    ("m", "show the latest messages of the selected topic, or the events again"),
+    ("u", "unload the selected topic to an engine"),
+    ("?", "show this, or the events again"),
+    ("q Ctrl-C", "quit"),
+)
+BAD = "bold red"  # without colours, as with NO_COLOR, it is bold
 ARROWS = {"A": "k", "B": "j"}
 
 
@@ -93,6 +105,8 @@ class Sample(NamedTuple):
     flushes: float  # per second, of all engines
     engines: list[xl.EngineInfo]
     events: list[str]
+    findings: list[str]  # what `check` would say is wrong, but for locks that last
+    unresponsive: frozenset[str]  # ids of engines
 
 
 class Watch:
@@ -133,7 +147,18 @@ class Watch:
         flushes = max(0, flushed - self._flushes) / max(now - self._at, 1e-9)
         self._ends, self._at, self._flushes = ends, now, flushed
         self._follow()
-        return Sample(lines, flushes, self._engine.engines(), list(self._events))
+        found = [each.text for each in findings(stats, self._engine.inside())]
+        silent = frozenset(engine.id for engine in stats.unresponsive)
+        events = list(self._events)
+        return Sample(lines, flushes, self._engine.engines(), events, found, silent)
+
+    def messages(self, name: str) -> list[str]:
+        """The latest messages of a topic, a line each."""
+        try:
+            found = self._engine.topic(name, create=False)[-EVENTS_SHOWN:]
+        except xl.ExclusiveLogError as error:  # deleted, trimmed or damaged
+            return [printable(str(error))]
+        return [f"messages of {name}:", *("  ".join(parts_of(message)) for message in found)]
 
     def _follow(self) -> None:
         if self._history is None:
@@ -162,6 +187,7 @@ class View:
 
     def __init__(self, sort: str, pattern: str) -> None:
         self.sort, self.pattern, self.selected = sort, pattern, 0
+        self.lower = "events"  # below the tables: events, messages or help
 
     def lines(self, sample: Sample) -> list[Line]:
         """The lines to show, in their order."""
@@ -173,6 +199,10 @@ class View:
     def next_sort(self) -> None:
         """Sort by the next column."""
         self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
+
+    def show(self, what: str) -> None:
+        """Show that below the tables; the events, if it is there."""
+        self.lower = "events" if self.lower == what else what
 
     def move(self, by: int, lines: Sequence[Line]) -> None:
         """Select another line."""
@@ -200,6 +230,7 @@ def _print(sample: Sample, view: View, as_json: bool, first: bool) -> None:
         facts = {
             "topics": [line._asdict() for line in view.lines(sample)], "flushes": sample.flushes,
             "engines": [fields_of(engine) for engine in sample.engines], "events": sample.events,
+            "findings": sample.findings,
         }  # fmt: skip
         print(json.dumps(facts), flush=True)
         return
@@ -207,32 +238,53 @@ def _print(sample: Sample, view: View, as_json: bool, first: bool) -> None:
     print_table(COLUMNS, map(_cells, view.lines(sample)))
     print_table(("engine", "id", "pid", "heartbeat"), map(_engine_cells, sample.engines))
     print_table(("event",), ((event,) for event in sample.events))
+    if sample.findings:
+        print_table(("finding",), ((text,) for text in sample.findings))
     sys.stdout.flush()
 
 
-def _draw(path: str, sample: Sample, view: View, height: int, said: str) -> Any:
+def _below(sample: Sample, view: View, watch: Watch) -> list[str]:
+    """The lines below the tables."""
+    if view.lower == "help":
+        return [f"{keys:12}{does}" for keys, does in KEYS]
+    lines = view.lines(sample)
+    if view.lower == "messages" and lines:
+        view.move(0, lines)  # there may be fewer lines than before
+        return watch.messages(lines[view.selected].topic)
+    return sample.events
+
+
+def _draw(
+    path: str, sample: Sample, view: View, below: Sequence[str], height: int, said: str
+) -> Any:
     from rich import box
     from rich.console import Group
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     lines = view.lines(sample)
-    room = max(3, height - len(sample.engines) - len(sample.events) - 10)
+    room = max(3, height - len(sample.engines) - len(below) - len(sample.findings) - 10)
     first = max(0, min(view.selected - room // 2, len(lines) - room))
-    topics = Table(*COLUMNS, box=box.SIMPLE_HEAD, expand=True)
+    # If there is no room for all, those become narrower that may be wrapped; their cells are not.
+    columns = [Column(name, no_wrap=name not in ("topic", "owner")) for name in COLUMNS]
+    topics = Table(*columns, box=box.SIMPLE_HEAD, expand=True)
     for number, line in enumerate(lines[first : first + room], first):
         style = "reverse" if number == view.selected else ""
-        topics.add_row(*(Text(cell, overflow="ellipsis") for cell in _cells(line)), style=style)
+        cells = (Text(cell, overflow="ellipsis", no_wrap=True) for cell in _cells(line))
+        topics.add_row(*cells, style=style)
     engines = Table("engine", "id", "pid", "heartbeat", box=box.SIMPLE_HEAD, expand=True)
     for engine in sample.engines:
-        engines.add_row(*map(Text, _engine_cells(engine)))
+        style = BAD if engine.id in sample.unresponsive else ""
+        engines.add_row(*map(Text, _engine_cells(engine)), style=style)
     title = (
         f"{len(lines):,} of {len(sample.lines):,} topics by {view.sort}   "
         f"{sample.flushes:,.0f} flushes/s   {time.strftime('%H:%M:%S')}   {path}"
     )
-    events = [Text(event, overflow="ellipsis", no_wrap=True) for event in sample.events]
+    bad = [Text(text, style=BAD, overflow="ellipsis", no_wrap=True) for text in sample.findings]
+    events = [Text(line, overflow="ellipsis", no_wrap=True) for line in below]
     return Group(
         Text(title, style="bold", overflow="ellipsis", no_wrap=True),
+        *bad,
         topics,
         engines,
         *events,
@@ -255,7 +307,8 @@ def _full_screen(path: str, watch: Watch, view: View, interval: float, samples: 
         due = time.monotonic() + interval
         while True:
             shown = said if asked is None else asked.text()
-            live.update(_draw(path, sample, view, console.height, shown), refresh=True)
+            below = _below(sample, view, watch)
+            live.update(_draw(path, sample, view, below, console.height, shown), refresh=True)
             key = keys.next(max(0.0, due - time.monotonic()))
             if key is None:
                 left = None if left is None else left - 1
@@ -269,6 +322,9 @@ def _full_screen(path: str, watch: Watch, view: View, interval: float, samples: 
                 return
             else:
                 asked = _react(key, view, view.lines(sample))
+
+
+SHOWN_BY = {"m": "messages", "?": "help"}
 
 
 class Question:
@@ -305,6 +361,8 @@ def _react(key: str, view: View, lines: Sequence[Line]) -> Question | None:
         view.next_sort()
     elif key in ("j", "k"):
         view.move(1 if key == "j" else -1, lines)
+    elif key in SHOWN_BY:
+        view.show(SHOWN_BY[key])
     elif key == "/":
         return Question("filter", "only topics with: ")
     elif key == "u" and lines:

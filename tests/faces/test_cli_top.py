@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import termios
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.cli import top
 from testing import recording
 from testing.operations import PAGE
 from testing.pages import blocks
@@ -83,6 +85,47 @@ def test_keys_sort_select_filter_and_quit(terminal) -> None:
     terminal.type("q")
     assert terminal.wait() == 0
     assert termios.tcgetattr(terminal.theirs) == terminal.before
+
+
+@pytest.mark.long
+def test_keys_show_messages_and_help(path, terminal) -> None:
+    terminal.type("?")
+    terminal.see("show only topics with a text")
+    terminal.type("?smj")
+    terminal.see(r"messages of orders:\s+0 ")
+    with xl.open(path) as engine, engine.topic("orders").producer(name="late") as producer:
+        producer.send(b"came\x1b[2J later", key="k")
+        terminal.see(r"1  0  .*late  k  came\\x1b\[2J later")
+    terminal.type("k")
+    terminal.see("messages of bills:")
+    terminal.type("/none\r")
+    terminal.see("0 of 2 topics")
+    terminal.type("q")
+    assert terminal.wait() == 0
+
+
+BAD = top.Sample(
+    [top.Line("orders-with-a-long-name-of-many-parts", 1e6, 10**9, 12345, "p" * 60, 10, 9)], 0.0,
+    [xl.EngineInfo("a" * 16, "silent", 1, {}, 99.0), xl.EngineInfo("b" * 16, "well", 2, {}, 0.0)],
+    [], ["engine 'silent' has been silent"], frozenset({"a" * 16}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_bad_news_are_red_and_headings_whole(no_color, monkeypatch) -> None:
+    from rich.console import Console
+
+    monkeypatch.setenv("NO_COLOR", "1" if no_color else "")
+    console = Console(width=80, force_terminal=True, color_system="standard", file=io.StringIO())
+    console.print(top._draw("log", BAD, top.View("rate", ""), [], 24, top.HELP))
+    printed = console.file.getvalue()
+    said, silent, well = (
+        next(line for line in printed.splitlines() if text in line)
+        for text in ("has been", "aaaa", "bbbb")
+    )
+    assert ["\x1b[1;31m" in line for line in (said, silent, well)] == [not no_color] * 2 + [False]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", printed)
+    assert next(line for line in plain.splitlines() if "waiters" in line).split() == [*top.COLUMNS]
 
 
 def until_selected(terminal: Terminal, topic: str) -> None:
