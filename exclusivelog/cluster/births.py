@@ -27,7 +27,7 @@ from __future__ import annotations
 from typing import overload
 
 from exclusivelog.cluster.checkpoints import NOWHERE, READ_SECONDS, Anchor
-from exclusivelog.cluster.facts import Facts, is_birth, lacks_beginning
+from exclusivelog.cluster.facts import EMPTIED, Facts, is_birth, lacks_beginning, was_emptied
 from exclusivelog.cluster.frames import Frame, decode
 from exclusivelog.cluster.ordered import OrderedLog, Place, Position, Record
 from exclusivelog.errors import LedgerIOError
@@ -35,7 +35,6 @@ from exclusivelog.errors import LedgerIOError
 __all__ = ["Births", "check_first", "first_of", "is_beginning"]
 
 TOPIC = "__births__"
-EMPTIED = "it is empty, and was not"
 MAGIC = b"XLE"
 
 
@@ -57,9 +56,9 @@ class Births:
         found = self.of(topic)
         if goes_on:
             return found or first_of(topic, log)
-        if log.end() is None:
-            if self._place.was_written(topic):
-                raise lacks_beginning(topic, EMPTIED)
+        if was_emptied(self._place, topic, log):
+            raise lacks_beginning(topic, EMPTIED)
+        if found is not None and log.end() is None:
             check_first(topic, found, None)
         return found
 

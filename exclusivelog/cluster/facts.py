@@ -63,6 +63,15 @@ def lacks_beginning(topic: str, why: str) -> LedgerCorruptedError:
     )
 
 
+EMPTIED = "it is empty, and was not"
+
+
+def was_emptied(place: Place, topic: str, log: OrderedLog) -> bool:
+    """Does the place know that this log was written, although it is empty?"""
+    # It may be written between the first two questions, for the first time.
+    return log.end() is None and place.was_written(topic) and log.end() is None
+
+
 # ---- the log -----------------------------------------------------------------------------
 
 
@@ -98,9 +107,9 @@ class Facts:
     def _read(self) -> None:
         """Read the log up to its current end."""
         log, tail = self._open()
+        if was_emptied(self._place, self._topic, log):
+            raise lacks_beginning(self._topic, EMPTIED)
         end, deadline = log.end(), _core.monotonic() + ANSWER_SECONDS
-        if end is None and self._place.was_written(self._topic):
-            raise lacks_beginning(self._topic, "it is empty, and was not")
         if self._position is not None and (end is None or end < self._position):
             raise lacks_beginning(self._topic, "it has fewer records than before")
         while end is not None and (self._position is None or self._position < end):

@@ -192,6 +192,24 @@ def test_j1_engines_that_begin_a_topic_at_one_time_agree(path: str) -> None:
         engine.close()
 
 
+@pytest.mark.rule("J1")
+@pytest.mark.parametrize("name", ["orders", BIRTHS])
+def test_j1_a_topic_that_is_begun_under_a_look_is_not_refused(
+    path: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    was_written, epochs = MemoryPlace.was_written, list[int]()
+
+    def begin_first(place: MemoryPlace, topic: str) -> bool:
+        if topic == name and not epochs:
+            epochs.append(0)
+            epochs.append(write(path, b"a"))
+        return was_written(place, topic)
+
+    monkeypatch.setattr(MemoryPlace, "was_written", begin_first)
+    assert write(path, b"b") == 2
+    assert epochs == [0, 1]
+
+
 # ---- the log of births -------------------------------------------------------------------
 
 
@@ -406,7 +424,7 @@ def test_b1_no_order_of_removals_makes_two_owners(ran: Callable[[int], Run]) -> 
     assert [run.fault for run in runs if run.fault] == []
     assert sum(len(run.sent) for run in runs) > SEEDS
     assert sum(len(run.epochs) for run in runs) > SEEDS
-    assert sum(run.refused for run in runs) > SEEDS
+    assert sum(run.refused for run in runs) > SEEDS // 2
     assert sum(run.inserted for run in runs) > SEEDS
 
 
