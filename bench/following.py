@@ -18,7 +18,7 @@ from typing import Any
 
 import exclusivelog as xl
 from bench.append import messages
-from bench.handover import HAND_OVER, NS, PAUSE_SECONDS, Counts, Crew, Moved, arm_of, sample
+from bench.handover import HAND_OVER, NS, ROUND_PAUSE_SECONDS, Counts, Crew, Moved, arm_of, sample
 from bench.measure import PROCESS, Arm, Figure, Series, Settings, Stores, Target, take_turns
 from bench.topics import names, own
 from exclusivelog._core import Receipt, now
@@ -45,7 +45,7 @@ def p30(settings: Settings) -> Figure:
         _measure_elsewhere(figure, stores, rounds)
     figure.notes.append(
         "a thread sends one message to each topic in turn, and pauses for "
-        f"{PAUSE_SECONDS * 1e3:g} ms; a gap includes the round, in which send_async waits "
+        f"{ROUND_PAUSE_SECONDS * 1e3:g} ms; a gap includes the round, in which send_async waits "
         "for topics that are moving"
     )
     return figure
@@ -76,7 +76,7 @@ class Traffic:
                 receipts = [self.producers[number].send_async(value) for number in numbers]
                 for number, receipt in zip(numbers, receipts, strict=True):
                     receipt.add_done_callback(partial(self.note, number))
-                self.over.wait(PAUSE_SECONDS)
+                self.over.wait(ROUND_PAUSE_SECONDS)
             for receipt in receipts:
                 receipt.result(PATIENCE)
         except BaseException as error:

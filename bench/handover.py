@@ -48,6 +48,7 @@ TRAFFIC_SECONDS = 0.1  # before the topics move
 SAMPLED = 5  # topics that the owner sends to, the first and the last of all among them
 SIZE = 100
 PAUSE_SECONDS = 0.002  # between two messages of a bystander to a topic of its own
+ROUND_PAUSE_SECONDS = 0.001  # after a message to each topic
 PATIENCE = 300.0
 HAND_OVER, ELECTION = "hand-over", "close and elect"
 GAP = "longest publish gap"
@@ -389,7 +390,7 @@ def keep_sending_async(producers: dict[str, Producer], last: dict[str, Sent]) ->
                 receipts[name].add_done_callback(partial(note, name))
             except (ProducerFencedError, EngineClosedError):
                 del producers[name]
-        time.sleep(PAUSE_SECONDS)
+        time.sleep(ROUND_PAUSE_SECONDS)
     for receipt in receipts.values():
         receipt.exception(PATIENCE)
 
