@@ -179,7 +179,7 @@ class Expiring(Shared):
             logs.emit(
                 log,
                 logs.NOT_EXPIRED,
-                ledger=self._engine.path,
+                ledger=self.topic.engine.path,
                 topic=self.topic.name,
                 reason=str(error),
             )

@@ -142,7 +142,8 @@ class Content:
         if when == "earliest":
             when = topic.first_offset
         with self._map:
-            offset, entries = map_at(topic, when)
+            offset, found = map_at(topic, when)
+        entries = found.entries
         prefix = os.fsencode(query.get("prefix", ""))
         wanted = sorted(key for key in entries if key.startswith(prefix))
         reads = topic.serializers
