@@ -42,12 +42,8 @@ class Applies(Protocol):
         """Apply one message."""
 
 
-class Owner(Protocol):
-    """What owns a topic."""
-
-    @property
-    def sender(self) -> Sender:
-        """By which it appends."""
+class Owner(Sender, Protocol):
+    """The sender of the producer that owns a topic."""
 
     def was_lost_by(self, error: ProducerFencedError) -> bool:
         """Has it lost its topic by this error?"""
@@ -73,7 +69,7 @@ class Joinable(Protocol):
         """The content, for changes that do not reach it."""
 
     def _lend(self, locks: _core.Locks, check: Callable[[], object]) -> Owner | _core.Lock:
-        """What owns the topic, once the content has caught up, and `check()` has returned. The lock
+        """The owner's sender, once the content has caught up, and `check()` has returned. The lock
         of writes, if another thread keeps it."""
 
     def _check_claim(self) -> None:
@@ -181,7 +177,7 @@ class StateWriter:
         if isinstance(lent, _core.Lock):
             return lent
         self._lent = lent
-        transaction._parts.puts[lent.sender] = [self._put] if self._items else []
+        transaction._parts.puts[lent] = [self._put] if self._items else []
         return None
 
     def _put(self, appender: _core.Appender) -> None:
@@ -207,7 +203,7 @@ class StateWriter:
         elif state == "committed" and self._items:
             attempt = transaction._parts.attempt
             assert attempt is not None
-            self.shared._take_back(attempt.offsets[lent.sender].start, self._items)
+            self.shared._take_back(attempt.offsets[lent].start, self._items)
         else:
             self.shared._take_back(0, [])
 

@@ -50,7 +50,7 @@ from exclusivelog.messages import Item, item_of, message_of
 from exclusivelog.producer import Append, Producer, ProducerFuture
 from exclusivelog.roles import RoleClaim
 from exclusivelog.state.calls import CallFuture, Calls
-from exclusivelog.state.joining import Applies, Compute, Then, writer_in
+from exclusivelog.state.joining import Applies, Compute, Owner, Then, writer_in
 from exclusivelog.topic import Topic, claim_id
 from exclusivelog.transaction import Claim, HoldsClaim, Transaction, check_transaction
 from exclusivelog.waits import time_limit
@@ -302,10 +302,6 @@ class Holding:
 
     def __init__(self, producer: Producer) -> None:
         self.producer, self.sender = producer, producer._sender
-
-    def was_lost_by(self, error: ProducerFencedError) -> bool:
-        """Has it lost the topic by this error?"""
-        return self.sender.was_lost_by(error)
 
 
 class Ownership(_core.OwnershipBase):
@@ -809,7 +805,7 @@ class Shared(_core.SharedBase, Closing):
     def _fork(self) -> Applies:
         raise NotImplementedError
 
-    def _lend(self, locks: _core.Locks, check: Callable[[], object]) -> Holding | _core.Lock:
+    def _lend(self, locks: _core.Locks, check: Callable[[], object]) -> Owner | _core.Lock:
         self._check()
         end = self._time_limit()
         if not locks.take(self._writing):
@@ -822,7 +818,7 @@ class Shared(_core.SharedBase, Closing):
                     self._catch_up()
                 check()
                 if self._ownership.is_by(producer):  # no read has noticed its loss meanwhile
-                    return self._ownership.lend()
+                    return self._ownership.lend().sender
 
     def _take_back(self, first: int, items: list[Item]) -> None:
         with self._lock:
