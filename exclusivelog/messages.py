@@ -475,6 +475,11 @@ class Timed(bytes):
         return made
 
 
+def timed(value: bytes | None, until: int | None) -> bytes | None:
+    """Return a value that expires then (None: never)."""
+    return value if value is None or until is None else Timed(value, until)
+
+
 def plain(value: bytes | None) -> bytes | None:
     """Return a value without the time at which it expires."""
     return bytes(value) if type(value) is Timed else value
@@ -509,10 +514,10 @@ def item_of(message: _core.Message) -> Item:
     if message.key is None and message.raw_value is None and not is_clear(message):
         return None, b""
     properties = message.properties
-    return message.key, _timed(message.raw_value, properties) if properties else message.raw_value
+    return message.key, _limited(message.raw_value, properties) if properties else message.raw_value
 
 
-def _timed(value: bytes | None, properties: dict[str, str]) -> bytes | None:
+def _limited(value: bytes | None, properties: dict[str, str]) -> bytes | None:
     until = properties.get("until", "")
     is_timed = value is not None and properties.get("map") == "put" and UNTIL.fullmatch(until)
     return Timed(value, int(until)) if value is not None and is_timed else value

@@ -64,7 +64,8 @@ cdef class MapBase:
     cpdef int64_t now(self) except -2:
         """The log's time, in ms since 1970: that of the wall clock. Where a time that was seen is
         ahead of that, it goes on from there, as the monotonic clock does."""
-        cdef int64_t at = xl_now(), wall = xj_wall_ms()
+        # Behind, if the thread is paused in between: the wall clock then corrects it. Never ahead.
+        cdef int64_t wall = xj_wall_ms(), at = xl_now()
         cdef int64_t time = self._base + (at - self._base_at) // 1_000_000
         if wall < time:
             return time

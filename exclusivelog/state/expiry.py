@@ -25,7 +25,7 @@ from exclusivelog.errors import (
     TopicNotFoundError,
     TopicTerminatedError,
 )
-from exclusivelog.messages import Item, Timed
+from exclusivelog.messages import Item
 from exclusivelog.producer import Producer
 from exclusivelog.state.entries import NEVER, Entries
 from exclusivelog.state.shared import Shared, Write
@@ -86,12 +86,10 @@ class Expiring(Shared):
             self._see_log()
         self._set_alarm()
 
-    def _timed(self, data: bytes | None, lasts: int | None) -> bytes | None:
-        """Return a value that expires so many ms from now on; for the owner only."""
-        if data is None or lasts is None:
-            return data
+    def _deadline(self, lasts: int) -> int:
+        """Return the log's time in so many ms; for a write."""
         self._see_log()
-        return Timed(data, self._content.now() + lasts)
+        return self._content.now() + lasts
 
     def _see_log(self) -> None:
         """Let the clock not be behind that of the owners before."""

@@ -21,7 +21,7 @@ from typing import Any, Generic, Literal, TypeVar, cast, overload
 from exclusivelog import _core, serde
 from exclusivelog.backend import Kind
 from exclusivelog.errors import DeserializationError
-from exclusivelog.messages import MAX_MESSAGE_BYTES, Item, Timed, from_ms
+from exclusivelog.messages import MAX_MESSAGE_BYTES, Item, Timed, from_ms, timed
 from exclusivelog.producer import Append
 from exclusivelog.state.entries import Entries, apply_to
 from exclusivelog.state.expiry import Expiring, Ttl, ttl_ms
@@ -105,6 +105,12 @@ def set_if(
     old = content.entries.get(name)
     made = expected is _core.ANY or old == expected
     return change(content, name, data) if made else [], (made, old)
+
+
+def renewed(content: AnyContent, name: bytes, data: bytes | None, until: Any) -> bytes | None:
+    """The value that a key is set to by a function of its value before. `until`: NOTHING if it is
+    to expire when that would have."""
+    return timed(data, content.until(name) if until is NOTHING else until)
 
 
 # The type of all keys of a serialiser that stores a key's beginning as the beginning of its bytes.
@@ -448,7 +454,7 @@ class SharedMap(Expiring, MutableMapping[K, V]):
             lasts = ttl_ms(ttl)
 
             def compute(content: AnyContent) -> tuple[list[Item], tuple[bool, bytes | None]]:
-                return set_if(name, self._timed(data, lasts), expected, content)
+                return set_if(name, timed(data, self._deadline(lasts)), expected, content)
 
             return self._append(compute, None, transaction)
         if transaction is not None:
@@ -580,7 +586,7 @@ class SharedMap(Expiring, MutableMapping[K, V]):
             unpack = self._codec.unpack
             given = unpack(old, name)  # a new object, which `fn` may change
             new = self._codec.pack(fn(key, given) if with_key else fn(given))
-            items = change(content, name, self._renewed(content, name, new, lasts))
+            items = change(content, name, renewed(content, name, new, self._until(lasts)))
             return items, Change(bool(items), unpack(old, name), unpack(new, name))
 
         return self._append(compute, None, transaction)
@@ -606,6 +612,7 @@ class SharedMap(Expiring, MutableMapping[K, V]):
         def compute(content: AnyContent) -> tuple[list[Item], dict[K, V | None]]:
             items: list[Item] = []
             changed: dict[K, V | None] = {}
+            until = self._until(lasts)  # the same for all
             for name, data in content.entries.items():
                 key = self._codec.load_key(name)
                 if filter is None or filter(key):
@@ -613,19 +620,13 @@ class SharedMap(Expiring, MutableMapping[K, V]):
                     new = self._codec.pack(value)
                     if new != data or lasts is not NOTHING:
                         changed[key] = value
-                        items.append((name, self._renewed(content, name, new, lasts)))
+                        items.append((name, renewed(content, name, new, until)))
             return items, changed
 
         return self._append(compute, None, transaction)
 
-    def _renewed(
-        self, content: AnyContent, name: bytes, data: bytes | None, lasts: Any
-    ) -> bytes | None:
-        """The value that a key is set to by a function of its value before."""
-        if lasts is not NOTHING:
-            return self._timed(data, lasts)
-        until = content.until(name)
-        return data if data is None or until is None else Timed(data, until)
+    def _until(self, lasts: Any) -> Any:
+        return lasts if lasts is None or lasts is NOTHING else self._deadline(lasts)
 
     def put_all(
         self,
@@ -640,7 +641,8 @@ class SharedMap(Expiring, MutableMapping[K, V]):
         lasts = _given_ms(ttl)
 
         def compute(content: AnyContent) -> tuple[list[Item], None]:
-            pairs = [(name, self._timed(data, lasts)) for name, data in given]
+            until = self._until(lasts)
+            pairs = [(name, timed(data, until)) for name, data in given]
             return [item for pair in pairs for item in change(content, *pair)], None
 
         self._append(compute, None, transaction)

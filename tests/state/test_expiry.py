@@ -221,9 +221,10 @@ def test_i2_many_are_removed_in_bounded_steps(
 
     monkeypatch.setattr(Entries, "due_items", counted)
     shared.put_all({f"k{number}": number for number in range(2500)}, ttl=0.05)
+    assert len(set(shared._content.deadlines.values())) <= 1  # one for all, until they go
     shared.put("stays", 1)
     until(lambda: len(shared) == 1)
-    assert (max(steps), sum(steps)) == (1000, 2500)
+    assert (max(steps) <= 1000, sum(steps)) == (True, 2500)
     assert len(removals(topic)) == 2500
 
 
