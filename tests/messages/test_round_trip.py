@@ -778,7 +778,7 @@ def test_g10_replace_finds_an_equal_value_with_other_bytes(topic: xl.Topic) -> N
         shared.put("a", {"x": 1, "y": 2})
         assert shared.replace("a", {"y": 2, "x": 1}, {1, 2})
         unordered = msgpack.packb(msgpack.ExtType(1, msgpack.packb([2, 1])))
-        shared._append(lambda: ([(b"a", unordered)], None))
+        shared._append(lambda _: ([(b"a", unordered)], None))
         assert not shared.replace("a", {1, 3}, 0)
         assert shared.replace("a", {1, 2}, 0)
 
