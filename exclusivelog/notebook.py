@@ -12,6 +12,8 @@ from html import escape
 from itertools import islice
 from typing import Any
 
+from exclusivelog import _core
+
 MOST_ROWS = 10
 MOST_CHARACTERS = 80  # of a value
 LONGEST = 400  # characters of a cell
@@ -78,6 +80,9 @@ def message_html(message: Any) -> str:
         return facts(f"message {message.offset}", found)
 
     return html_of(message, make)
+
+
+_core.show_messages_by(message_html)
 
 
 def _decoded(message: Any, name: str) -> object:

@@ -19,9 +19,11 @@ from functools import partial
 from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 from exclusivelog import _core, serde
+from exclusivelog.arguments import is_url
 from exclusivelog.backend import Kind
 from exclusivelog.errors import DeserializationError
 from exclusivelog.messages import MAX_MESSAGE_BYTES, Item, Timed, from_ms, timed
+from exclusivelog.notebook import MOST_ROWS, Shown, facts, html_of, listing
 from exclusivelog.producer import Append
 from exclusivelog.state.entries import Entries, apply_to
 from exclusivelog.state.expiry import Expiring, Ttl, ttl_ms
@@ -816,6 +818,23 @@ class SharedMap(Expiring, MutableMapping[K, V]):
             for name in {**old, **new}
             if old.get(name) != new.get(name)
         }
+
+    # ---- notebooks -----------------------------------------------------------------------
+
+    def _repr_html_(self) -> str:
+        return html_of(self, self._as_html)
+
+    def _as_html(self) -> str:
+        if is_url(self.topic.engine.path):  # it would have to be asked
+            return facts(repr(self), [])
+        rows = ((Shown(key), self._shown(key)) for key in itertools.islice(self, MOST_ROWS))
+        return listing(repr(self), ("key", "value"), rows, len(self))
+
+    def _shown(self, key: K) -> Shown | str:
+        try:
+            return Shown(self.get(key))
+        except DeserializationError as error:
+            return str(error)
 
     # ---- futures -------------------------------------------------------------------------
 

@@ -247,8 +247,8 @@ static xd_watch *watch_of(obituary *o, uint64_t *life, uint32_t *first, uint32_t
     CHECK(w != NULL);
     w->life = life;
     w->namespace = 1;
-    w->locks[0] = (xd_lock){first, &w->file, 0, 1};
-    w->locks[1] = (xd_lock){second, &w->file, 0, 1};
+    w->locks[0] = (xd_lock){.word = first, .file = &w->file, .repair = 1};
+    w->locks[1] = (xd_lock){.word = second, .file = &w->file, .repair = 1};
     w->count = 2;
     w->slots = (char *)o->slots;
     w->step = sizeof o->slots[0];
@@ -328,7 +328,7 @@ static void test_unreported_deaths(void) {
     CHECK(xj_lock(&j->words) == ETIMEDOUT);         /* for ever, if nobody looks */
     xj_words(&j->words, words);
     for (w->count = 0; w->count < XJ_LOCKS; w->count++)
-        w->locks[w->count] = (xd_lock){words[w->count], &w->file, 0, 1};
+        w->locks[w->count] = (xd_lock){.word = words[w->count], .file = &w->file, .repair = 1};
     w->life = &life;
     w->namespace = 1;
     CHECK(xd_start(w) == 0);
