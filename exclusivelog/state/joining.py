@@ -161,6 +161,10 @@ class StateWriter:
                 f"topic {self.shared.topic.name!r}: an operation of the transaction could not be "
                 f"applied: {error!r}. The transaction was aborted, and nothing was written"
             ) from error
+        except BaseException:
+            # It is unknown how much was applied: the next write copies the content again.
+            self._content, self._applied = None, 0
+            raise
         return content
 
     # ---- the commit ----------------------------------------------------------------------
@@ -205,6 +209,8 @@ class StateWriter:
             assert attempt is not None
             self.shared._take_back(attempt.offsets[lent].start, self._items)
         else:
+            # By the next attempt, another producer may own the topic.
+            transaction._parts.puts.pop(lent, None)
             self.shared._take_back(0, [])
 
 

@@ -209,6 +209,27 @@ def test_i3_an_operation_that_cannot_be_applied_after_the_commit_is_told_as_for_
 
 
 @pytest.mark.rule("G11")
+def test_g11_an_interrupt_in_the_applier_leaves_no_half_of_an_operation(
+    engine: xl.Engine, topic: xl.Topic
+) -> None:
+    """The transaction may go on: its next write sees each operation once."""
+    interrupts = [KeyboardInterrupt()]
+
+    def apply(state: dict[str, int], op: int) -> None:
+        state["n"] = state.get("n", 0) + op
+        if interrupts:
+            raise interrupts.pop()
+
+    with xl.SharedState(topic, initial=dict, apply=apply) as counts:
+        with engine.transaction() as txn:
+            counts.write(lambda now: [7], transaction=txn)
+            with pytest.raises(KeyboardInterrupt):
+                counts.write(lambda now: [now["n"]], transaction=txn)
+            assert counts.write(lambda now: [now["n"]], dict, transaction=txn) == {"n": 14}
+        assert counts.read(dict) == {"n": 14}
+
+
+@pytest.mark.rule("G11")
 def test_g11_a_transaction_that_is_dropped_has_aborted_at_once(
     engine: xl.Engine, shared: Map
 ) -> None:
@@ -395,6 +416,43 @@ def test_k4_a_commit_beside_a_write_function_that_writes_to_another_map(
         with pytest.raises(xl.TransactionAbortedError):
             commit.result(PATIENCE)
     assert (everything(shared), everything(second)) == ({"m": 1}, {"m": 1})
+
+
+@pytest.mark.rule("K4")
+def test_k4_a_commit_that_waits_lets_another_process_have_the_first_map(
+    engine: xl.Engine, shared: Map, second: Map, other: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was written meanwhile: it goes through, by the producer that owns the topic then."""
+    inside, over, tried = threading.Event(), threading.Event(), threading.Event()
+    try_with = xl.Transaction._try_with
+
+    def tries(self: xl.Transaction, writers: Any) -> Any:
+        kept = try_with(self, writers)
+        tried.set()  # it has had the first map
+        return kept
+
+    monkeypatch.setattr(xl.Transaction, "_try_with", tries)
+
+    def keep_all(key: str, value: int) -> int:
+        inside.set()
+        assert over.wait(PATIENCE)
+        return value
+
+    shared.put("n", 1)
+    second.put("n", 1)
+    with ThreadPoolExecutor(2) as pool, xl.SharedMap(other) as stranger:
+        txn = engine.transaction()
+        shared.put("n", 2, transaction=txn)
+        second.put("n", 2, transaction=txn)
+        writing = pool.submit(second.update_multiple, None, keep_all)
+        assert inside.wait(PATIENCE)
+        commit = pool.submit(txn.commit)
+        assert tried.wait(PATIENCE)
+        assert within(lambda: stranger.delete("absent")) is None
+        over.set()
+        assert writing.result(PATIENCE) == {}
+        commit.result(PATIENCE)
+    assert (everything(shared), everything(second)) == ({"n": 2}, {"n": 2})
 
 
 def test_i8_a_commit_waits_for_the_topic_as_long_as_the_map_s_writes_do(
