@@ -244,9 +244,11 @@ class SharedState(Shared, Generic[S, Op]):
         return self._append(compute, lambda content: self._call(read_fn, content), transaction)
 
     def _fork(self) -> StateContent[S, Op]:
-        fork = _copy.copy(self._content)
+        fork, state = _copy.copy(self._content), self._content.state
         with Scope(self._copy) as scope:
-            fork.state = thaw(scope.view(self._content.state))
+            fork.state = thaw(scope.view(state))
+        if fork.state is state:  # `copy=None`: only `apply` changes it, which it does here, too
+            fork.state = _copy.deepcopy(state)
         return fork
 
     def _encoded(self, op: Op) -> bytes:

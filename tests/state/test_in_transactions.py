@@ -5,6 +5,7 @@ the newest state or not at all (rules G3, G11, I8).
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import gc
 import random
@@ -227,6 +228,26 @@ def test_g11_an_interrupt_in_the_applier_leaves_no_half_of_an_operation(
                 counts.write(lambda now: [now["n"]], transaction=txn)
             assert counts.write(lambda now: [now["n"]], dict, transaction=txn) == {"n": 14}
         assert counts.read(dict) == {"n": 14}
+
+
+@pytest.mark.rule("G11")
+@pytest.mark.parametrize("copy", [None, lambda state: state], ids=["none", "same"])
+def test_g11_a_transaction_s_own_state_is_another_object_without_copies_for_functions(
+    engine: xl.Engine, topic: xl.Topic, copy: Any
+) -> None:
+    """Of a class that has no view, and that the applier changes in place."""
+
+    def apply(state: collections.Counter[str], op: int) -> None:
+        state["n"] += op
+
+    with xl.SharedState(topic, collections.Counter, apply, copy=copy) as counts:
+        for ends, expected in (("abort", 0), ("commit", 3)):
+            txn = engine.transaction()
+            counts.write(lambda now: [1], transaction=txn)
+            assert counts.write(lambda now: [2], lambda now: now["n"], transaction=txn) == 3
+            assert counts.read(lambda now: now["n"]) == 0
+            getattr(txn, ends)()
+            assert counts.read(lambda now: now["n"]) == expected
 
 
 @pytest.mark.rule("G11")
