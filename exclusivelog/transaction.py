@@ -276,13 +276,17 @@ class SendingProducer:
     _sender: Sender
 
 
+Wait = contextlib.AbstractContextManager[object]  # which waits when it is entered
+
+
 class Writer(Protocol):
     """What one map or state writes in a transaction."""
 
-    def begin(self, transaction: Transaction, locks: _core.Locks) -> _core.Lock | None:
+    def begin(self, transaction: Transaction, locks: _core.Locks) -> Wait | None:
         """The commit begins: own the topic, and add what is to be appended to the parts. Takes the
-        lock of the map's or state's other writes, or returns it if another thread keeps it.
-        TransactionAbortedError if something else was written since the transaction has read it."""
+        lock of the map's or state's other writes. Returns what to wait for if others keep it, or
+        keep the topic. TransactionAbortedError if something else was written since the transaction
+        has read it."""
 
     def refuse(self, error: ProducerFencedError) -> None:
         """The commit was refused with this error: raise another one if the map's or state's topic
@@ -496,10 +500,10 @@ class Transaction(OfThisProcess):
         writers = [writer for _, writer in sorted(self._writers.items())]
         while (kept := self._try_with(writers)) is not None:
             with kept:
-                pass  # wait for it, holding nothing that its holder may wait for
+                pass  # wait for it, holding nothing that others may wait for
 
-    def _try_with(self, writers: list[Writer]) -> _core.Lock | None:
-        """Commit, or return a lock that another thread keeps."""
+    def _try_with(self, writers: list[Writer]) -> Wait | None:
+        """Commit, or return what to wait for: a lock or a topic that others keep."""
         with _core.Locks() as locks, contextlib.ExitStack() as ends:
             ends.callback(self._end_writers, writers)
             for writer in writers:

@@ -14,6 +14,7 @@ content from the log, whatever interrupts the commit and wherever.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from exclusivelog import _core
@@ -23,7 +24,7 @@ from exclusivelog.errors import (
     TransactionAbortedError,
 )
 from exclusivelog.messages import Item, message_of
-from exclusivelog.transaction import Sender, State, Transaction
+from exclusivelog.transaction import Sender, State, Transaction, Wait
 
 __all__ = ["Joinable", "Overlay", "StateWriter", "writer_in"]
 
@@ -68,9 +69,9 @@ class Joinable(Protocol):
     def _fork(self) -> Applies:
         """The content, for changes that do not reach it."""
 
-    def _lend(self, locks: _core.Locks, check: Callable[[], object]) -> Owner | _core.Lock:
-        """The owner's sender, once the content has caught up, and `check()` has returned. The lock
-        of writes, if another thread keeps it."""
+    def _lend(self, locks: _core.Locks, check: Callable[[], object]) -> Owner | Wait:
+        """The owner's sender, once the content has caught up, and `check()` has returned. What to
+        wait for before another attempt, if others keep the lock of writes, or the topic."""
 
     def _check_claim(self) -> None:
         """OwnershipLostError if it is bound to a claim that was lost."""
@@ -169,16 +170,17 @@ class StateWriter:
 
     # ---- the commit ----------------------------------------------------------------------
 
-    def begin(self, transaction: Transaction, locks: _core.Locks) -> _core.Lock | None:
+    def begin(self, transaction: Transaction, locks: _core.Locks) -> Wait | None:
         """Own the topic, check that nothing else was written, and add the messages to the parts.
-        Returns the lock of writes if another thread keeps it."""
+        Returns what to wait for, holding nothing, if others keep the lock of writes or the topic.
+        """
 
         def check() -> None:
             self._check_newest(transaction)
             self._complete = True
 
         lent = self.shared._lend(locks, check)
-        if isinstance(lent, _core.Lock):
+        if isinstance(lent, AbstractContextManager):
             return lent
         self._lent = lent
         transaction._parts.puts[lent] = [self._put] if self._items else []

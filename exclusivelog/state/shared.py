@@ -27,7 +27,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from exclusivelog import _core, logs, threads
@@ -52,7 +52,7 @@ from exclusivelog.roles import RoleClaim
 from exclusivelog.state.calls import CallFuture, Calls
 from exclusivelog.state.joining import Applies, Compute, Owner, Then, writer_in
 from exclusivelog.topic import Topic, claim_id
-from exclusivelog.transaction import Claim, HoldsClaim, Transaction, check_transaction
+from exclusivelog.transaction import Claim, HoldsClaim, Transaction, Wait, check_transaction
 from exclusivelog.waits import time_limit
 
 # ---- snapshots -------------------------------------------------------------------------
@@ -289,6 +289,10 @@ TENURE_SECONDS = 0.005
 # which are so many looks at these intervals.
 LOOKS = 4
 LOOK_SECONDS = 0.025
+
+# A commit waits so long for a topic while it keeps the maps and states before: longer than it takes
+# to evict an owner, and shorter than others may keep it.
+WAITED_WITH_OTHERS_SECONDS = 0.5
 
 # A write whose function takes longer than that is computed anew each time its process was evicted
 # meanwhile. After so many times the process keeps the topic until it is done.
@@ -805,20 +809,34 @@ class Shared(_core.SharedBase, Closing):
     def _fork(self) -> Applies:
         raise NotImplementedError
 
-    def _lend(self, locks: _core.Locks, check: Callable[[], object]) -> Owner | _core.Lock:
+    def _lend(self, locks: _core.Locks, check: Callable[[], object]) -> Owner | Wait:
         self._check()
         end = self._time_limit()
         if not locks.take(self._writing):
             return self._writing
+        soon = _core.monotonic() + WAITED_WITH_OTHERS_SECONDS
         while True:
             self._check_usable()
-            producer = self._ownership.acquire(end)
+            try:
+                producer = self._ownership.acquire(soon if end is None else min(soon, end))
+            except WaitTimeoutError:
+                if end is not None and end <= soon:
+                    raise
+                return self._own()
             with self._lock:
                 if self._replica.torn:
                     self._catch_up()
                 check()
                 if self._ownership.is_by(producer):  # no read has noticed its loss meanwhile
                     return self._ownership.lend().sender
+
+    @contextlib.contextmanager
+    def _own(self) -> Iterator[None]:
+        """Wait for the topic, as a write does."""
+        with self._writing:
+            self._check_usable()
+            self._ownership.acquire(self._time_limit())
+        yield
 
     def _take_back(self, first: int, items: list[Item]) -> None:
         with self._lock:

@@ -476,6 +476,27 @@ def test_k4_a_commit_that_waits_lets_another_process_have_the_first_map(
     assert (everything(shared), everything(second)) == ({"n": 2}, {"n": 2})
 
 
+@pytest.mark.rule("K1")
+def test_k1_a_commit_that_waits_for_one_topic_keeps_no_other_map(
+    engine: xl.Engine, shared: Map, second: Map, other: xl.Topic
+) -> None:
+    """A producer has the topic of the second map, for as long as it likes."""
+    shared.put("n", 1)
+    second.put("n", 1)
+    txn = engine.transaction()
+    shared.put("n", 2, transaction=txn)
+    second.put("n", 2, transaction=txn)
+    take_over(second.topic)
+    with ThreadPoolExecutor(1) as pool:
+        with other.engine.topic("second").producer("exclusive"):
+            commit = pool.submit(txn.commit)
+            until(lambda: shared._ownership.producer is None)  # the commit has it
+            assert within(lambda: shared.delete("absent")) is None
+            assert not commit.done()
+        commit.result(PATIENCE)
+    assert (everything(shared), everything(second)) == ({"n": 2}, {"n": 2})
+
+
 def test_i8_a_commit_waits_for_the_topic_as_long_as_the_map_s_writes_do(
     engine: xl.Engine, topic: xl.Topic
 ) -> None:
