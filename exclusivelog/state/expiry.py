@@ -14,6 +14,7 @@ import logging
 import math
 import random
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from exclusivelog import _core, logs
@@ -146,7 +147,17 @@ class Expiring(Shared):
         if at < self._alarm_at - PAUSE_SECONDS:  # the log's time may have jumped since it was set
             self._alarm_at = at
             ring = functools.partial(_ring, weakref.ref(self), at)
-            self._engine.call_after(max(0.0, at - now), ring)
+            try:
+                self._engine.call_after(max(0.0, at - now), ring)
+            except BaseException:  # an interrupt: there may be none, so the next call sets it
+                self._alarm_at = math.inf
+                raise
+
+    def _expect(self, offset: int, until: int) -> None:
+        """A watch has read that a key expires. If the map has not, look by then."""
+        if self._replica.position <= offset and until < self._content.due_at:
+            self._content.due_at = until
+            self._set_alarm()
 
     def _due_here(self) -> int:
         """The log's time at which this process removes a key next."""
@@ -185,7 +196,7 @@ class Expiring(Shared):
         return self._failed_for
 
     def _remove_due(self) -> None:
-        if self._is_due_here() and self._ownership.producer is None:
+        if self._ownership.producer is None:
             self._read(int, latest=True)  # the owner has removed them, as a rule
         while self._is_due_here():
             self._remove_some(_core.monotonic() + TOPIC_SECONDS)
@@ -217,6 +228,18 @@ class Expiring(Shared):
         finally:
             if not was_owner:
                 self._ownership.release()
+
+
+def expecting(shared: Expiring) -> Callable[[int, int], None]:
+    """`_expect`, of a map that this does not keep."""
+    found = weakref.ref(shared)
+
+    def expect(offset: int, until: int) -> None:
+        told = found()
+        if told is not None and not told._closing:
+            told._expect(offset, until)
+
+    return expect
 
 
 def _ring(shared: weakref.ref[Expiring], alarm_at: float) -> None:

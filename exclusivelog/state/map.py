@@ -26,7 +26,7 @@ from exclusivelog.messages import MAX_MESSAGE_BYTES, Item, Timed, from_ms, timed
 from exclusivelog.notebook import MOST_ROWS, Shown, facts, html_of, listing
 from exclusivelog.producer import Append
 from exclusivelog.state.entries import Entries, apply_to
-from exclusivelog.state.expiry import Expiring, Ttl, ttl_ms
+from exclusivelog.state.expiry import Expiring, Ttl, expecting, ttl_ms
 from exclusivelog.state.joining import Overlay
 from exclusivelog.state.past import At, MapWatch, map_at, map_since
 from exclusivelog.state.shared import SNAPSHOT_EVERY, in_background
@@ -772,7 +772,16 @@ class SharedMap(Expiring, MutableMapping[K, V]):
             begin, entries = map_since(self.topic, cast(Any, start), matches)
             items = entries.entries
         codec = self._codec
-        return MapWatch(self.topic, begin, items, matches, codec.load_key, codec.load, existing)
+        return MapWatch(
+            self.topic,
+            begin,
+            items,
+            matches,
+            codec.load_key,
+            codec.load,
+            existing,
+            expecting(self),
+        )
 
     def _watched(self, key: K | None, prefix: str | bytes | None) -> Callable[[bytes], bool]:
         """Whether a watch returns the changes of a key, as bytes."""

@@ -23,7 +23,7 @@ from exclusivelog.errors import (
     TopicTerminatedError,
     WaitTimeoutError,
 )
-from exclusivelog.messages import Item, item_of, plain, to_ms
+from exclusivelog.messages import Item, Timed, item_of, plain, to_ms
 from exclusivelog.state.entries import Entries, apply_to
 
 __all__ = ["MapChange", "MapWatch"]
@@ -151,8 +151,10 @@ class MapWatch(Closing, Generic[K, V]):
         load_key: Callable[[bytes], Any],
         load: Callable[[bytes, bytes], Any],
         existing: bool = False,
+        expect: Callable[[int, int], object] | None = None,
     ) -> None:
         self._topic = topic.name
+        self._expect = expect  # called with an offset, and the time at which that key expires
         self._items = {name: data for name, data in items.items() if matches(name)}
         self._matches = matches
         self._load_key, self._load = load_key, load
@@ -188,6 +190,8 @@ class MapWatch(Closing, Generic[K, V]):
     def _take(self, message: _core.Message) -> None:
         """Process a message that `reader` has returned; its changes come next."""
         item = item_of(message)
+        if type(item[1]) is Timed and self._expect is not None:
+            self._expect(message.offset, item[1].until)
         for name in self._names(item):
             old = self._items.get(name)
             if item[1] is not None or old is not None:

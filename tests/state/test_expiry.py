@@ -310,6 +310,33 @@ def test_i2_if_the_owner_does_not_another_process_does(
         process.signal(signal.SIGCONT)
 
 
+@pytest.mark.long
+def test_i2_so_does_one_that_only_watches(
+    shared: Map, topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """It waits for the removal, and calls nothing else."""
+    with shared.watch() as watch:
+        process = worker()
+        process.call(open_map)
+        process.call(call_map, "put", "a", 1, ttl=0.5)
+        process.signal(signal.SIGKILL)
+        assert [watch.read_next(timeout=PATIENCE).value for _ in range(2)] == [1, None]
+    until(lambda: topic.owner is None)
+
+
+def test_i2_an_interrupted_alarm_is_set_by_the_next_call(
+    shared: Map, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(type(shared._engine), "call_after", interrupt)
+        shared.put("a", 1, ttl=0.1)
+    shared.put("b", 1, ttl=0.1)
+    until(lambda: not shared.list_keys())
+
+
 def test_i2_the_next_that_opens_the_map_removes_what_is_left(
     path: str, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
