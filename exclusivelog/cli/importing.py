@@ -23,7 +23,7 @@ import click
 
 import exclusivelog as xl
 from exclusivelog.cli.exporting import COLUMNS, FORMATS, format_of
-from exclusivelog.cli.json_lines import InputError, arguments_from, arguments_of
+from exclusivelog.cli.json_lines import InputError, arguments_from, arguments_of, once
 from exclusivelog.cli.output import print_result, printable
 from exclusivelog.cli.program import (
     PATH,
@@ -81,24 +81,38 @@ def import_messages(
     that name has sent to the topic. From a pipe, only that prevents duplicates.
 
     A line or row that is no message ends the command with exit status 2; those before it are
-    imported.
+    imported. A corrected file has other content: continue with the --name that the error tells.
     """
     kind = kind or format_of(file or "")
     with _opened(file) as source:
         if kind == "parquet" and not _is_regular(source):
             raise click.UsageError("Parquet is read from a file, not from a pipe; give FILE")
-        name = name or (_name_of(source) if _is_regular(source) else None)
         before = _state_of(source)
+        name = name or (_name_of(source) if _is_regular(source) else None)
         with open_to_write(path, create=True) as engine:
             with topic_to_append_to(engine, topic).producer(name=name) as producer:
                 work = Import(producer, "line" if kind == "jsonl" else "row")
-                READERS[kind](source, work)
+                try:
+                    READERS[kind](source, work)
+                except InputError as error:
+                    raise _with_advice(error, work) from None
         if _is_regular(source) and _state_of(source) != before:
             raise ValueError(
                 f"{file or 'stdin'} was changed while it was read, so a repetition would not "
                 f"recognise what is imported; give that --name {producer.name}"
             )
     _tell_result(topic, work, as_json)
+
+
+def _with_advice(error: InputError, work: Import) -> InputError:
+    """The error, and how to import what follows once the input is corrected."""
+    name = work.producer.name
+    if work.producer.last_sequence_id < 0:
+        return error
+    return InputError(
+        f"{error.message}. What is before it is imported; once it is corrected, continue with "
+        f"--name {name}, or that is imported again"
+    )
 
 
 def _tell_result(topic: str, work: Import, as_json: bool) -> None:
@@ -305,9 +319,13 @@ def _number(text: str) -> int | str:
 
 def _object(text: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError as error:
+        return json.loads(text, object_pairs_hook=once)
+    except RecursionError:
+        raise ValueError("properties is nested too deep") from None
+    except json.JSONDecodeError as error:
         raise ValueError(f"properties is no JSON: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"properties: {error}") from None
 
 
 def _read_parquet(source: io.FileIO, work: Import) -> None:

@@ -60,7 +60,7 @@ def arguments_from(found: dict[str, Any]) -> dict[str, Any]:
 
 def _object_of(line: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(line, object_pairs_hook=_once)
+        found = json.loads(line, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         raise ValueError(f"it is no JSON: {error.msg} at character {error.pos + 1}") from None
     except UnicodeDecodeError:
@@ -72,7 +72,7 @@ def _object_of(line: bytes) -> dict[str, Any]:
     return found
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object with each of its names once: which of two is meant is not known."""
     found: dict[str, Any] = {}
     for name, value in pairs:

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -156,6 +157,8 @@ WRONG = [
     ("csv", b"value,event_time\na,\nb,soon\n", 1, "row 2: event_time takes ms since 1970"),
     ("csv", b"value,properties\na,\nb,{\n", 1, "row 2: properties is no JSON"),
     ("csv", b"value,properties\na,\nb,[1]\n", 1, "row 2: properties takes an object"),
+    ("csv", b"value,properties\na,\nb," + b"[" * 9000, 1, "row 2: properties is nested too deep"),
+    ("csv", b'value,properties\na,\nb,"{""x"":""1"",""x"":""2""}"\n', 1, '"x" is there twice'),
     ("csv", b"value_base64\nYQ==\nx\n", 1, "row 2: value_base64 is no base64"),
     ("csv", b"value,missing\na,key\nb,all\n", 1, "row 2: missing takes key, value or both"),
     ("csv", b"key\na\n", 0, "row 1: it has neither value nor value_base64"),
@@ -179,6 +182,39 @@ def test_what_is_no_message_is_named_and_what_is_before_it_is_imported(
     assert said.startswith("exclusivelog: ")
     assert words in said
     assert len(contents(path, "t")) == count
+
+
+def test_a_file_that_was_corrected_is_continued_by_the_name_that_the_error_tells(
+    path, tmp_path
+) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_bytes(b'{"value": "a"}\n{"value": 1}\n')
+    told = run("import", path, "t", str(file)).stderr.decode()
+    name = told.split("--name ")[1].split(",")[0]
+    file.write_bytes(b'{"value": "a"}\n{"value": "1"}\n')
+    assert lines("import", path, "t", str(file), "--name", name) == [
+        ["t: 1 messages imported, 1 were there already"]
+    ]
+    assert [row[1] for row in contents(path, "t")] == [b"a", b"1"]
+
+
+def test_a_file_that_changes_while_it_is_named_is_told(path, tmp_path, monkeypatch, capsys) -> None:
+    from exclusivelog.cli.program import program
+
+    file, name_of = tmp_path / "x.jsonl", importing._name_of
+    file.write_bytes(b'{"value": "a"}\n')
+
+    def named(source: Any) -> str:
+        name = name_of(source)
+        with file.open("ab") as more:
+            more.write(b'{"value": "b"}\n')
+        return name
+
+    monkeypatch.setattr(importing, "_name_of", named)
+    with pytest.raises(SystemExit) as end:
+        program.main(["import", path, "t", str(file)])
+    assert end.value.code == 1
+    assert "was changed while it was read" in capsys.readouterr().err
 
 
 def test_csv_of_other_programs_is_taken(path, tmp_path) -> None:
