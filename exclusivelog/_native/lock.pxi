@@ -2,12 +2,15 @@
 #
 # Python's own lock passes to a sleeping thread, which then holds it while it waits for the GIL. The
 # running thread finds it taken, sleeps too, and every call costs a switch of threads. Here a woken
-# thread takes the lock once it has the GIL, if it is free then.
+# thread takes the lock once it has the GIL, if it is free then. One that has waited for a while
+# reserves it: else a thread that takes it again and again would keep it for ever (rule K4).
 
 cdef double LONGEST_WAIT = 1e9      # seconds
 # Sleep in slices, because a signal may come just before the sleep.
 cdef int64_t SLICE_NS = 500_000_000
 cdef int64_t PATIENCE_NS = 50_000_000   # for a lock, while others are taken
+cdef int64_t TURN_NS = 5_000_000        # of waiting, until a thread reserves the lock
+cdef int64_t RESERVED_NS = 2 * SLICE_NS     # unless renewed: a thread may never run again
 
 
 @cython.final
@@ -23,47 +26,82 @@ cdef class Lock:
     cdef Py_ssize_t depth
     cdef uint32_t changes       # futex of the threads that wait
     cdef uint32_t sleepers
+    cdef unsigned long next     # the thread that it is reserved for; 0: for none
+    cdef uint32_t next_process
+    cdef int64_t next_until     # ns of the monotonic clock
 
     cdef inline bint is_mine(self) noexcept:
         return self.owner == PyThread_get_thread_ident()
 
     cdef bint take(self, int64_t ns) except -1:
         """Acquire it within `ns` (0: without a wait, below 0: however long that takes)."""
-        if self.owner and not self.is_mine() and (ns == 0 or not self._wait(ns)):
+        if ns == 0:
+            if self.owner and not self.is_mine():
+                return False
+        elif self._is_taken() and not self._wait(ns):
             return False
         self.owner, self.process = PyThread_get_thread_ident(), xi_here()
         self.depth += 1
         return True
 
+    cdef inline bint _is_taken(self) noexcept:
+        if self.owner:
+            return not self.is_mine()
+        return self.next != 0 and self._is_reserved()
+
+    cdef bint _is_reserved(self) noexcept:
+        """Is it reserved for another thread, which waits?"""
+        if self.next == 0 or self.next == PyThread_get_thread_ident():
+            return False
+        return self.next_process == xi_here() and xl_now() < self.next_until
+
     cdef bint _wait(self, int64_t ns) except -1:
         """Wait until it is free; False if that takes longer than `ns`."""
-        cdef int64_t end = INT64_MAX if ns < 0 else xl_now() + ns
-        cdef int64_t left
-        cdef uint32_t seen
+        cdef int64_t began = xl_now(), end
+        cdef bint free = False
+        end = INT64_MAX if ns < 0 else began + ns
+        try:
+            while self._is_taken():
+                if self.owner and self.process != xi_here():
+                    raise _inherited()
+                if xl_now() >= end:
+                    return False
+                self._sleep(end, self._reserve(began))
+            free = True
+            return True
+        finally:
+            if self.next == PyThread_get_thread_ident():
+                self.next = 0
+            if not free:
+                self._wake()    # pass on the wake-up, which may have been the only one
+
+    cdef int64_t _reserve(self, int64_t began) noexcept:
+        """Reserve it, once it is this thread's turn; returns when to look again."""
+        cdef int64_t now = xl_now()
+        if now < began + TURN_NS:
+            return began + TURN_NS
+        if not self._is_reserved():
+            self.next, self.next_process = PyThread_get_thread_ident(), xi_here()
+            self.next_until = now + RESERVED_NS
+        return now + SLICE_NS
+
+    cdef int _sleep(self, int64_t end, int64_t until) except -1:
+        cdef int64_t left = min(end, until) - xl_now()
+        cdef uint32_t seen = self.changes
         cdef uint32_t* word = &self.changes
         cdef uint32_t* sleepers = &self.sleepers
-        while self.owner:
-            if self.process != xi_here():
-                raise _inherited()
-            left = min(end - xl_now(), SLICE_NS)
-            if left <= 0:
-                return False
-            seen = self.changes
-            xl_add(sleepers, 1)
-            with nogil:
+        xl_add(sleepers, 1)
+        with nogil:
+            if left > 0:
                 xl_wait(word, seen, left)
-                xl_add(sleepers, <uint32_t>-1)
-            try:
-                PyErr_CheckSignals()
-            except BaseException:
-                self._wake()  # pass on the wake-up, which may have been the only one
-                raise
-        return True
+            xl_add(sleepers, <uint32_t>-1)
+        PyErr_CheckSignals()
+        return 0
 
     cdef inline void _wake(self) noexcept:
         if self.owner == 0 and xl_load(&self.sleepers):
             xl_add(&self.changes, 1)
-            xl_wake(&self.changes, 1)
+            xl_wake(&self.changes, INT_MAX if self.next else 1)  # that thread among them
 
     cdef inline void leave(self) noexcept:
         self.depth -= 1

@@ -46,6 +46,62 @@ def taken(leave: threading.Event) -> Iterator[Lock]:
     thread.join(PATIENCE)
 
 
+@pytest.mark.rule("K4")
+def test_k4_a_thread_that_takes_it_again_and_again_lets_others_have_it() -> None:
+    """It sleeps inside, so that those that wait find it taken whenever they can run."""
+    lock, began, had = Lock(), threading.Event(), threading.Event()
+    times = 0
+
+    def work() -> None:
+        nonlocal times
+        while not had.is_set() and times < 2000:
+            with lock:
+                began.set()
+                time.sleep(0.002)
+            times += 1
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert began.wait(PATIENCE)
+    for _ in range(3):
+        with lock:
+            pass
+    had.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert times < 2000
+
+
+@pytest.mark.rule("K4")
+@pytest.mark.parametrize("how", ["timeout", "interrupt"])
+def test_k4_a_wait_that_ends_leaves_it_to_others(
+    taken: Lock, leave: threading.Event, how: str
+) -> None:
+    """Also one for which it was reserved."""
+    before = signal.signal(signal.SIGALRM, lambda *_: 1 // 0)
+    had = threading.Event()
+
+    def take() -> None:
+        with taken:
+            had.set()
+
+    other = threading.Thread(target=take)
+    try:
+        if how == "timeout":
+            assert not taken.acquire(timeout=0.05)
+        else:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(ZeroDivisionError):
+                taken.acquire()
+        other.start()
+        leave.set()
+        assert had.wait(PATIENCE)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        other.join(PATIENCE)
+
+
 def test_one_thread_at_a_time_is_inside() -> None:
     lock, found = Lock(), [0]
 
