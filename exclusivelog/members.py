@@ -39,6 +39,7 @@ class GroupMember:
     # The transaction that has its position, until that has ended. Weak, until it commits.
     transaction: Callable[[], Ending | None] | None
     joined: int  # the number of the transaction that had its position last
+    joined_at: Positions | None  # that position; None: its caller has moved the reader since
     by_itself: bool  # its `commit` was its last one, not that of a transaction
     # What its own `commit` is about to store; None if the outcome is known.
     committing: Positions | None
@@ -48,6 +49,7 @@ class GroupMember:
         self.returns = self.by_itself = False
         self.transaction = self.committing = self.read_at = self.current = None
         self.spans, self.alone, self.joined = {}, weakref.WeakKeyDictionary(), -1
+        self.joined_at = None
 
     @property
     def _parts(self) -> Sequence[Part]:
@@ -141,6 +143,7 @@ class GroupMember:
         """Its caller has moved it to another message: what was read before is not read again."""
         self.spans.clear()
         self.alone.clear()
+        self.joined_at = None
         self.returns, self.read_at, self.current = False, None, None
 
     # ---- aborts --------------------------------------------------------------------------
@@ -167,7 +170,17 @@ class GroupMember:
         return span if span is not None and span.since < transaction._number else None
 
     def _target(self, at: Positions) -> Positions:
-        """Where it goes back to, from its positions."""
+        """Where it goes back to, from its positions: not before the position that an open
+        transaction has, which will be the group's unless that aborts."""
+        target, kept = self._unkept_target(at), self._kept_position()
+        return {topic: max(offset, kept.get(topic, 0)) for topic, offset in target.items()}
+
+    def _kept_position(self) -> Positions:
+        held = None if self.transaction is None else self.transaction()
+        is_open = held is not None and held._may_commit and held._number == self.joined
+        return (self.joined_at if is_open else None) or {}
+
+    def _unkept_target(self, at: Positions) -> Positions:
         group = self._group_positions()
         if not self._held():
             return group
@@ -179,6 +192,9 @@ class GroupMember:
         """Read again what transactions that have aborted had read."""
         at = self._offsets_to_commit()
         target, gone = self._target(at), [*self.spans.items()]
+        if (kept := self.spans.get(self.joined)) is not None and self._kept_position():
+            firsts = self._unkept_target(at)  # if that transaction aborts, this is read again
+            kept.first = {topic: min(first, firsts[topic]) for topic, first in kept.first.items()}
         callers = {span.caller for _, span in gone if span.has_aborted}
         for span in [*self.spans.values(), *self._asides()]:
             if span.is_open and callers - {span.caller} and span.ends_behind(target, at):
@@ -266,6 +282,7 @@ class GroupMember:
         span.is_again = False
         self._goes_on(span)
         self.transaction, self.joined = weakref.ref(transaction), transaction._number
+        self.joined_at = self._offsets_to_commit()
         self._keep_position()
         self.by_itself = False
 

@@ -538,6 +538,38 @@ def test_g11_each_order_is_billed_once_whatever_several_threads_do(engine, topic
         reader.close()
 
 
+@pytest.mark.parametrize("whose", ["another thread", "the same thread"])
+@pytest.mark.parametrize("ends", ["commits", "aborts"])
+def test_g11_an_abort_takes_no_reader_back_before_a_position_that_is_about_to_be_committed(
+    engine, orders, whose, ends
+) -> None:
+    """What that transaction has sent would be read and sent once more."""
+    reader = orders.reader(group="g")
+    invoices = engine.topic("invoices").producer("exclusive")
+    with concurrent.futures.ThreadPoolExecutor(1) as other:
+
+        def first(call: Callable[[], Any]) -> Any:
+            return other.submit(call).result(PATIENCE) if whose == "another thread" else call()
+
+        begun = first(engine.transaction) if whose == "the same thread" else None
+        assert first(lambda: next(reader)).value == b"0"
+        txn = engine.transaction()
+        invoices.send(next(reader).value, transaction=txn)
+        txn.commit_cursor(reader)
+        first(lambda: (begun or engine.transaction()).abort())
+        later = first(engine.transaction)
+        assert first(lambda: next(reader)).value == b"2"
+        if ends == "commits":
+            txn.commit()
+            first(lambda: later.commit_cursor(reader))
+            first(later.commit)
+            assert (group_position(engine), billed(engine)) == (3, [b"1"])
+        else:
+            txn.abort()
+            first(later.abort)
+            assert next(reader).value == b"0"
+
+
 def test_g11_a_caller_that_waits_is_one_although_another_commits_meanwhile(engine, orders) -> None:
     reader = orders.reader(group="g")
     reader.read_batch(5)
