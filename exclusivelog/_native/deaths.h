@@ -24,6 +24,7 @@
 
 #define XD_LOOK_NS 400000000
 #define XD_TOO_LATE_NS 100000000
+#define XD_PAUSE_NS (4LL * XD_LOOK_NS)
 #define XD_THOROUGH 8       /* every so many looks, engines' threads are compared with their processes */
 #define XD_LOCKS 8
 #define XD_SLOTS_PER_LOOK 8
@@ -164,6 +165,7 @@ typedef struct {
     uint32_t last;      /* the thread that held it at the last look, */
     uint64_t began;     /* when that thread began, at the first look at which it held it, */
     unsigned others;    /* and at how many looks since, another thread had its id */
+    int64_t looked;     /* when that look was */
     int repair;
 } xd_lock;
 
@@ -221,8 +223,11 @@ static inline int xd_was_given_anew(xd_lock *lock, uint32_t tid) {
 
 static inline void xd_look(xd_watch *w, xd_lock *lock, int proc) {
     int64_t began = xl_now();
-    uint32_t seen = xl_load(lock->word), tid = seen & FUTEX_TID_MASK, last = lock->last;
+    uint32_t seen = xl_load(lock->word), tid = seen & FUTEX_TID_MASK;
+    /* After a pause of this process, one that has the same id may be a later holder. */
+    uint32_t last = began - lock->looked < XD_PAUSE_NS ? lock->last : 0;
     lock->last = tid;
+    lock->looked = began;
     if (tid == 0 || !lock->repair || !xd_knows(w)) return;
     if (tid != last) {
         lock->began = proc ? xd_began(tid) : 0;

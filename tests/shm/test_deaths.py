@@ -271,6 +271,43 @@ def test_c8_an_id_that_was_given_anew_to_another_user_is_not_the_holder(reachabl
     assert in_a_namespace(script(REPLACES), reachable, OTHER_USER, source) == "freed\n"
 
 
+STOPS = """
+        os.kill(watcher.pid, signal.SIGSTOP)
+        first.kill()
+        first.wait()
+        second = sleeper(first.pid)
+        time.sleep(3)
+        os.kill(watcher.pid, signal.SIGCONT)
+"""
+KEEPS = """
+    for _ in range(4):
+        words["flush"].value = nobody
+        until(lambda: words["flush"].value != nobody)
+    print("kept" if words["append"].value == holder else "freed", flush=True)
+"""
+
+
+@pytest.mark.long
+@needs_root
+@needs_namespaces
+def test_c8_a_process_that_was_paused_takes_no_later_holder_with_the_same_id_for_dead(
+    reachable: str,
+) -> None:
+    """While it was paused, the first holder may have released the lock, and the second taken it."""
+    replaces = REPLACES.replace("import os,", "import os, signal, time,").replace(
+        """
+        first.kill()
+        first.wait()
+        second = sleeper(first.pid)
+""",
+        STOPS,
+    )
+    watches = WATCHES_BOTH.split('    until(lambda: words["append"]')[0] + KEEPS[1:]
+    watches = watches.replace("nobody", str(NOBODY))
+    source = script(AS_ANOTHER_USER, "from testing.processes import until", watches)
+    assert in_a_namespace(script(replaces), reachable, OTHER_USER, source) == "kept\n"
+
+
 @pytest.mark.long
 def test_c8_an_engine_whose_thread_s_id_was_given_anew_is_dead(
     engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker], stranger: int
