@@ -39,7 +39,7 @@ class GroupMember:
     # The transaction that has its position, until that has ended. Weak, until it commits.
     transaction: Callable[[], Ending | None] | None
     joined: int  # the number of the transaction that had its position last
-    joined_at: Positions | None  # that position; None: its caller has moved the reader since
+    _joined_at: Positions | None  # that position; None: its caller has moved the reader since
     by_itself: bool  # its `commit` was its last one, not that of a transaction
     # What its own `commit` is about to store; None if the outcome is known.
     committing: Positions | None
@@ -49,7 +49,7 @@ class GroupMember:
         self.returns = self.by_itself = False
         self.transaction = self.committing = self.read_at = self.current = None
         self.spans, self.alone, self.joined = {}, weakref.WeakKeyDictionary(), -1
-        self.joined_at = None
+        self._joined_at = None
 
     @property
     def _parts(self) -> Sequence[Part]:
@@ -143,7 +143,7 @@ class GroupMember:
         """Its caller has moved it to another message: what was read before is not read again."""
         self.spans.clear()
         self.alone.clear()
-        self.joined_at = None
+        self._joined_at = None
         self.returns, self.read_at, self.current = False, None, None
 
     # ---- aborts --------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class GroupMember:
     def _kept_position(self) -> Positions:
         held = None if self.transaction is None else self.transaction()
         is_open = held is not None and held._may_commit and held._number == self.joined
-        return (self.joined_at if is_open else None) or {}
+        return (self._joined_at if is_open else None) or {}
 
     def _unkept_target(self, at: Positions) -> Positions:
         group = self._group_positions()
@@ -282,7 +282,7 @@ class GroupMember:
         span.is_again = False
         self._goes_on(span)
         self.transaction, self.joined = weakref.ref(transaction), transaction._number
-        self.joined_at = self._offsets_to_commit()
+        self._joined_at = self._offsets_to_commit()
         self._keep_position()
         self.by_itself = False
 
