@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from exclusivelog.local import followers
 from testing.broker import Namespace
 from testing.processes import EXCLUSIVE, FENCING, MODES, SHARED, WAIT
 from tests.cluster.sides import SETTLED, SHORT, Call, Different, Pair, pair, random_calls
@@ -296,8 +297,12 @@ FOLLOWED: dict[str, Callable[[], Calls]] = {
 
 
 @pytest.fixture
-def both(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """A local log, and a cluster in memory. `follow` is a parameter of the test, if it has one."""
+def both(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Pair]:
+    """A local log, and a cluster in memory. `follow` is a parameter of the test, if it has one.
+    Producers that do not send stay where they are: on a cluster, they follow with a send only."""
+    monkeypatch.setattr(followers, "FOLLOWED_AFTER_NS", 10**15)
     follow = "follow" in request.fixturenames and request.getfixturevalue("follow")
     with pair(str(tmp_path / "log"), f"memory://{tmp_path}/cluster", follow) as both:
         yield both

@@ -317,6 +317,33 @@ def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             process.kill()
 
 
+def test_a_signal_may_come_while_the_thread_of_a_connection_begins(
+    engine: xl.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    start, begun = threading.Thread.start, []
+
+    def interrupted(thread: threading.Thread) -> None:
+        begun.append(thread)
+        raise KeyboardInterrupt
+
+    with PageServer(("127.0.0.1", 0), Content(engine)) as server:
+        with socket.create_connection(server.server_address):
+            request, address = server.get_request()
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, "start", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    server.process_request(request, address)
+            [thread] = begun
+            start(thread)
+            thread.join(PATIENCE)
+            request.close()
+        assert failed == []
+        assert all(server._slots.acquire(blocking=False) for _ in range(servers.MOST_REQUESTS))
+        assert not server._slots.acquire(blocking=False)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_ends_it_whatever_is_open(

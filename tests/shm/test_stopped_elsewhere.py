@@ -253,8 +253,9 @@ READS = {
     xl.Transaction: "commit_cursor require",
     xl.Claim: "check",
     xl.Role: "",
-    xl.SharedMap: "at at_async diff diff_async get get_async get_or_default get_or_default_async "
-    "items keys list_keys list_keys_async scan scan_async values watch",
+    xl.SharedMap: "at at_async diff diff_async expires_at expires_at_async get get_async "
+    "get_or_default get_or_default_async items keys list_keys list_keys_async scan scan_async "
+    "values watch",
     xl.SharedState: "read read_async",
 }
 

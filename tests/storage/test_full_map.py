@@ -12,6 +12,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.events import EVENTS, Event
+from exclusivelog.local.ownership import recording
 from exclusivelog.local.storage import environment, ledger, usage
 from testing.processes import EXCLUSIVE, FENCING, PATIENCE, WAIT, Worker, open_producer, values
 
@@ -162,7 +163,7 @@ def test_h2_a_full_map_keeps_the_newest_changes_of_ownership(
     path: str, durability: str, full: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often its topic changes hands, the record of that does not fill the reserve."""
-    for module in environment, ledger, usage:
+    for module in environment, ledger, recording, usage:
         monkeypatch.setattr(module, "MAP_RESERVED", 1 << 19)
     with xl.open(path, map_size=MAP, durability=durability) as engine:
         for _ in range(600):

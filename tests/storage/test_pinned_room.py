@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.local.ownership import recording
 from exclusivelog.local.storage import environment, free_pages, ledger, usage
 from testing.journals import small_journal
 from testing.processes import EXCLUSIVE, FENCING, PATIENCE, State, Worker, until
@@ -27,7 +28,7 @@ SIZE = 20_000
 
 @pytest.fixture(autouse=True)
 def small_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in environment, ledger, usage:
+    for module in environment, ledger, recording, usage:
         monkeypatch.setattr(module, "MAP_RESERVED", RESERVED)
 
 

@@ -117,7 +117,11 @@ class PageServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """The body of that thread."""
         with self._lock:
-            self._connections[request].thread = threading.current_thread()
+            found = self._connections.get(request)
+            if found is not None:  # else a signal has ended the server while this thread began
+                found.thread = threading.current_thread()
+        if found is None:
+            return
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -125,8 +129,9 @@ class PageServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def _forget(self, request: Any) -> None:
         with self._lock:
-            self._connections.pop(request, None)
-        self._slots.release()
+            was_there = self._connections.pop(request, None) is not None
+        if was_there:
+            self._slots.release()
 
     def service_actions(self) -> None:
         """Close connections that last too long, such as one that sends a byte each second."""
