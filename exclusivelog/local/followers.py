@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from exclusivelog.local.session import LocalSession
 
 BEGUN_AGAIN_NS = 500_000_000
-FOLLOWED_AFTER_NS = 1_000_000_000  # at the latest, although no call waits
+FOLLOWED_AFTER_NS = 2_000_000_000  # at the latest, although no call waits
 LOOK_AGAIN_SECONDS = 0.001  # the engine may not have made the session of a grant yet
 FOLLOWED_AT_ONCE = 32  # about as many as one transaction of `CHUNK_SECONDS` registers
 OTHERS_AT_ONCE = 16  # of those for which no call waits: one that does may come meanwhile
@@ -97,9 +97,9 @@ class Following:
             self._begin(left, urgent=False)
 
     def due_in(self) -> float:
-        """The seconds until producers follow that do not send: a second, or half of the time for
-        which the topic is reserved. Until then, it is for the destination's next producer (rules
-        E3, E6)."""
+        """The seconds until producers follow that do not send: two, or half of the time for which
+        the topic is reserved. Until then, it is for the destination's next producer (rules E3,
+        E6)."""
         return (self._due - _core.now()) / 1e9
 
     def _begin(self, left: LocalSession, urgent: bool) -> Waiting:

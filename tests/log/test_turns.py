@@ -144,13 +144,14 @@ CALLS = ("move", "grant", "checkpoint", "claim", "commit of a reader")
 def calls(engine: xl.Engine, other: xl.Engine) -> dict[str, Callable[[], object]]:
     """Each of these takes locks that senders and transactions take, too."""
     topic = engine.topic("beside")
-    topic.producer("exclusive").send(b"m")
+    topic.producer("exclusive", follow=False).send(b"m")
     turns, kept = [engine, other], []
 
     def move() -> None:
         turns.reverse()
         assert engine.unload("beside", to=turns[0].id, timeout=PATIENCE)[0].ok
-        kept.append(turns[0].topic("beside").producer("exclusive"))  # else it stays reserved
+        # Else it stays reserved, until the one before follows.
+        kept.append(turns[0].topic("beside").producer("exclusive", follow=False))
 
     def commit() -> None:
         reader.seek("earliest")
