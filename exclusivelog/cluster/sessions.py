@@ -571,8 +571,8 @@ class Following:
             # Another producer has taken the topic, or the engine was closed.
             return None
         self._topic.catch_up()
-        if self._where() == (there, found.session.id):
-            return found
+        if self._where() is not None:
+            return found  # it may be moving on already: then it is followed again
         found.close()  # another producer has had the topic in between
         return None
 
