@@ -33,7 +33,7 @@ class GroupMember:
     membership: Any  # the cursor of its group, a `GroupCursor`; None without a group
     spans: dict[int, Span]  # by the numbers of their transactions
     returns: bool  # go back before the next read: a span has aborted
-    alone: weakref.WeakKeyDictionary[Any, Span]  # of callers, outside of transactions
+    alone: dict[Caller, Span]  # of callers, outside of transactions
     current: Span | None  # of the last read
     read_at: object  # the mark of the thread that read by it last; None: note the next read
     # The transaction that has its position, until that has ended. Weak, until it commits.
@@ -48,7 +48,7 @@ class GroupMember:
         """It takes part in no transaction yet."""
         self.returns = self.by_itself = False
         self.transaction = self.committing = self.read_at = self.current = None
-        self.spans, self.alone, self.joined = {}, weakref.WeakKeyDictionary(), -1
+        self.spans, self.alone, self.joined = {}, {}, -1
         self._joined_at = None
 
     @property
@@ -105,10 +105,12 @@ class GroupMember:
             self.current = span
 
     def _aside_of(self, who: object) -> Span:
-        span = self.alone.get(who)
+        caller = weakref.ref(who)
+        span = self.alone.get(caller)
         if span is None or span.is_stale:
-            caller = weakref.ref(who)
-            span = self.alone[who] = Span(caller, next(reads.clock), self._offsets_to_commit())
+            for other in [each for each in list(self.alone) if each() is None]:
+                self.alone.pop(other, None)
+            span = self.alone[caller] = Span(caller, next(reads.clock), self._offsets_to_commit())
             _in_use[id(self)] = self
         return span
 
@@ -124,14 +126,15 @@ class GroupMember:
 
     def _asides(self) -> list[Span]:
         """Of callers that are there, and have read outside of transactions."""
-        callers = [caller() for caller in self.alone.keyrefs()]
-        found = [self.alone.get(who) for who in callers if who is not None]
-        return [span for span in found if span is not None]
+        return [span for span in list(self.alone.values()) if span.caller() is not None]
 
-    def _held(self) -> list[Span]:
-        """What open transactions have read, or their callers have before they began."""
-        asides = [span for span in self._asides() if span.is_open and self._is_in_use(span)]
-        return asides + [span for span in list(self.spans.values()) if span.is_open]
+    def _held(self, besides: Caller | None = None) -> list[Span]:
+        """What open transactions have read, or their callers have before they began; not those of
+        the caller `besides`."""
+        spans = [span for span in self._asides() if span.caller != besides and span.is_open]
+        asides = [span for span in spans if self._is_in_use(span)]
+        spans = list(self.spans.values())
+        return asides + [span for span in spans if span.caller != besides and span.is_open]
 
     def _is_in_use(self, aside: Span) -> bool:
         """Whether its caller has begun a transaction since."""
@@ -165,9 +168,10 @@ class GroupMember:
 
     def _read_before(self, transaction: Ending) -> Span | None:
         """What the caller of a transaction has read by it before that, outside of any."""
-        who = transaction._maker()
-        span = None if who is None else self.alone.get(who)
-        return span if span is not None and span.since < transaction._number else None
+        span = self.alone.get(transaction._maker)
+        if span is None or span.since > transaction._number:
+            return None
+        return None if span.caller() is None else span  # none of a thread that has ended
 
     def _target(self, at: Positions) -> Positions:
         """Where it goes back to, from its positions: not before the position that an open
@@ -240,7 +244,7 @@ class GroupMember:
                 span.is_stale
                 or (self._is_left(span, positions, at) and span.ends_behind(positions, at))
             ):
-                self.alone.pop(span.caller(), None)
+                self.alone.pop(span.caller, None)
         self.returns = any(span.has_aborted for span in list(self.spans.values()))
         self.read_at = None
 
@@ -321,6 +325,12 @@ class GroupMember:
     def _is_to_be_read_again(self, transaction: Ending) -> bool:
         """Whether this transaction may have sent what is read again."""
         gone = [span for span in list(self.spans.values()) if span.has_aborted]
+        if gone and self._is_gone_back(transaction, gone):
+            return True
+        spans = self.spans.get(transaction._number), self._read_before(transaction)
+        return any(span is not None and span.is_stale for span in spans)
+
+    def _is_gone_back(self, transaction: Ending, gone: list[Span]) -> bool:
         # Its caller may still have what the transaction before it had read, and send that.
         kept = [
             span
@@ -331,16 +341,15 @@ class GroupMember:
             return True
         if len(gone) > len(kept):
             self._go_back()
-            if kept:
-                return True
-        spans = self.spans.get(transaction._number), self._read_before(transaction)
-        return any(span is not None and span.is_stale for span in spans)
+            return bool(kept)
+        return False
 
     def _check_beside(self, caller: Caller) -> None:
         """Raise ValueError if a commit would pass what a transaction of another caller has read."""
-        at = self._offsets_to_commit()
-        for span in self._held():
-            if span.caller != caller and span.begins_before(at):
+        others = self._held(besides=caller)
+        at = self._offsets_to_commit() if others else {}
+        for span in others:
+            if span.begins_before(at):
                 raise ValueError(
                     f"reader={self!r}: an open transaction of another thread or task has read by "
                     "it, and if it aborted, its messages would be skipped. Commit or abort that "

@@ -23,6 +23,7 @@ from exclusivelog.errors import (
 )
 from exclusivelog.members import GroupMember
 from exclusivelog.messages import COLUMNS, arrow_stream, import_pyarrow, record_batch
+from exclusivelog.reads import Positions
 from exclusivelog.serde import pick_loads
 
 __all__ = ["GroupReader", "Message", "Reader"]
@@ -134,6 +135,9 @@ class Reader(GroupMember, Closing):
         if self.membership is not None and not self._is_part:
             self._note_use()
         self.cursor.check()
+
+    def _offsets_to_commit(self) -> Positions:
+        return {self.topic_id: self.cursor.position}  # without a look for parts: it is called often
 
     @property
     def position(self) -> int:

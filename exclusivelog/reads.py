@@ -6,8 +6,8 @@ the same thread or task, or it is read again (rule G11). So
 - no commit of another caller passes it;
 - an abort takes the reader back to it, and to the group's position if no other open transaction has
   read by the reader;
-- what another transaction has read behind it is read again, too, so that one cannot commit the
-  reader's position any more.
+- an abort also takes back what other transactions have read behind that message. Those cannot
+  commit the reader's position any more.
 """
 
 from __future__ import annotations
@@ -116,9 +116,11 @@ def end(transaction: Ending) -> None:
     """It has ended, and its readers know how."""
     _begun.pop(transaction._number, None)
     who = transaction._maker()
-    if who is not None:
-        with contextlib.suppress(KeyError, ValueError):  # after an interrupted begin
+    try:
+        if who is not None:
             _of_callers[who].remove(transaction._number)
+    except (KeyError, ValueError):  # its begin was interrupted
+        pass
 
 
 def open_ones_of(who: object, ledger: object) -> Iterator[Any]:

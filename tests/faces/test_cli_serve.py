@@ -389,6 +389,8 @@ def test_a_socket_is_for_this_user_alone_and_removed(path: str, tmp_path: Path) 
         os.umask(before)
     (tmp_path / "file").write_text("mine")
     assert "cannot be used" in refusal("serve", path, "--socket", str(tmp_path / "file"))
+    long = str(tmp_path / ("x" * 108))
+    assert f"{long} cannot be used: it takes 107 bytes" in refusal("serve", path, "--socket", long)
     assert (tmp_path / "file").read_text() == "mine"
 
 

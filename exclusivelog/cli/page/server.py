@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import json
 import os
@@ -42,6 +43,7 @@ MOST_REQUESTS = 8  # at once; a browser sends 6
 REQUEST_SECONDS = 15.0  # from a connection until its answer is read
 LOOK_SECONDS = 0.5  # between two looks for connections that last too long
 JOIN_SECONDS = 1.0
+LONGEST_SOCKET_PATH = 107  # bytes, of Linux
 HOSTS = ("127.0.0.1", "localhost")
 METHODS = ("GET", "HEAD")
 MOST_FIELDS = 10  # of a query
@@ -174,6 +176,8 @@ class SocketServer(PageServer):
     def server_bind(self) -> None:
         """Bind the socket, with mode 0600 from the beginning."""
         self._path = str(self.server_address)
+        if len(os.fsencode(self._path)) > LONGEST_SOCKET_PATH:
+            raise OSError(errno.ENAMETOOLONG, f"it takes {LONGEST_SOCKET_PATH} bytes at most")
         os.fchmod(self.socket.fileno(), 0o600)  # which Linux gives to the file
         _remove_dead(self._path)
         super().server_bind()
