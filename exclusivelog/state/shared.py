@@ -419,6 +419,8 @@ class Ownership(_core.OwnershipBase):
         owner, looks = 0, 0
         while not future._await_end(LOOK_SECONDS):
             before, owner = owner, self._store.yielding_owner()
+            if future.session is not None and owner == future.session.id:
+                owner = 0  # the grant of this future, whose notification is not read yet
             # Counted, not measured: this process may have been stopped as well (rule C9).
             looks = looks + 1 if owner == before else 0
             if owner and looks >= LOOKS:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.state.shared import LOST_BEFORE_KEPT
+from exclusivelog.state.shared import LOOKS, LOST_BEFORE_KEPT
 from testing.processes import PATIENCE, State, Worker, stop, stop_outside, until
 from testing.states import call_map, count_up, count_up_slowly, one_more, open_map
 
@@ -98,6 +98,42 @@ def test_i8_a_process_that_is_stopped_while_it_waits_holds_nobody_up(
     other.signal(signal.SIGCONT)
     other.answer()
     assert dict(shared.scan(latest=True)) == {"m": 1, "n": 1}
+
+
+def test_i8_a_map_that_reads_late_of_its_own_grant_does_not_evict_itself(
+    engine: xl.Engine, topic: xl.Topic, shared: Map, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It owns the topic in the tables, and the thread that reads notifications is late."""
+    notifications, looked = engine.backend.notifications, list[int]()
+    read = notifications.read
+    store = shared._ownership._store
+
+    def look() -> int:
+        owner = type(store).yielding_owner(store)
+        if owner or looked:
+            looked.append(owner)
+        return owner
+
+    def read_late() -> None:
+        if len(looked) > 2 * LOOKS:
+            read()
+
+    monkeypatch.setattr(shared._ownership, "_store", Looking(store, look))
+    monkeypatch.setattr(notifications, "read", read_late)
+    with topic.producer("exclusive") as first, ThreadPoolExecutor(1) as pool:
+        putting = pool.submit(shared.put, "n", 1)
+        until(lambda: topic.waiters)
+        first.close()
+        assert putting.result(PATIENCE) is None
+    assert ends(engine) == [("release", "closed")]
+    assert topic.epoch == 2
+
+
+class Looking:
+    """A topic's store whose `yielding_owner` is counted."""
+
+    def __init__(self, store: Any, look: Callable[[], int]) -> None:
+        self.yielding_owner, self.evict_late = look, store.evict_late
 
 
 def test_i8_a_function_that_takes_long_is_called_again_with_what_others_wrote(
