@@ -89,6 +89,21 @@ def test_c9_the_engine_with_the_most_heartbeats_counts() -> None:
     assert observer.missed(SECOND) == 0
 
 
+def test_c9_a_heartbeat_beside_the_end_of_the_last_engine_raises_nothing() -> None:
+    """Another thread ends it between two steps of the heartbeat."""
+
+    class EndsMeanwhile(dict[str, int]):
+        def __setitem__(self, engine: str, seconds: int) -> None:
+            super().__setitem__(engine, seconds)
+            observer.end(engine)
+
+    observer = Observer()
+    observer._beats = EndsMeanwhile()
+    observer.expect("e", 1.0)
+    observer.note(SECOND)
+    assert observer.missed(0) == 0
+
+
 def test_c9_what_was_before_the_first_engine_is_no_pause() -> None:
     observer = Observer()
     observer.note(5 * SECOND)

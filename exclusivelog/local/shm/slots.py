@@ -135,11 +135,15 @@ class Observer:
     def expect(self, engine: str, seconds: float) -> None:
         """The engine's next heartbeat comes in so many seconds."""
         self._beats[engine] = int(seconds * 1e9)
-        self._due = min(list(self._beats.values()))
+        self._choose_due()
 
     def end(self, engine: str) -> None:
         """An engine of this process has ended its heartbeats."""
         self._beats.pop(engine, None)
+        self._choose_due()
+
+    def _choose_due(self) -> None:
+        # None: the thread of another engine may end the last heartbeats meanwhile.
         self._due = min(list(self._beats.values()), default=0)
 
     def note(self, now: int) -> None:
