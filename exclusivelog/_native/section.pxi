@@ -9,7 +9,8 @@ cdef class Gate:
     """Counts the threads in a section, and can be shut. The GIL makes each step atomic."""
 
     cdef readonly Py_ssize_t inside
-    cdef bint shut
+    cdef unsigned long threads[32]      # those inside, as far as there is room; 0: free
+    cdef readonly Py_ssize_t shut       # by so many calls of `close`
     cdef bint ended
     cdef DeathWatch deaths
 
@@ -21,25 +22,46 @@ cdef class Gate:
         """Enter; wait while the gate is shut. False if it is shut permanently."""
         cdef uint32_t process = xi_here()
         xg_ready()
-        while self.shut:
+        while self.shut or self.ended:
             if process != xi_here():
                 raise _inherited()
             if self.ended:
                 return False
             _time.sleep(0.0002)
         self.inside += 1
+        self._replace(0, PyThread_get_thread_ident())
         return True
 
     def leave(self):
         """Leave the section."""
+        cdef Py_ssize_t i
         self.inside -= 1
+        self._replace(PyThread_get_thread_ident(), 0)
+        if self.inside == 0:    # one that another thread has left may still be noted
+            for i in range(32):
+                self.threads[i] = 0
 
-    def close(self, double timeout):
-        """Shut the gate and wait until no thread is inside; False if this takes longer than `timeout`
-        seconds; the gate then stays shut."""
+    cdef void _replace(self, unsigned long old, unsigned long new) noexcept:
+        cdef Py_ssize_t i
+        for i in range(32):
+            if self.threads[i] == old:
+                self.threads[i] = new
+                return
+
+    def of_this_thread(self):
+        """How often this thread is inside: a signal handler may have interrupted it there."""
+        cdef unsigned long thread = PyThread_get_thread_ident()
+        cdef Py_ssize_t i, found = 0
+        for i in range(32):
+            found += self.threads[i] == thread
+        return found
+
+    def close(self, double timeout, Py_ssize_t but=0):
+        """Shut the gate and wait until no thread is inside, but so often the present one; False if
+        this takes longer than `timeout` seconds; the gate then stays shut until `open`."""
         cdef int64_t end = xl_now() + <int64_t>(timeout * 1e9)
-        self.shut = True
-        while self.inside:
+        self.shut += 1
+        while self.inside > but:
             if xl_now() > end:
                 return False
             _time.sleep(0.0002)
@@ -50,8 +72,10 @@ cdef class Gate:
         self.ended = True
 
     def open(self):
-        """Let threads in again, unless it was shut permanently."""
-        self.shut = self.ended
+        """End one `close`. The gate lets threads in again after the last, unless it was shut
+        permanently."""
+        if self.shut:
+            self.shut -= 1
 
 
 cdef inline bint is_over(int64_t until) noexcept:

@@ -861,6 +861,33 @@ def test_a_gate_closes_once_no_thread_is_inside() -> None:
     assert gate.inside == 0
 
 
+def test_a_gate_knows_how_often_the_present_thread_is_inside() -> None:
+    gate = _core.Gate()
+    gate.enter()
+    gate.enter()
+    other = threading.Thread(target=gate.enter)
+    other.start()
+    other.join(PATIENCE)
+    assert (gate.of_this_thread(), gate.inside) == (2, 3)
+    assert not gate.close(0, gate.of_this_thread())
+    gate.leave()
+    assert gate.of_this_thread() == 1
+    gate.leave()
+    gate.leave()  # the other one
+    assert gate.close(0, gate.of_this_thread())
+
+
+def test_a_gate_that_was_shut_twice_opens_after_the_last() -> None:
+    """A fork shuts it while another thread makes the map larger."""
+    gate = _core.Gate()
+    assert gate.close(0)
+    assert gate.close(0)
+    gate.open()
+    assert gate.shut == 1
+    gate.open()
+    assert gate.enter()
+
+
 def test_a_shut_gate_keeps_others_waiting_until_it_opens() -> None:
     gate = _core.Gate()
     assert gate.close(1)

@@ -736,8 +736,8 @@ FORKS_INSIDE = """
     from exclusivelog.local.storage import environment
     from exclusivelog.local.storage import tables
 
-    # A fork waits for threads inside; not for its own, where others would have to wait, too.
-    environment.FORK_WAIT_SECONDS = 0.1 if sys.argv[2] == "holder" else 60
+    # A fork waits for other threads inside, and not for its own.
+    environment.FORK_WAIT_SECONDS = environment.BUSY_FORK_WAIT_SECONDS = 1000.0
     engine = xl.open(sys.argv[1])
     topic, step, children = engine.topic("orders"), sys.argv[2], []
     producer = topic.producer("exclusive")
@@ -879,6 +879,33 @@ OPENS_ITS_OWN = """
             producer.send(b"of the parent")
     print(len(list(topic.reader())), engine.verify().ok, flush=True)
 """
+
+
+@pytest.mark.parametrize("transaction", ["read", "write_exclusive"])
+def test_c5_a_fork_in_a_handler_waits_for_other_threads_but_not_for_the_interrupted_one(
+    engine: xl.Engine, transaction: str
+) -> None:
+    """What another thread is in the middle of, the child could not close."""
+    environment, inside = engine.ledger._environment, threading.Event()
+    seen = list[int]()
+
+    def read() -> None:
+        with engine.ledger.read():
+            inside.set()
+            until(lambda: environment.gate.shut)
+            seen.append(environment.gate.shut)
+
+    with getattr(engine.ledger, transaction)():  # the handler has interrupted this
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(read)
+            assert inside.wait(PATIENCE)
+            environment.before_fork(busy=True)
+            assert environment._quiet
+            reading.result(PATIENCE)
+        environment.after_fork_in_parent()
+    assert seen == [1]
+    with engine.ledger.read():
+        assert not environment.gate.shut
 
 
 @pytest.mark.parametrize("where", ["verify", "backup", "handler"])

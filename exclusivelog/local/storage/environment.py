@@ -210,6 +210,7 @@ LMDB_ENGINE = 0  # the 0.9 file format, independent of the default of the instal
 LMDB_DESCRIPTORS = 3  # that LMDB opens
 ATTEMPT_SECONDS = 1.0  # a dying process keeps its locks for a moment
 FORK_WAIT_SECONDS = 5.0
+BUSY_FORK_WAIT_SECONDS = 0.5  # in a signal handler that has interrupted a transaction
 CHILD_WAIT_SECONDS = 3.0  # for LMDB: on a busy machine, a thread may begin late
 RESIZING_SECONDS = 600.0  # for the end of a read that began before the map was made larger
 HEADER = b"format"  # its key in the table `meta`
@@ -589,14 +590,12 @@ class Environment:
 
     # ---- fork ----------------------------------------------------------------------------
 
-    def before_fork(self, inside: bool) -> None:
-        """Wait until no transaction runs, so that the child can close its copy. `inside`: a signal
-        handler that forks has interrupted a transaction of this thread; do not wait for that
-        one."""
-        self._quiet = self.gate.close(0.0 if inside else FORK_WAIT_SECONDS)
-        if inside and self.gate.inside == 1:
-            # This transaction is the only one, and its thread is not inside LMDB.
-            self._quiet = True
+    def before_fork(self, busy: bool) -> None:
+        """Wait until no transaction runs, so that the child can close its copy. Not for one of this
+        thread, which a signal handler that forks has interrupted: it is not inside LMDB. `busy`:
+        others may have to wait for this thread, so that the wait must be short."""
+        seconds = BUSY_FORK_WAIT_SECONDS if busy else FORK_WAIT_SECONDS
+        self._quiet = self.gate.close(seconds, self.gate.of_this_thread())
 
     def after_fork_in_parent(self) -> None:
         """Let transactions run again."""

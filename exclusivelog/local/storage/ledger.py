@@ -46,7 +46,12 @@ from exclusivelog.local.storage.before_commit import BeforeCommit
 from exclusivelog.local.storage.changes import is_logged, log_changes
 from exclusivelog.local.storage.checkpointer import Checkpointer, apply_frames, recover
 from exclusivelog.local.storage.environment import DEFAULT_MAP_SIZE as DEFAULT_MAP_SIZE
-from exclusivelog.local.storage.environment import MAP_RESERVED, identity, make_directory
+from exclusivelog.local.storage.environment import (
+    BUSY_FORK_WAIT_SECONDS,
+    MAP_RESERVED,
+    identity,
+    make_directory,
+)
 from exclusivelog.local.storage.forgetting import forget
 from exclusivelog.local.storage.integrity import Integrity
 from exclusivelog.local.storage.journal import inode
@@ -286,6 +291,11 @@ class Ledger:
     def busy_here(self) -> bool:
         """Is this thread inside a write transaction?"""
         return bool(self._writing._is_owned())
+
+    @property
+    def inside_here(self) -> bool:
+        """Is this thread inside any transaction, or on its way into one?"""
+        return self.busy_here or self._environment.gate.of_this_thread() > 0
 
     def checkpoint(self, until: int = 0) -> None:
         """Move the journal's messages into the tables. Appends go on meanwhile. `until` as in
@@ -561,16 +571,41 @@ def recover_journal(files: OpenFiles, journal: _core.Journal, alone: bool) -> No
             recover(_tables(files, txn), txn, journal, begin_life if alone else None)
 
 
+class Fork:
+    """What a fork of this process has shut until it is over."""
+
+    def __init__(self) -> None:
+        self.holds_opening = True
+        self.shut: list[Ledger] = []
+
+    def begin(self) -> None:
+        """Wait until no other thread opens a ledger, or is in a transaction."""
+        # A signal handler that forks may have interrupted what such a thread waits for: then the
+        # wait is short.
+        busy = any(ledger.inside_here for ledger in list(_open_ledgers.values()))
+        self.holds_opening = _opening.acquire(timeout=BUSY_FORK_WAIT_SECONDS if busy else -1)
+        for ledger in list(_open_ledgers.values()):
+            self.shut.append(ledger)
+            ledger._environment.before_fork(busy)
+
+    def end(self) -> None:
+        """Let others go on, in the parent."""
+        for ledger in self.shut:
+            ledger._environment.after_fork_in_parent()
+        if self.holds_opening:
+            _opening.release()
+
+
+_forks: list[Fork] = []  # a signal handler that forks may interrupt the beginning of another
+
+
 def _before_fork() -> None:
-    _opening.acquire()
-    for ledger in _open_ledgers.values():
-        ledger._environment.before_fork(ledger.busy_here)
+    _forks.append(Fork())
+    _forks[-1].begin()
 
 
 def _after_fork_in_parent() -> None:
-    for ledger in _open_ledgers.values():
-        ledger._environment.after_fork_in_parent()
-    _opening.release()
+    _forks.pop().end()
 
 
 _inherited: list[Ledger] = []
@@ -579,6 +614,7 @@ _inherited: list[Ledger] = []
 def _after_fork_in_child() -> None:
     global _opening
     _opening = threading.RLock()
+    _forks.clear()
     for ledger in _open_ledgers.values():
         ledger.after_fork_in_child()
         # Keep it referenced: its destructor must not run either.
