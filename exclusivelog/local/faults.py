@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import resource
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import lmdb
 
+from exclusivelog import logs
 from exclusivelog.errors import (
     LedgerCorruptedError,
     LedgerError,
@@ -29,7 +31,10 @@ DAMAGED = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
 OPEN_AGAIN = "close the engine and open it again"
 SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
+Item = TypeVar("Item")
 Found = TypeVar("Found")
+
+log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -100,6 +105,28 @@ def retry_damaged(read: Callable[[], Found]) -> Found:
             if str(error) == before:
                 raise
             before = str(error)
+
+
+def apart_if_damaged(
+    path: str,
+    some: Sequence[Item],
+    change: Callable[[Sequence[Item]], list[Found]],
+    consequence: str,
+) -> list[Found]:
+    """Call `change`, which is one transaction, for all of these; if a row that it needs is damaged,
+    for one after the other. One whose rows are damaged holds up no other one: it is passed over,
+    and logged with the consequence."""
+    with contextlib.suppress(LedgerCorruptedError):
+        return change(some)
+    found: list[Found] = []
+    for one in some:
+        try:
+            found += change([one])
+        except LedgerCorruptedError as error:
+            logs.emit(
+                log, logs.ROW_DAMAGED, ledger=path, reason=str(error), consequence=consequence
+            )
+    return found
 
 
 def map_full(path: str, pinned_by: str = "") -> LedgerFullError:

@@ -11,14 +11,19 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from exclusivelog import _core
 from exclusivelog.arguments import check_engine_id, check_groups, check_seconds, check_selection
 from exclusivelog.backend import MoveCancelled
-from exclusivelog.errors import LedgerError, TopicNotFoundError, WaitTimeoutError
+from exclusivelog.errors import (
+    ExclusiveLogError,
+    LedgerError,
+    TopicNotFoundError,
+    WaitTimeoutError,
+)
 from exclusivelog.local.ownership.pending import BETWEEN_CHUNKS_SECONDS, FOLLOWED_FIRST_SECONDS
 from exclusivelog.local.ownership.steps import MOVES
 from exclusivelog.local.ownership.transfers import Begun, Wish
@@ -41,6 +46,7 @@ class Chunk:
     def __init__(self, engine: Runtime, names: list[str], wish: Wish) -> None:
         self._engine = engine
         self._wish = wish
+        self.damage: ExclusiveLogError | None = None  # of one topic: the others have their outcome
         try:
             self._begun = engine.hand_over.begin(names, wish)
         except WaitTimeoutError as error:  # not raised: other chunks of the call may have moved
@@ -65,7 +71,7 @@ class Chunk:
         with contextlib.suppress(WaitTimeoutError):  # they end by themselves
             why = "deadline" if self._has_destination() else "the destination is gone"
             self._cancel(late, why, self._wish.until)
-        ended = {move.topic_id: move for move in self._engine.hand_over.inspect(late)}
+        ended = {move.topic_id: move for move in self._inspect(late)}
         self.moves = [
             _merged(begun.move, ended.get(move.topic_id, move))
             for begun, move in zip(self._begun, self.moves, strict=True)
@@ -94,7 +100,18 @@ class Chunk:
             with contextlib.suppress(WaitTimeoutError):
                 self._engine.worker.evict_dead_engines(sources, attempt)
             self._await_release(releasing[-1][0], min(left, INSPECTED_AFTER), stopped)
-            moves = self._engine.hand_over.inspect(self._begun)
+            moves = self._inspect(self._begun)
+
+    def _inspect(self, some: Sequence[Begun]) -> list[Move]:
+        """The present states of these. A topic with a damaged row has not moved, and is not waited
+        for; the others are."""
+        moves = list[Move]()
+        for begun, found in zip(some, self._engine.hand_over.inspect(some), strict=True):
+            if not isinstance(found, Move):
+                self.damage = found
+                found = replace(begun.move, state="failed", reason=str(found))
+            moves.append(found)
+        return moves
 
     def _await_release(self, last: Begun, seconds: float, stopped: threading.Event) -> None:
         # Topics are released in this order. To inspect all of them after each transaction would
@@ -104,7 +121,7 @@ class Chunk:
             seen = hand_over.changes()
             self._engine.check_open()
             left = until - _core.monotonic()
-            if left <= 0 or hand_over.inspect([last])[0].state != "releasing":
+            if left <= 0 or self._inspect([last])[0].state != "releasing":
                 return
             hand_over.wait_for_a_change(seen, left)
 
@@ -189,7 +206,8 @@ class Unloading:
         self._chunks.append(Chunk(self._engine, names, wish))
 
     def run(self) -> list[Move]:
-        """Move all topics; returns the outcome of each."""
+        """Move all topics; returns the outcome of each. If the row of one is damaged, or it was
+        deleted, its error is raised once the others have moved."""
         if self._chunks:
             self._chunks[-1].wait(self._end, self._stopped)
         while self._names:
@@ -199,6 +217,9 @@ class Unloading:
             self._engine.followers.await_urgent(FOLLOWED_FIRST_SECONDS)
             self._begin_next()
             self._chunks[-1].wait(self._end, self._stopped)
+        for chunk in self._chunks:
+            if chunk.damage is not None:
+                raise chunk.damage
         return self.moves()
 
     def stop(self) -> None:

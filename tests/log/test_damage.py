@@ -6,6 +6,7 @@ import collections
 import functools
 import random
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -429,26 +430,59 @@ def test_d4_a_damaged_topic_row_holds_up_no_other_topics_waiters(path, worker, e
         until(lambda: engine.backend.sessions.find_dead() == [])
 
 
+def test_d4_a_damaged_hand_over_holds_up_no_other_topics_waiters(path, worker) -> None:
+    """The row of a hand-over is read when its topic is to be evicted or promoted."""
+    owner = worker()
+    owner.call(own_orders_and, "broken")
+    with xl.open(path) as engine:
+        waiting = engine.topic("orders").producer_async("wait_for_exclusive")
+        damage_hand_over(engine, "broken")
+        owner.kill()
+        assert waiting.result(PATIENCE).topic_epoch == 2
+
+
 def close_the_engine(state: State) -> None:
     state.engine.close()
 
 
-def test_e4_a_damaged_topic_row_holds_up_no_other_topics_moves(path: str) -> None:
-    """Several topics are released together, and the row of one is damaged. The others move, and so
-    do topics that are moved later."""
+@pytest.mark.parametrize("seen", ["late", "early"])
+@pytest.mark.parametrize("table", ["topics", "transfers"])
+def test_e4_a_damaged_row_holds_up_no_other_topics_moves(path: str, table: str, seen: str) -> None:
+    """Several topics are released together, and a row of one is damaged: the topic's, or that of
+    its hand-over. The others move, also if the coordinator finds the damage before, and so do
+    topics that are moved later."""
     with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
         names = ("broken", "orders", "later")
         owners = [a.topic(name).producer("exclusive") for name in names]
         waiting = b.topic("orders").producer_async("wait_for_exclusive")
+        inspect, found = a.backend.hand_over.inspect, threading.Event()
+
+        def look(begun: Any) -> Any:
+            moves = inspect(begun)
+            if any(isinstance(move, xl.LedgerCorruptedError) for move in moves):
+                found.set()
+            return moves
+
+        a.backend.hand_over.inspect = look
         with HeldUp(a) as held_up:
-            call = begin(a.unload, ["broken", "orders"], b.id, 20.0)
+            call = begin(a.unload, ["orders", "broken"], b.id, PATIENCE)
             held_up.await_it()
-            damage_row(a, "broken")
+            if table == "topics":
+                damage_row(a, "broken")
+            else:
+                damage_hand_over(a, "broken")
+            if seen == "early":
+                assert found.wait(PATIENCE)
             held_up.go_on()
             assert waiting.result(PATIENCE).topic_epoch == 2
         assert isinstance(call.exception(PATIENCE), xl.LedgerCorruptedError)
-        assert [move.state for move in a.unload("later", to=b.id, timeout=5.0)] == ["assigned"]
+        assert [move.state for move in a.unload("later", to=b.id)] == ["assigned"]
         assert owners[2].state == "open"  # it is within reach
+
+
+def damage_hand_over(engine: xl.Engine, name: str) -> None:
+    topic = engine.topic(name)
+    Damage(engine, topic).put(0, b"no row", table="transfers", key=U64.pack(topic.id))
 
 
 @pytest.mark.parametrize("found", ["living", "again"])

@@ -404,7 +404,7 @@ class Succession:
     def promote_all(self, tables: Tables, topics: Iterable[int], due: bool = False) -> None:
         """Promote waiters of these topics. `due`: this is a retry whose time has come."""
         for topic in topics:
-            row = tables.topics.intact(topic, "no waiter is promoted there")
+            row = tables.topics.intact(topic, NOT_PROMOTED)
             if row is None:
                 continue
             if due:
@@ -518,6 +518,7 @@ def _blocking_holders(
 # ---- requests, and all other calls -----------------------------------------------------
 
 
+NOT_PROMOTED, NOT_EVICTED = "no waiter is promoted there", "its session is not evicted"
 EVICTED_AT_FIRST = 50
 EVICTED_AT_ONCE = 1000  # sessions in one transaction; other writers wait meanwhile
 
@@ -1006,8 +1007,13 @@ class Sessions:
 
     def promote_again(self, topics: Iterable[int]) -> None:
         """Retry promotions that are due (rule D7)."""
-        with self._ledger.write_exclusive() as tables:
-            self.succession.promote_all(tables, topics, due=True)
+
+        def promote(some: Sequence[int]) -> list[None]:
+            with self._ledger.write_exclusive() as tables:
+                self.succession.promote_all(tables, some, due=True)
+            return []
+
+        faults.apart_if_damaged(self._ledger.path, list(topics), promote, NOT_PROMOTED)
 
     # ---- evict ---------------------------------------------------------------------------
 
@@ -1059,9 +1065,18 @@ class Sessions:
                 yield evicted
 
     def _evict_some(self, engine: str, sessions: Sequence[Session], until: int) -> bool:
+        """False if the engine was unresponsive, and has resumed meanwhile (rule C3)."""
+
+        def evict(some: Sequence[Session]) -> list[bool]:
+            return [self._evict_if_dead(engine, some, until)]
+
+        dead = faults.apart_if_damaged(self._ledger.path, sessions, evict, NOT_EVICTED)
+        return all(dead)
+
+    def _evict_if_dead(self, engine: str, sessions: Sequence[Session], until: int) -> bool:
         with self._ledger.write_exclusive(until) as tables:
             if self._living.alive(sessions[0].slot, engine):
-                return False  # it was unresponsive, and has resumed meanwhile (rule C3)
+                return False
             if not self._living.exists(sessions[0].slot, engine):
                 tables.notifications.drop(engine, 2**64 - 1)
             for session in sessions:

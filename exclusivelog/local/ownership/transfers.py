@@ -27,7 +27,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from exclusivelog import _core
-from exclusivelog.errors import LedgerFullError, TopicNotFoundError
+from exclusivelog.errors import (
+    ExclusiveLogError,
+    LedgerCorruptedError,
+    LedgerFullError,
+    TopicNotFoundError,
+)
+from exclusivelog.local.faults import apart_if_damaged
 from exclusivelog.local.ownership import role_rows, steps
 from exclusivelog.local.ownership.recording import record
 from exclusivelog.local.ownership.steps import MOVES, RELEASE
@@ -233,11 +239,15 @@ class HandOver:
     def release(self, sessions: Iterable[tuple[int, int]]) -> list[Released]:
         """Release the drained sessions of an engine, given as (session, topic), that are still to
         be handed over."""
-        with self._ledger.write_exclusive() as tables:
-            return [
-                Released(session, self._release_one(tables, topic, session))
-                for session, topic in sessions
-            ]
+
+        def release(some: Sequence[tuple[int, int]]) -> list[Released]:
+            with self._ledger.write_exclusive() as tables:
+                return [
+                    Released(session, self._release_one(tables, topic, session))
+                    for session, topic in some
+                ]
+
+        return apart_if_damaged(self._ledger.path, list(sessions), release, STAYS)
 
     def _release_one(self, tables: Tables, topic: int, session_id: int) -> Transfer | None:
         row = tables.topics.intact(topic, STAYS)
@@ -283,29 +293,43 @@ class HandOver:
         """End hand-overs (only those with this deadline, unless None). An owner keeps its topic,
         and a free topic gets its best waiter. Returns the names of the topics. WaitTimeoutError if
         that cannot begin before `limit`."""
-        cancelled = []
-        with self._ledger.write_exclusive(limit) as tables:
-            for topic in topics:
-                row = tables.topics.intact(topic, STAYS)
-                if row is None:
-                    continue
-                transfer = self._transfers.current(tables, row)
-                if transfer is not None and until in (None, transfer.until):
-                    self._transfers.cancel(tables, row, transfer, reason)
-                    cancelled.append(row.name)
-                elif steps.cancel_seats(self._succession, tables, row, reason, until):
-                    cancelled.append(row.name)
-                self._succession.promote(tables, row)
-                tables.topics.put(row)
-            tables.announce.add(MOVES)
-        return cancelled
+
+        def cancel(some: Sequence[int]) -> list[str]:
+            with self._ledger.write_exclusive(limit) as tables:
+                found = [self._cancel_one(tables, topic, reason, until) for topic in some]
+                tables.announce.add(MOVES)
+            return [name for name in found if name]
+
+        return apart_if_damaged(self._ledger.path, list(topics), cancel, STAYS)
+
+    def _cancel_one(self, tables: Tables, topic: int, reason: str, until: int | None) -> str:
+        """The name of the topic, if its hand-over was ended; else ""."""
+        row = tables.topics.intact(topic, STAYS)
+        if row is None:
+            return ""
+        transfer = self._transfers.current(tables, row)
+        ended = transfer is not None and until in (None, transfer.until)
+        if ended and transfer is not None:
+            self._transfers.cancel(tables, row, transfer, reason)
+        else:
+            ended = steps.cancel_seats(self._succession, tables, row, reason, until)
+        self._succession.promote(tables, row)
+        tables.topics.put(row)
+        return row.name if ended else ""
 
     # ---- inspect -------------------------------------------------------------------------
 
-    def inspect(self, begun: Iterable[Begun]) -> list[Move]:
-        """The present states of these hand-overs."""
+    def inspect(self, begun: Iterable[Begun]) -> list[Move | ExclusiveLogError]:
+        """The present states of these hand-overs; where a topic's rows are damaged, or it was
+        deleted, that error: it is no outcome of the others."""
         with self._ledger.read() as tables:
-            return [self._inspect_again(tables, each) for each in begun]
+            return [self._inspect_or_error(tables, each) for each in begun]
+
+    def _inspect_or_error(self, tables: Tables, begun: Begun) -> Move | ExclusiveLogError:
+        try:
+            return self._inspect_again(tables, begun)
+        except (LedgerCorruptedError, TopicNotFoundError) as error:
+            return error
 
     def _inspect_again(self, tables: Tables, begun: Begun) -> Move:
         move = begun.move

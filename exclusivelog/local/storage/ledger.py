@@ -45,13 +45,13 @@ from exclusivelog.local.files import DATA, JOURNAL, LOCK, OWNERS, standard_descr
 from exclusivelog.local.storage.before_commit import BeforeCommit
 from exclusivelog.local.storage.changes import is_logged, log_changes
 from exclusivelog.local.storage.checkpointer import Checkpointer, apply_frames, recover
-from exclusivelog.local.storage.environment import DEFAULT_MAP_SIZE as DEFAULT_MAP_SIZE
 from exclusivelog.local.storage.environment import (
     BUSY_FORK_WAIT_SECONDS,
     MAP_RESERVED,
     identity,
     make_directory,
 )
+from exclusivelog.local.storage.environment import DEFAULT_MAP_SIZE as DEFAULT_MAP_SIZE
 from exclusivelog.local.storage.forgetting import forget
 from exclusivelog.local.storage.integrity import Integrity
 from exclusivelog.local.storage.journal import inode
