@@ -24,6 +24,10 @@ bad:
 \t@echo what is wrong; exit 3
 forgetful:
 \t@sleep 1000 & echo $$! >left; setsid sleep 1000 & echo $$! >apart
+files:
+\t@mktemp -d; mkdir "$$TMPDIR/no"; touch "$$TMPDIR/no/file"; chmod 0 "$$TMPDIR/no"
+broken:
+\t@mktemp -d; exit 3
 endless:
 \t@sleep 1000 & echo $$! >left; wait
 """
@@ -37,8 +41,15 @@ def place(tmp_path: Path) -> Path:
 
 def start(place: Path, *targets: str) -> subprocess.Popen[str]:
     command = [sys.executable, ROOT / "tools" / "groups.py", *targets]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=place, stdout=pipe, stderr=pipe, text=True)
+    (place / "tmp").mkdir()
+    return subprocess.Popen(
+        command,
+        cwd=place,
+        env={**os.environ, "TMPDIR": str(place / "tmp")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def gone(pid: int) -> bool:
@@ -65,6 +76,20 @@ def test_groups_that_pass_end_with_status_0(place: Path) -> None:
     process = start(place, "good", "good")
     process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
+    assert list((place / "tmp").iterdir()) == []
+
+
+def test_groups_share_no_temporary_files_and_leave_only_those_of_one_that_fails(
+    place: Path,
+) -> None:
+    process = start(place, "files", "broken", "files")
+    printed, _ = process.communicate(timeout=PATIENCE)
+    made = [Path(each) for each in printed.splitlines() if each.startswith(str(place / "tmp"))]
+    assert len({each.parent for each in made}) == 3
+    assert [each.exists() for each in made] == [False, True, False]
+    [root] = (place / "tmp").iterdir()
+    assert list(root.iterdir()) == [made[1].parent]
+    assert f"temporary files of what failed: {root}" in printed
 
 
 @pytest.mark.long

@@ -7,6 +7,9 @@ A group is a target of the Makefile in this directory. Its output goes to build/
 printed group by group. A group that fails does not keep the others from running. The exit status is
 the worst one. A process that a group leaves behind is ended and makes the group fail. Ctrl-C ends
 all of them.
+
+Each group has a directory of its own for temporary files, as TMPDIR: a pytest that removes what
+earlier ones have left must not meet another one that does so. Those of groups that fail are kept.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ import argparse
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -36,6 +41,7 @@ class Group:
     """One target of the Makefile, and what has come of it."""
 
     target: str
+    temporary: Path  # its TMPDIR
     process: subprocess.Popen[bytes] | None = None
     began: float = 0.0
     seconds: float = 0.0
@@ -60,6 +66,7 @@ class Group:
     def start(self) -> None:
         """Run the target in a process group of its own, so that it can be ended as a whole."""
         self.began = time.monotonic()
+        self.temporary.mkdir()
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 ["make", "--no-print-directory", self.target],
@@ -67,7 +74,13 @@ class Group:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "GROUP": self.target, "MAKEFLAGS": "", "MAKELEVEL": "0"},
+                env={
+                    **os.environ,
+                    "GROUP": self.target,
+                    "MAKEFLAGS": "",
+                    "MAKELEVEL": "0",
+                    "TMPDIR": str(self.temporary),
+                },
             )
 
     def end(self, status: int) -> None:
@@ -93,6 +106,27 @@ def minutes(seconds: float) -> str:
     '1:15'
     """
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+def remove(directory: Path) -> None:
+    """Remove it with all that is in it, also what tests have protected."""
+    for folder, names, _ in os.walk(directory):
+        for path in (Path(folder, name) for name in names):
+            if not path.is_symlink():
+                with contextlib.suppress(OSError):
+                    path.chmod(0o700)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def remove_temporary(groups: list[Group], root: Path) -> None:
+    """Remove the temporary files of all groups that have not failed; say where the others are."""
+    for group in groups:
+        if group.status is None or (group.status == 0 and not group.left):
+            remove(group.temporary)
+    try:
+        root.rmdir()
+    except OSError:
+        print(f"temporary files of what failed: {root}")
 
 
 # ---- processes ---------------------------------------------------------------------------
@@ -225,7 +259,11 @@ def main() -> int:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, interrupted)
     OUTPUT.mkdir(exist_ok=True)
-    groups = [Group(target) for target in arguments.targets]
+    root = Path(tempfile.mkdtemp(prefix="xl-"))  # short: paths of sockets have 107 bytes at most
+    groups = [
+        Group(target, root / f"{number}-{target}")
+        for number, target in enumerate(arguments.targets)
+    ]
     try:
         run(groups, arguments.beside)
     except KeyboardInterrupt:
@@ -234,7 +272,10 @@ def main() -> int:
         end_all(descendants())
         summary(groups)
         return 130
-    return summary(groups)
+    else:
+        return summary(groups)
+    finally:
+        remove_temporary(groups, root)
 
 
 if __name__ == "__main__":
