@@ -796,8 +796,8 @@ class Moves(Protocol):
 CAPABILITIES = frozenset(
     {
         "announcements", "backup", "bound_producers", "claims", "compaction", "compression",
-        "deletion", "history", "inspection", "large_messages", "many_producers", "once",
-        "owner_watches", "reader_groups", "retention", "roles", "settle", "several_claims",
+        "deletion", "history", "inspection", "large_messages", "many_producers", "moved_claims",
+        "once", "owner_watches", "reader_groups", "retention", "roles", "settle", "several_claims",
         "shared_producers", "shared_state", "snapshots", "statistics", "termination",
         "transactions", "unload", "verify",
     }

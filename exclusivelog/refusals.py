@@ -27,7 +27,7 @@ from exclusivelog.errors import (
     WaitTimeoutError,
     describe_engine,
 )
-from exclusivelog.types import AccessMode, EngineInfo, OwnerInfo
+from exclusivelog.types import AccessMode, ClaimInfo, EngineInfo, OwnerInfo
 
 # ---- who holds it ------------------------------------------------------------------------
 
@@ -213,6 +213,14 @@ def claim_revoked(claim: str, rival: EngineInfo | None) -> OwnershipLostError:
     return OwnershipLostError(
         f"{claim} was revoked: a resource of it was claimed{by} with an equal or higher "
         "generation, or with 0. Make a new one with engine.own"
+    )
+
+
+def group_is_read(group: str, reader: ClaimInfo) -> OwnershipError:
+    """The error for the deletion of a group that this reader reads."""
+    return OwnershipError(
+        f"group {group!r} cannot be deleted while it is read by engine {reader.engine_name!r} (id "
+        f"{reader.engine_id}, pid {reader.pid}); close that reader first"
     )
 
 

@@ -1,7 +1,8 @@
 """Checkpoints of a topic's log, and snapshots of shared maps and states.
 
 A **checkpoint** is the state that results from folding the records of a topic up to one of them:
-the state of the rule, the waiters, and an index of places to read from, by offset and time.
+the state of the rule, the waiters, a group's claims, and an index of places to read from, by offset
+and time.
 
 An engine that opens a topic continues from its newest checkpoint, instead of the first record.
 
@@ -42,6 +43,7 @@ from exclusivelog import logs, threads
 from exclusivelog._core import crc32c
 from exclusivelog.backend import Snapshot
 from exclusivelog.cluster import blobs, waiting
+from exclusivelog.cluster.claimed import Holdings
 from exclusivelog.cluster.ordered import OrderedLog, Place, Position, Record
 from exclusivelog.cluster.rule import State
 from exclusivelog.errors import (
@@ -62,7 +64,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-VERSION = SNAPSHOT_VERSION = 1
+VERSION, SNAPSHOT_VERSION = 2, 1
 EVERY_RECORDS = 5_000
 EVERY_BYTES = 32 << 20
 AT_CLOSING = 10  # divisor of these limits when the engine is closed
@@ -150,13 +152,14 @@ class Checkpoint:
     first: int
     marks: list[Mark] = field(default_factory=list)
     queue: list[waiting.Noted] = field(default_factory=list)
+    claims: Holdings = field(default_factory=Holdings)
 
     def save(self, topic: str) -> bytes:
         """The checkpoint as bytes."""
         body: bytes = msgpack.packb([
             VERSION, topic, list(self.anchor), self.state.save(), self.first,
             [each.state.save() for each in self.marks],
-            [waiting.encode(each) for each in self.queue],
+            [waiting.encode(each) for each in self.queue], self.claims.save(),
         ])  # fmt: skip
         return crc32c(body).to_bytes(4, "little") + body
 
@@ -167,12 +170,18 @@ class Checkpoint:
         if crc32c(body) != int.from_bytes(data[:4], "little"):
             return None
         try:
-            version, name, anchor, state, first, marks, queue = msgpack.unpackb(body)
+            version, name, *fields = msgpack.unpackb(body)
             if (version, name) != (VERSION, topic):
                 return None
+            anchor, state, first, marks, queue, claims = fields
             restored = State.restore(state)
             found = cls(
-                Anchor.of(anchor), restored, first, list(map(_mark, marks)), list(_noted(queue))
+                Anchor.of(anchor),
+                restored,
+                first,
+                list(map(_mark, marks)),
+                list(_noted(queue)),
+                Holdings.restore(claims),
             )
         except (ExclusiveLogError, ValueError, TypeError, msgpack.UnpackException):
             return None

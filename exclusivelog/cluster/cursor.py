@@ -19,7 +19,7 @@ import msgpack
 
 from exclusivelog import _core
 from exclusivelog.backend import Epoch, Place
-from exclusivelog.cluster.following import ANSWER_SECONDS, TopicLog, inspect
+from exclusivelog.cluster.following import ANSWER_SECONDS, Changes, TopicLog, inspect
 from exclusivelog.cluster.frames import Content, Frame, Packed
 from exclusivelog.cluster.log import Reader
 from exclusivelog.cluster.refused import refusal
@@ -240,6 +240,13 @@ class ClusterCursor(_core.Cursor):
         """As `wait`; any thread may call it while another one reads."""
         self._check_open()
         self.wait(seen, seconds)
+
+    @property
+    def changes(self) -> Changes:
+        """The counter whose number `mark` returns."""
+        self._check_open()
+        self._log.check()
+        return self._log.frames
 
     # ---- entries -------------------------------------------------------------------------
 

@@ -23,11 +23,12 @@ from exclusivelog.backend import ProducerRequest, SessionOptions
 from exclusivelog.cluster.births import Births
 from exclusivelog.cluster.catalog import ClusterCatalog, ClusterTopic
 from exclusivelog.cluster.checkpoints import store_snapshot
+from exclusivelog.cluster.claiming import PREFIX, GroupLog
 from exclusivelog.cluster.claims import ClusterClaims, ClusterGroupCursor
 from exclusivelog.cluster.cursor import ClusterCursor, Inspection
 from exclusivelog.cluster.figures import Figures
 from exclusivelog.cluster.following import Registration, TopicLog, Topics
-from exclusivelog.cluster.history import claim_event, history
+from exclusivelog.cluster.history import claim_history, history
 from exclusivelog.cluster.kinds import Kinds
 from exclusivelog.cluster.moving import Moving, cancel_moves, choose
 from exclusivelog.cluster.ordered import Place
@@ -130,8 +131,8 @@ class ClusterEngine(Identity):
     """One open engine; see `exclusivelog.backend.EngineBackend`."""
 
     capabilities = frozenset({
-        "claims", "history", "inspection", "reader_groups", "settle", "shared_producers",
-        "shared_state", "snapshots", "statistics", "termination", "unload",
+        "claims", "history", "inspection", "reader_groups", "settle", "several_claims",
+        "shared_producers", "shared_state", "snapshots", "statistics", "termination", "unload",
     })  # fmt: skip
     latest_needs_log = True  # another machine may own the topic by now
 
@@ -148,7 +149,7 @@ class ClusterEngine(Identity):
         super().__init__(place.url, name, properties, readonly)
         self.place = place
         self.figures = Figures()
-        self.topics = Topics(self)
+        self.topics = Topics(self, {PREFIX: GroupLog})
         self.births, self.kinds = Births(place), Kinds(place)
         words = _core.SharedWords(bytearray(8))
         self.registry = Registry(words, WAKE)
@@ -202,9 +203,8 @@ class ClusterEngine(Identity):
     def events(self, topic: str | None, group: str | None) -> Iterator[Event]:
         """The changes of ownership of a topic, or of all topics one after the other."""
         if group is not None:
-            for _, resource, claimed in self.claims.logs(group):
-                for event in history(claimed):
-                    yield claim_event(event, group, resource)
+            for _, log in self.claims.logs(group):
+                yield from claim_history(log)
             return
         names = self.catalog.topics() if topic is None else [topic]
         for name in names:
@@ -227,7 +227,7 @@ class ClusterEngine(Identity):
     def join_group(
         self, group: str, topics: Mapping[str, int], generation: int | None
     ) -> ClusterGroupCursor:
-        """Become the group's reader of a topic; fences the former one."""
+        """Become the group's reader of topics; fences the former ones."""
         return self.claims.join_group(group, topics, generation)
 
     def snapshot(self, topic: int, offset: int, items: Iterable[Item]) -> None:
@@ -353,6 +353,7 @@ class ClusterEngine(Identity):
             try:
                 self.pending.fail_all(error)
                 self.registry.close(error, self.committer.commit)
+                self.claims.close()
             except ExclusiveLogError as failed:
                 self.emit(logs.CLOSING_FAILED, reason=str(failed))
             finally:

@@ -17,7 +17,7 @@ import hashlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -60,14 +60,14 @@ from exclusivelog.foreign import Ignoring
 from exclusivelog.messages import Encoded
 from exclusivelog.refusals import handed_over
 from exclusivelog.types import AccessMode, OwnerInfo
-from exclusivelog.waits import in_slices, wait_for
+from exclusivelog.waits import READER_LOOK_UP_SECONDS, in_slices, wait_for
 
 if TYPE_CHECKING:
     from exclusivelog.cluster.engine import ClusterEngine
 
 __all__ = [
-    "ANSWER_SECONDS", "CLOSE_SECONDS", "Owning", "Recent", "Registration", "Seen", "TopicLog",
-    "Topics", "inspect", "now_ms", "waiter_info",
+    "ANSWER_SECONDS", "CLOSE_SECONDS", "Changes", "Owning", "Recent", "Registration", "Seen",
+    "TopicLog", "Topics", "await_any", "inspect", "now_ms", "waiter_info",
 ]  # fmt: skip
 
 ANSWER_SECONDS = 60.0  # time limit for reading back an append
@@ -88,10 +88,12 @@ def now_ms() -> int:
 
 
 class Changes:
-    """A counter that threads can wait for. It is the word at 0 of `words`."""
+    """A counter that threads can wait for. It is the word at 0 of `words`. `others` change with it:
+    those of threads that wait for several."""
 
     def __init__(self) -> None:
         self.words = _core.SharedWords(bytearray(8))
+        self.others: list[Changes] = []
 
     def mark(self) -> int:
         """The current number."""
@@ -101,6 +103,24 @@ class Changes:
         """Change it, and wake the threads that wait."""
         self.words.add(0, 1)
         self.words.wake(0)
+        for each in list(self.others):
+            each.wake()
+
+
+def await_any(watched: Sequence[Changes], marks: Sequence[int], seconds: float) -> None:
+    """Sleep until the number of one of these is no longer what was seen, or for so many seconds, or
+    less."""
+    one = Changes()
+    for each in watched:
+        each.others.append(one)
+    try:
+        seen = one.mark()  # before the marks are compared: a later change ends the wait
+        if [each.mark() for each in watched] == list(marks):
+            left = min(max(seconds, 0.0), READER_LOOK_UP_SECONDS)
+            one.words.wait(0, seen, int(left * 1e9))
+    finally:
+        for each in watched:
+            each.others.remove(one)
 
 
 class Recent:
@@ -526,8 +546,7 @@ class TopicLog:
         self.recent = Recent(start.first, start.marks, start.state.next)
         self._appending = Appending(log, self._stored)
         self.queue = Queue(host, self._appending.append)
-        for record in start.queue:
-            self.waiters.take(record)
+        self._continue_from(start)
         self.saving = Saving(host.place, name, start.anchor, not host.readonly)
         self.state = start.state
         self._first, self._begun = first, False
@@ -541,6 +560,10 @@ class TopicLog:
             target=self._run, name=f"exclusivelog-topic-{name}", daemon=True
         )
         threads.start(host.path, self._thread)
+
+    def _continue_from(self, start: Checkpoint) -> None:
+        for record in start.queue:
+            self.waiters.take(record)
 
     # ---- calls ---------------------------------------------------------------------------
 
@@ -777,8 +800,7 @@ class TopicLog:
                 record = None
             self._save_if_due()
             if self._appending.is_due():
-                self._writers.resend()
-                self.queue.append_again()
+                self._append_again()
             news = self._writers.with_news()
         for owning in news:
             owning.report()
@@ -787,19 +809,25 @@ class TopicLog:
                 self._writers.forget_ended()
             self.host.wake_worker()
 
+    def _append_again(self) -> None:
+        """Append again what was not read back."""
+        self._writers.resend()
+        self.queue.append_again()
+
     def _save_if_due(self, part: int = 1) -> None:
         """Save a checkpoint, if one is due, and this engine owns the topic or no engine does."""
         free = not (self.state.owned or self.state.shared)
         if self.saving.is_due(part) and (free or self._writers.has_owner):
-            self.saving.save(
-                Checkpoint(
-                    self.saving.anchor,
-                    self.state,
-                    self.recent.first,
-                    self.recent.marks,
-                    self.waiters.records(),
-                )
-            )
+            self.saving.save(self._checkpoint())
+
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint(
+            self.saving.anchor,
+            self.state,
+            self.recent.first,
+            self.recent.marks,
+            self.waiters.records(),
+        )
 
     def _take(self, judged: Judged, record: Record, before: tuple[int, bool]) -> bool:
         """Apply the next record. Returns whether a waiter may be promoted now. `before`: the last
@@ -812,7 +840,7 @@ class TopicLog:
         self.recent.take(judged, self.state, len(data))
         promotable = False
         if judged.verdict is Verdict.FOREIGN:
-            promotable = self._take_queue_record(decode(data))
+            promotable = self._take_foreign(data)
         elif judged.counts:
             promotable = self._take_counting(judged, before)
         elif judged.verdict is Verdict.AHEAD and self._unsettled:  # an earlier frame was lost
@@ -842,9 +870,12 @@ class TopicLog:
         self.host.ownership_changed()
         return True
 
-    def _take_queue_record(self, record: Noted | None) -> bool:
-        if record is None:
-            return False
+    def _take_foreign(self, data: bytes) -> bool:
+        """Apply a record that the rule does not know. May a waiter be promoted now?"""
+        record = decode(data)
+        return record is not None and self._take_queue_record(record)
+
+    def _take_queue_record(self, record: Noted) -> bool:
         self.queue.take(record)
         if isinstance(record, Wait):
             self._writers.notify_wanted()
@@ -1007,10 +1038,11 @@ def id_of(name: str) -> int:
 
 
 class Topics:
-    """The topics of an engine, by id, with the logs of those that it follows."""
+    """The topics of an engine, by id, with the logs of those that it follows. `kinds`: of those
+    whose names begin so."""
 
-    def __init__(self, host: ClusterEngine) -> None:
-        self._host = host
+    def __init__(self, host: ClusterEngine, kinds: Mapping[str, type[TopicLog]]) -> None:
+        self._host, self._kinds = host, kinds
         self._lock = threading.Lock()
         self._numbers: dict[str, int] = {}
         self._followed: dict[int, TopicLog] = {}
@@ -1045,7 +1077,8 @@ class Topics:
         try:
             checkpoint = checkpoints.load(host.place, name, log)
             first = host.births.known(name, log, goes_on=checkpoint is not None)
-            return TopicLog(host, name, number, log, checkpoint, first)
+            kinds = (kind for prefix, kind in self._kinds.items() if name.startswith(prefix))
+            return next(kinds, TopicLog)(host, name, number, log, checkpoint, first)
         except BaseException:
             log.close()
             raise

@@ -1,19 +1,23 @@
-"""The changes of a topic's owner as events (rule E5): the grants and releases that count.
+"""The changes of a topic's owner, and of a group's claims, as events (rule E5): the grants, takes
+and releases that count.
 
 They are read from the log, from its first record on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from exclusivelog.cluster.claimed import Clearing, Drop, Holdings, Noting, Ruling, Take, read
+from exclusivelog.cluster.claiming import GroupLog, group_of
 from exclusivelog.cluster.following import TopicLog
 from exclusivelog.cluster.frames import Grant, Release, Terminate
 from exclusivelog.cluster.log import Reader
-from exclusivelog.cluster.rule import Judged, State
+from exclusivelog.cluster.ordered import Record
+from exclusivelog.cluster.rule import Judged, State, Verdict
 from exclusivelog.events import Event, Party
 
-__all__ = ["claim_event", "history"]
+__all__ = ["claim_history", "history"]
 
 
 def history(topic: TopicLog) -> Iterator[Event]:
@@ -96,32 +100,74 @@ def _party(grant: Grant) -> Party:
 # ---- of claims ----------------------------------------------------------------------------
 
 
-KINDS = {"grant": "own", "evict": "revoke", "release": "release"}
+def claim_history(log: GroupLog) -> Iterator[Event]:
+    """The changes of a group's claims up to its log's current end. A clearing ends the claims of
+    dead readers, and has the time of the record before it."""
+    log.catch_up()
+    end = log.state.position
+    reader = Reader(log.log, None, log.check_first)
+    holdings, time = Holdings(), 0
+    try:
+        while end is not None and (reader.state.position or b"") < end:
+            record = reader.receive(1.0)
+            log.check()
+            noted = None if record is None else _noted(reader, record)
+            if noted is not None:
+                before = dict(holdings.sessions)
+                ruling, ended = holdings.fold(noted)
+                if ruling is Ruling.COUNTS and isinstance(noted, Take | Drop):
+                    time = noted.since
+                gone = [before[session] for session in ended]
+                yield from _claimed(group_of(log.name), noted, ruling, gone, time)
+    finally:
+        reader.close()
 
 
-def claim_event(event: Event, group: str, resource: str) -> Event:
-    """Turn an event of a claim's log into one of the claim."""
-    party = event.target if event.source is None else event.source
-    properties = {} if party is None else party["properties"]
-    reason = event.reason
-    if event.kind == "grant":
-        reason = "reader" if properties.get("reads") else "claim"
-    elif reason == "fenced":
-        reason = "claimed"
-    source, target = (
-        None if each is None else {**each, "producer": None, "properties": {}}
-        for each in (event.source, event.target)
-    )
-    return Event(
-        event.time,
-        "",
-        0,
-        KINDS[event.kind],
-        reason,
-        0,
-        source,
-        target,
-        group,
-        resource,
-        int(properties.get("generation", 0)),
-    )
+def _noted(reader: Reader, record: Record) -> Noting | None:
+    """A record of claims; None for any other, and for one that was read before."""
+    if reader.fold(record).verdict is not Verdict.FOREIGN:
+        return None
+    return read(record.data)
+
+
+def _claimed(
+    group: str, record: Noting, ruling: Ruling, gone: Iterable[Take], time: int
+) -> Iterator[Event]:
+    rival = record if isinstance(record, Take) else None
+    kind, reason = ("release", "closed") if isinstance(record, Drop) else ("revoke", "claimed")
+    if isinstance(record, Clearing):
+        reason = "dead"
+    for take in gone:
+        yield from _of_each(group, take, kind, reason, time, source=take, target=rival)
+    if rival is not None and ruling is Ruling.COUNTS:
+        reason = "reader" if rival.reads else "claim"
+        yield from _of_each(group, rival, "own", reason, time, target=rival)
+
+
+def _of_each(
+    group: str,
+    take: Take,
+    kind: str,
+    reason: str,
+    time: int,
+    *,
+    source: Take | None = None,
+    target: Take | None = None,
+) -> Iterator[Event]:
+    """The event of each resource of a claim."""
+    before, after = _claimant(source), _claimant(target)
+    for resource, generation in take.generations.items():
+        yield Event(time, "", 0, kind, reason, 0, before, after, group, resource, generation)
+
+
+def _claimant(take: Take | None) -> Party | None:
+    if take is None:
+        return None
+    return {
+        "engine": take.engine_id,
+        "engine_name": take.engine_name,
+        "pid": take.pid,
+        "producer": None,
+        "properties": {},
+        "engine_properties": take.properties,
+    }

@@ -89,7 +89,7 @@ class Moving:
         if producer is not None and not isinstance(producer, str):
             raise TypeError(f"producer={producer!r}: it takes the name of a producer, or None")
         if list(groups):
-            raise refusal("several_claims")
+            raise refusal("moved_claims")
         self._host, self._producer = host, producer
         self._target = _find(host, to)
         self._names = topics()

@@ -47,6 +47,10 @@ REASONS = {
         "several grants at once need a transaction",
         "open each by itself, or wait for all: wait_for_exclusive grants each by itself",
     ),
+    "moved_claims": Reason(
+        "claims and topics have logs of their own",
+        "close the group's reader, and open one at the destination",
+    ),
     "once": Reason("numbered batches need transactions", "send with sequence ids"),
     "owner_watches": Reason(
         "a log on a cluster has no topic of changes", "read engine.history(topic)"
@@ -56,7 +60,6 @@ REASONS = {
         "begin another topic, and terminate the old one",
     ),
     "roles": Reason("roles need transactions", "own each topic by itself"),
-    "several_claims": Reason("several resources at once need a transaction", "own each by itself"),
     "transactions": Reason(
         "topics have logs of their own", "send_many appends to one topic atomically"
     ),

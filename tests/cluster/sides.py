@@ -92,12 +92,18 @@ class Side:
         )
 
     def _own(
-        self, label: str, engine: str, group: str, resource: str, wanted: Any = None
+        self,
+        label: str,
+        engine: str,
+        group: str,
+        resource: str,
+        wanted: Any = None,
+        others: Mapping[str, int | None] | None = None,
     ) -> object:
         def lost(claim: xl.Claim, error: xl.ExclusiveLogError) -> None:
             self._hear(label, "lost", self.error(error))
 
-        made = self.engines[engine].own(group, {resource: wanted}, on_lost=lost)
+        made = self.engines[engine].own(group, {resource: wanted, **(others or {})}, on_lost=lost)
         self.made[label] = made
         return made
 
@@ -105,8 +111,15 @@ class Side:
         """Open a reader of a group."""
         self.made[label] = self._topic(engine, topic).reader(group=group)
 
+    def _read_all(self, label: str, engine: str, group: str) -> None:
+        """Open a reader of a group on all topics."""
+        for topic in TOPICS:
+            self._topic(engine, topic)
+        self.made[label] = self.engines[engine].reader(TOPICS, group=group)
+
     def _take(self, label: str) -> object:
-        return self.made[label].read_next(0).value
+        found = self.made[label].read_next(0)
+        return (found[0], found[1].value) if isinstance(found, tuple) else found.value
 
     def _commit(self, label: str) -> None:
         self.made[label].commit()
@@ -158,6 +171,23 @@ class Side:
 
     def _claims(self, _: str, engine: str, group: str | None = None) -> object:
         return self.engines[engine].claims(group)
+
+    def _groups(self, _: str, engine: str) -> object:
+        return [
+            (each.group, each.topic, each.position, each.lag, self.seen(each.reader))
+            for each in self.engines[engine].groups()
+        ]
+
+    def _delete_group(self, _: str, engine: str, group: str) -> object:
+        return self.engines[engine].delete_group(group)
+
+    def _history(self, _: str, engine: str, group: str) -> object:
+        """The changes of a group's claims."""
+        return [
+            (each.kind, each.reason, each.resource, each.generation,
+             each.source and each.source["engine_name"], each.target and each.target["engine_name"])
+            for each in self.engines[engine].history(group=group)
+        ]  # fmt: skip
 
     def _topic(self, engine: str, topic: str) -> xl.Topic:
         return self.engines[engine].topic(topic)
@@ -242,6 +272,8 @@ class Side:
             return made.is_valid
         if isinstance(made, xl.Reader):
             return made.position
+        if isinstance(made, xl.GroupReader):
+            return dict(made.positions)
         if hasattr(made, "cancel"):
             if not made.done() or made.cancelled():
                 return made.done()
@@ -249,7 +281,7 @@ class Side:
         return str(made.state), self.seen(made)
 
 
-MAKES = ("open", "wait", "own", "read")
+MAKES = ("open", "wait", "own", "read", "read_all")
 
 
 class Different(AssertionError):
@@ -348,7 +380,12 @@ OPTIONS: dict[str, Callable[[random.Random], Mapping[str, Any]]] = {
     "open": _opening,
     "wait": _request,
     "own": lambda choose: _some(
-        choose, engine=ENGINES, group=GROUPS, resource=("x", "y"), wanted=(None, None, 0, 1, 2, 5)
+        choose,
+        engine=ENGINES,
+        group=GROUPS,
+        resource=("x", "y"),
+        wanted=(None, None, 0, 1, 2, 5),
+        others=(None, None, {"z": None}, {"z": 3, "w": None}),
     ),
     "send": lambda choose: _some(choose, sequence_id=(None, None, None, 3, 9)),
     "send_many": lambda choose: _some(choose, count=(0, 1, 3)),

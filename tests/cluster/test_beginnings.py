@@ -126,7 +126,7 @@ def test_b1_records_of_another_program_are_no_beginning(path: str) -> None:
 @pytest.mark.rule("B1", "F2")
 def test_f2_a_claim_whose_log_lacks_its_beginning_is_refused(path: str) -> None:
     with xl.open(path) as engine, engine.own("g", {"r": 5}) as claim:
-        [name] = [each for each in logs_of(path) if each.startswith("__claim__")]
+        [name] = [each for each in logs_of(path) if each.startswith("__claims__")]
         logs_of(path)[name].trim(ALL)
         with xl.open(path) as late, pytest.raises(xl.LedgerCorruptedError, match=LACKS):
             late.own("g", {"r": 4})

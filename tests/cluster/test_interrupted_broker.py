@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.cluster import blobs, checkpoints, frames, waiting
+from exclusivelog.cluster import blobs, checkpoints, claimed, frames, waiting
 from exclusivelog.cluster.ordered import Answer, Answered, ignore
 from exclusivelog.cluster.pulsar_log import PulsarLog
 from testing.broker import Namespace
@@ -66,7 +66,7 @@ def is_a(data: bytes, kind: str) -> bool:
     """Is it a record of that kind, or one part of a checkpoint?"""
     if kind == "checkpoint":
         return data.startswith(b"XLB")
-    record = frames.decode(data) or waiting.decode(data)
+    record = frames.decode(data) or waiting.decode(data) or claimed.read(data)
     return type(record).__name__ == kind
 
 
@@ -265,7 +265,7 @@ def test_f3_a_claim_that_is_interrupted_has_one_owner_in_the_end(
     engine: xl.Engine, worker: Callable[..., Worker], number: int, when: str
 ) -> None:
     claimant = worker("claimant")
-    claimant.call(interrupt_at, "Grant", number, when)
+    claimant.call(interrupt_at, "Take", number, when)
     claimant.start(own)
     await_interrupt(claimant, number)
     before = 0 if when == "before" else 1

@@ -75,6 +75,7 @@ CALLS: dict[str, list[Call]] = {
     "deletion": [lambda e: e.delete_topic("orders")],
     "large_messages": [send_large, send_many_large],
     "many_producers": [lambda e: e.producers(["a", "b"], "exclusive")],
+    "moved_claims": [lambda e: e.unload("orders", to=e.id, groups=["g"])],
     "once": [lambda e: once.recorded(e, "orders"), lambda e: once.record(e, "orders", "w", 1)],
     "retention": [lambda e: e.topic("orders").trim(before=1),
                   lambda e: e.topic("orders").retention(max_age=1)],
@@ -83,8 +84,6 @@ CALLS: dict[str, list[Call]] = {
         lambda e: e.role("r"), lambda e: e.roles(), lambda e: e.delete_role("r"),
         lambda e: e.lock("l"),
     ],
-    "several_claims": [lambda e: e.own("g", {"r": None, "s": None}),
-                       lambda e: e.reader([e.topic(n).name for n in "ab"], group="g")],
     "transactions": [transact, put_in_a_transaction],
     "verify": [lambda e: e.verify()],
 }  # fmt: skip

@@ -178,6 +178,48 @@ def claims() -> Calls:
     yield Call("claims", "", {"engine": "a", "group": "g"})
 
 
+def several_claims() -> Calls:
+    """Rules F1 and F3: a claim of several resources gets all or none, and is lost as a whole."""
+    yield owned("first", "a", None, others={"y": 5, "z": None})
+    yield owned("none of it", "b", 9, others={"v": None, "y": 4})
+    yield owned("other", "b", 1, resource="w", others={"v": 1})
+    yield owned("takes", "b", None, resource="z")
+    yield owned("free again", "a", 1, others={"y": 5})
+    yield owned("out of date", "a", 2, resource="u", others={"z": 1})
+    yield owned("both", "a", 0, resource="z", others={"w": 0})
+    yield Call("close", "other")
+    yield Call("close", "both")
+    yield owned("after", "b", None, resource="z", others={"w": None, "v": None})
+    yield Call("claims", "", {"engine": "a", "group": "g"})
+    yield Call("history", "", {"engine": "a", "group": "g"})
+
+
+def several_groups() -> Calls:
+    """Rule F6: one claim on several topics, their positions, and the deletion of a group."""
+    for label, topic in (("p1", "one"), ("p2", "two")):
+        yield opened(label, topic=topic)
+        yield Call("send_many", label, {"count": 2})
+    yield Call("delete_group", "", {"engine": "a", "group": "g"})
+    yield Call("read_all", "all", {"engine": "a", "group": "g"})
+    for _ in range(3):
+        yield Call("take", "all")
+    yield Call("commit", "all")
+    yield Call("groups", "", {"engine": "b"})
+    yield Call("delete_group", "", {"engine": "b", "group": "g"})
+    yield Call("read", "one", {"engine": "b", "topic": "one", "group": "g"})
+    yield Call("commit", "all")
+    yield Call("take", "all")
+    yield Call("groups", "", {"engine": "a"})
+    yield Call("close", "all")
+    yield owned("claim", "a", None, resource="one")
+    yield Call("commit", "one")
+    yield Call("groups", "", {"engine": "a"})
+    yield Call("delete_group", "", {"engine": "b", "group": "g"})
+    yield Call("groups", "", {"engine": "a"})
+    yield Call("read_all", "again", {"engine": "b", "group": "g"})
+    yield Call("history", "", {"engine": "b", "group": "g"})
+
+
 def groups() -> Calls:
     """Rule F6: a group's reader is fenced by the next one."""
     yield opened("writer")
@@ -231,7 +273,8 @@ LISTED: dict[str, Callable[[], Calls]] = {
        for mode in (EXCLUSIVE, WAIT, FENCING)},
     "names": names, "queue": queue, "namesakes": namesakes, "reserved": reserved,
     "stale waiters": stale_waiters, "fencing": fencing,
-    "settling": settling, "claims": claims, "groups": groups, "moves": moves,
+    "settling": settling, "claims": claims, "several claims": several_claims, "groups": groups,
+    "several groups": several_groups, "moves": moves,
     **{f"ends, {state}": lambda state=state: ends(*STATES[state])  # type: ignore[misc]
        for state in STATES},
     "ends, reserved": lambda: ends(between=[moved("a", "b")]),
@@ -308,7 +351,7 @@ def both(
         yield both
 
 
-@pytest.mark.rule("A1", "A5", "A6", "B5", "B6", "D1", "D7", "F2", "F3", "F4", "G8")
+@pytest.mark.rule("A1", "A5", "A6", "B5", "B6", "D1", "D7", "F1", "F2", "F3", "F4", "F6", "G8")
 @pytest.mark.parametrize("program", LISTED)
 def test_both_backends_decide_and_say_the_same(both: Pair, program: str) -> None:
     both.make(*LISTED[program]())
@@ -339,7 +382,10 @@ def test_many_random_calls_have_the_same_outcomes(both: Pair, seed: int, follow:
 
 
 @pytest.mark.broker
-@pytest.mark.parametrize("program", ["shared, shared", "names", "queue", "fencing", "moves"])
+@pytest.mark.parametrize(
+    "program",
+    ["shared, shared", "names", "queue", "fencing", "moves", "several claims", "several groups"],
+)
 def test_a_broker_decides_and_says_the_same(
     tmp_path: Path, namespace: Namespace, program: str
 ) -> None:

@@ -41,6 +41,23 @@ def test_f1_groups_and_resources_do_not_know_each_other(
     }
 
 
+@pytest.mark.needs("several_claims")
+@pytest.mark.on_broker
+def test_f1_f3_a_claim_gets_all_of_its_resources_or_none_and_loses_all(
+    engine: xl.Engine, other: xl.Engine
+) -> None:
+    first = engine.own("g", {"a": 5, "b": None})
+    with pytest.raises(xl.OwnershipError, match="resource 'a' of group 'g' is held"):
+        other.own("g", {"c": None, "a": 4})
+    assert [info.generations for info in other.claims("g")] == [{"a": 5, "b": 1}]
+    second = other.own("g", {"c": None, "b": None})
+    assert (second.generations, first.is_valid) == ({"c": 1, "b": 2}, False)
+    assert engine.own("g", {"a": None}).generations == {"a": 6}  # it was freed with b
+    assert second.is_valid
+    second.release()
+    assert [info.generations for info in other.claims("g")] == [{"a": 6}]
+
+
 @pytest.mark.on_broker
 def test_f2_generations_count_up_and_a_number_below_the_last_is_refused(
     engine: xl.Engine, other: xl.Engine
@@ -196,6 +213,46 @@ def test_f6_a_group_outlives_the_process_of_its_reader(
     process.kill()
     with filled.reader(group="billing") as reader:
         assert [message.offset for message in reader] == [6, 7, 8, 9]
+
+
+@pytest.mark.needs("several_claims")
+@pytest.mark.on_broker
+def test_f6_a_reader_of_several_topics_commits_all_positions_or_none(
+    engine: xl.Engine, filled: xl.Topic, other: xl.Engine
+) -> None:
+    with engine.topic("bills").producer(EXCLUSIVE) as producer:
+        producer.send_many([b"x"] * 3)
+    first = engine.reader(["orders", "bills"], group="g")
+    assert len(first.read_batch(5)) == 5
+    first.commit()
+    committed = dict(first.positions)
+    first.read_batch(2)
+    with other.topic("bills").reader(group="g") as rival:
+        assert rival.position == committed["bills"]
+        with pytest.raises(xl.ReaderFencedError):
+            first.commit()
+    assert {info.topic: info.position for info in other.groups()} == committed
+    with pytest.raises(xl.ReaderFencedError):
+        first.read_next(timeout=1)
+    first.close()
+    with other.reader(["orders", "bills"], group="g") as second:
+        assert dict(second.positions) == committed
+        assert len(list(second)) == 8
+
+
+@pytest.mark.on_broker
+def test_f6_a_group_without_a_reader_is_deleted(filled: xl.Topic, other: xl.Engine) -> None:
+    with filled.reader(group="g") as reader:
+        reader.read_batch(4)
+        reader.commit()
+        with pytest.raises(xl.OwnershipError, match="while it is read by engine 'test'"):
+            other.delete_group("g")
+    assert other.delete_group("g") == 1
+    assert other.groups() == []
+    with pytest.raises(ValueError, match="no reader group"):
+        other.delete_group("g")
+    with filled.reader(group="g") as reader:
+        assert (reader.position, reader.generation) == (0, 2)
 
 
 def test_f6_a_reader_of_one_topic_in_a_list_is_the_same(

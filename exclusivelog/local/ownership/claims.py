@@ -176,11 +176,7 @@ class Claims:
             tables.include_journal()
             reader = next(iter(self._living(tables, name, readers=True)), None)
             if reader is not None:
-                raise OwnershipError(
-                    f"group {name!r} cannot be deleted while it is read by engine "
-                    f"{reader.engine_name!r} (id {reader.engine}, pid {reader.pid}); close that "
-                    "reader first"
-                )
+                raise refusals.group_is_read(name, claim_info(reader))
             return tables.cursors.delete(name)
 
     # ---- wait ----------------------------------------------------------------------------
