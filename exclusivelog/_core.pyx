@@ -58,6 +58,7 @@ import collections.abc as _abc
 import datetime as _datetime
 import enum as _enum
 import os as _os
+import sys as _sys
 import threading as _threading
 import time as _time
 

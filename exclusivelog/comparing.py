@@ -29,11 +29,27 @@ def difference(a: Any, b: Any, path: str = "value") -> str | None:
     return f"{path} is {_described(a)}, and comes back as {_described(b)}{_advice(a, b)}"
 
 
+def first_part(value: Any, is_wanted: Callable[[Any], bool]) -> tuple[str, Any] | None:
+    """The path and the first part of a value that is wanted; None if there is none. ValueError if
+    the value is nested too deep."""
+    _core.depth(value, _core.MOST_LEVELS)
+    left = [("value", value)]
+    while left:
+        path, part = left.pop()
+        if is_wanted(part):
+            return path, part
+        left += [(where, each) for each, _, where in reversed(_known_parts(part, part, path))]
+    return None
+
+
 def _advice(a: Any, b: Any) -> str:
     """What to write instead, where a class declares another type than it is given: often by its
     own default, which no library checks."""
     if type(a) is int and type(b) is float:
         return f": write {float(a)!r} for a field that is a float, also as its default"
+    base = _core.base_of_c(type(a))
+    if type(a) is type(b) and base is not None and base is not type(a):
+        return f": what it is as {base.__name__} is not stored; keep that in a field"
     return ""
 
 
@@ -61,6 +77,12 @@ def _parts(a: Any, b: Any, path: str) -> list[Part]:
 
 
 def _known_parts(a: Any, b: Any, path: str) -> list[Part]:
+    names = _core.fields_of(type(a)) or ()
+    fields = [(getattr(a, name, None), getattr(b, name, None), f"{path}.{name}") for name in names]
+    return fields + _items_and_keys(a, b, path)
+
+
+def _items_and_keys(a: Any, b: Any, path: str) -> list[Part]:
     if isinstance(a, (list, tuple, collections.deque)):
         return _items(a, b, path)
     if isinstance(a, dict):
@@ -68,8 +90,7 @@ def _known_parts(a: Any, b: Any, path: str) -> list[Part]:
         return _members(a, b, path, "key") + values
     if isinstance(a, (set, frozenset)):
         return _members(dict.fromkeys(a), dict.fromkeys(b), path, "item")
-    names = _core.fields_of(type(a)) or ()
-    return [(getattr(a, name, None), getattr(b, name, None), f"{path}.{name}") for name in names]
+    return []
 
 
 def _items(a: Any, b: Any, path: str) -> list[Part]:
@@ -106,7 +127,7 @@ class Checked:
 
     def dumps(self, value: Any) -> bytes:
         """Encode a value; TypeError or ValueError if decoding does not give it back."""
-        data = self._encoded(value, _core.depth(value, _core.MOST_LEVELS))
+        data = self._encoded(value, self._depth_of(value))
         try:
             found = self._loads(data)
         except Exception as error:
@@ -121,6 +142,9 @@ class Checked:
     def loads(self, data: bytes) -> Any:
         """Decode a value."""
         return self._loads(data)
+
+    def _depth_of(self, value: Any) -> int:
+        return _core.depth(value, _core.MOST_LEVELS)
 
     def _encoded(self, value: Any, levels: int) -> bytes:
         return self._dumps(value)

@@ -12,13 +12,14 @@ import dataclasses
 import datetime as dt
 import importlib
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from exclusivelog import _core, schemas, stacks
-from exclusivelog.comparing import Checked
+from exclusivelog.comparing import Checked, first_part
 
 Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
 
@@ -28,34 +29,39 @@ SHALLOW = 4
 
 
 class Model(_core.Coder, Checked):
-    """The serialiser of the objects of a class. Pickled, it is made anew from the class."""
+    """The serialiser of the objects of a class or a type. Pickled, it is made anew from that."""
 
     def __init__(self, cls: Any) -> None:
         shape, shallow = _core.Shape(), SHALLOW  # no object is known to come back
         self._found = schemas.Findings()
-        if is_pydantic(cls):
-            encode, checked, decode, self._found, shape = _by_pydantic(cls)
-        elif is_duck(cls):
-            encode, decode = _by_methods(cls)
+        self._name, kind = name_of(cls), _meaning(cls)
+        if _is_for_pydantic(kind):
+            encode, checked, decode, self._found, shape = _by_pydantic(kind, self._name)
+        elif is_duck(kind):
+            encode, decode = _by_methods(kind)
             checked = encode
         else:
-            encode, decode, shape = _by_msgspec(cls)
+            encode, decode, shape = _by_msgspec(kind, self._name)
             checked, shallow = encode, _core.MOST_LEVELS_READ
         self._set(encode, decode, shape, shallow)
         Checked.__init__(self, checked, self.loads)
         self._cls, self._decode, self._shallow = cls, decode, shallow
-        self._kind = dict if is_typed_dict(cls) else cls
+        self._kind = dict if is_typed_dict(kind) else kind
 
     def _checked(self, value: Any) -> bytes:
-        if type(value) is not self._kind:  # one of a subclass would come back as one of the class
-            raise TypeError(f"value takes {self._cls.__name__}, not {type(value).__name__}")
+        # One of a subclass would come back as one of the class.
+        if isinstance(self._kind, type) and type(value) is not self._kind:
+            raise TypeError(f"value takes {self._name}, not {type(value).__name__}")
         if self._found.refusal is not None:
             raise TypeError(self._found.refusal)
         try:
             return Checked.dumps(self, value)
         except (TypeError, ValueError, OverflowError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"{self._cls.__name__}: {error}") from error
+            raise kind(f"{self._name}: {_about_number(value)}{error}") from error
+
+    def _depth_of(self, value: Any) -> int:
+        return _core.depth(value, _core.MOST_LEVELS, json=True)
 
     def _encoded(self, value: Any, levels: int) -> bytes:
         if levels <= self._shallow:
@@ -75,8 +81,55 @@ class Model(_core.Coder, Checked):
         return Model, (self._cls,)
 
 
+def _about_number(value: Any) -> str:
+    """What to do about a number that JSON does not have; nothing where there is none."""
+    try:
+        found = first_part(value, lambda part: isinstance(part, float) and not math.isfinite(part))
+    except (ValueError, RecursionError):  # it is nested too deep
+        return ""
+    if found is None:
+        return ""
+    return (
+        f"{found[0]} is {found[1]}, which JSON does not have: send None or a str in a field that "
+        "takes that, or use 'exact'; "
+    )
+
+
+# ---- classes and types -------------------------------------------------------------------
+
+
 def is_model(cls: Any) -> bool:
-    """Whether `Model` takes this class."""
+    """Whether `Model` takes this class, or type."""
+    return is_named_type(cls) or typing.get_origin(cls) is not None or is_model_class(cls)
+
+
+def is_named_type(cls: Any) -> bool:
+    """Whether it is a NewType, or what `type Orders = list[Order]` makes, also by
+    typing_extensions."""
+    return isinstance(cls, typing.NewType) or type(cls).__name__ == "TypeAliasType"
+
+
+def _meaning(cls: Any) -> Any:
+    """The type that a name stands for."""
+    found = cls
+    for _ in range(100):  # it may name itself
+        if not is_named_type(found):
+            return found
+        try:
+            found = found.__supertype__ if isinstance(found, typing.NewType) else found.__value__
+        except NameError as error:
+            raise TypeError(f"{name_of(cls)}: {error}") from error
+    raise TypeError(f"{name_of(cls)} is a name for itself")
+
+
+def name_of(cls: Any) -> str:
+    """The name of a class or type, for errors."""
+    named = isinstance(cls, type) or is_named_type(cls)
+    return str(cls.__name__ if named else cls)
+
+
+def is_model_class(cls: Any) -> bool:
+    """Whether it is a class whose objects `Model` takes."""
     return isinstance(cls, type) and (
         is_pydantic(cls)
         or is_duck(cls)
@@ -98,6 +151,21 @@ def is_pydantic(cls: Any) -> bool:
     return hasattr(cls, "__pydantic_validator__")
 
 
+def _is_for_pydantic(cls: Any) -> bool:
+    """Whether it is a model of pydantic, or a type that names one."""
+    seen: list[Any] = []
+    left = [cls]
+    while left:
+        each = left.pop()
+        if is_named_type(each) and each not in seen:  # it may name itself
+            seen.append(each)
+            left.append(_meaning(each))
+        if is_pydantic(each) or is_pydantic(typing.get_origin(each)):
+            return True
+        left += typing.get_args(each)
+    return False
+
+
 def is_duck(cls: Any) -> bool:
     """Whether it has the methods of a pydantic model."""
     names = ("model_dump_json", "model_validate_json")
@@ -109,7 +177,7 @@ def _needed(library: str, cls: Any) -> Any:
         return importlib.import_module(library)
     except ImportError as error:
         raise ImportError(
-            f"objects of {cls.__name__} as values need {library.partition('.')[0]}, which is not "
+            f"objects of {name_of(cls)} as values need {library.partition('.')[0]}, which is not "
             "installed: pip install 'exclusivelog[models]'"
         ) from error
 
@@ -148,11 +216,11 @@ Encode = Callable[[Any], bytes]
 
 
 def _by_pydantic(
-    cls: Any,
+    cls: Any, name: str
 ) -> tuple[Encode, Encode, Callable[[bytes], Any], schemas.Findings, _core.Shape]:
     pydantic = _needed("pydantic", cls)
     if tuple(map(int, pydantic.VERSION.split(".")[:2])) < (2, 11):  # it cannot read by name
-        raise ImportError(f"objects of {cls.__name__} as values need pydantic 2.11 or later")
+        raise ImportError(f"objects of {name} as values need pydantic 2.11 or later")
 
     def members(kind: Any) -> tuple[Any, ...]:
         enum = _Pydantic(pydantic, kind)
@@ -161,8 +229,8 @@ def _by_pydantic(
     try:
         codec = _Pydantic(pydantic, cls)
     except (pydantic.PydanticUserError, NameError) as error:
-        raise TypeError(f"{cls.__name__}: {error}") from error
-    found, shape = schemas.search(codec.schema, cls), _core.Shape()
+        raise TypeError(f"{name}: {error}") from error
+    found, shape = schemas.search(codec.schema, name), _core.Shape()
     if found.refusal is None and not found.defaults:
         shape = schemas.shape_of(codec.schema, members)
     return codec.encode_plain, codec.encode, codec.decode, found, shape
@@ -179,17 +247,19 @@ def _by_methods(cls: Any) -> Codec:
 # ---- msgspec -----------------------------------------------------------------------------
 
 
-def _by_msgspec(cls: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any], _core.Shape]:
+def _by_msgspec(
+    cls: Any, name: str
+) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any], _core.Shape]:
     json, inspect = _needed("msgspec.json", cls), _needed("msgspec.inspect", cls)
     try:
         decoder, info = json.Decoder(cls), inspect.type_info(cls)
     except NameError as error:
         raise TypeError(
-            f"the types of the fields of {cls.__name__} cannot be found: {error}; define the "
+            f"the types of the fields of {name} cannot be found: {error}; define the "
             "classes that they name in the module, not in a function"
         ) from None
-    except (TypeError, NotImplementedError) as error:
-        raise TypeError(f"{cls.__name__}: {error}") from error
+    except (TypeError, NotImplementedError, RecursionError) as error:
+        raise TypeError(f"{name}: {error}") from error
     unknown = _unknown(inspect, info)
     if unknown is not None:
         raise TypeError(
@@ -204,10 +274,14 @@ def _by_msgspec(cls: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any
 
 
 def _unknown(inspect: Any, info: Any) -> str | None:
-    """The first field, in words, whose class msgspec does not know."""
+    """The first field, in words, whose class msgspec does not know, or cannot make objects of."""
     for each, field in _types(inspect, info):
         if isinstance(each, inspect.CustomType):
             return f"{field} has type {each.cls.__name__}"
+        if isinstance(each, inspect.DataclassType):  # also of attrs
+            base = _core.base_of_c(each.cls)
+            if base is not None:  # a dict that msgspec makes without that of C: a crash when read
+                return f"{each.cls.__name__} extends {base.__name__}, what that adds to its fields"
     return None
 
 
@@ -312,16 +386,21 @@ class _TypeShapes:
         """The shape of a type."""
         inspect, kind = self._inspect, type(info)
         if kind in self._leaves:
-            return _core.Shape(*self._leaves[kind]) if _is_free(info) else _core.Shape()
+            cls, look = self._leaves[kind]
+            bounds = _bounds(info, cls or object)
+            return _core.Shape() if bounds is None else _core.Shape(cls, look, bounds=bounds)
         if kind is inspect.EnumType:
             json = self._json
             members = _members(json.encode, json.Decoder(info.cls).decode, info.cls)
             return _core.Shape(info.cls, "member", parts=members)
-        if kind in self._several and _is_free(info, "item_type"):
-            return _core.Shape(self._several[kind], "items", self.of(info.item_type))
+        if kind in self._several:
+            bounds = _bounds(info, self._several[kind], "item_type")
+            if bounds is not None:
+                item = self.of(info.item_type)
+                return _core.Shape(self._several[kind], "items", item, bounds=bounds)
         if kind is inspect.TupleType:
             return _core.Shape(tuple, "row", parts=tuple(map(self.of, info.item_types)))
-        if kind is inspect.DictType and _is_free(info, "key_type", "value_type"):
+        if kind is inspect.DictType:
             return self._of_dict(info)
         if kind is inspect.UnionType:
             return self._of_union(info.types)
@@ -330,9 +409,12 @@ class _TypeShapes:
         return _core.Shape()
 
     def _of_dict(self, info: Any) -> _core.Shape:
-        if not isinstance(info.key_type, (self._inspect.StrType, self._inspect.IntType)):
+        bounds = _bounds(info, dict, "key_type", "value_type")
+        known = isinstance(info.key_type, (self._inspect.StrType, self._inspect.IntType))
+        if bounds is None or not known:
             return _core.Shape()
-        return _core.Shape(dict, "dict", self.of(info.value_type), self.of(info.key_type))
+        values, keys = self.of(info.value_type), self.of(info.key_type)
+        return _core.Shape(dict, "dict", values, keys, bounds=bounds)
 
     def _of_union(self, types: Any) -> _core.Shape:
         others = [each for each in types if not isinstance(each, self._inspect.NoneType)]
@@ -384,6 +466,9 @@ def _members(encode: Encode, decode: Callable[[bytes], Any], kind: Any) -> tuple
     return tuple(found.values())
 
 
-def _is_free(info: Any, *parts: str) -> bool:
-    """Whether a type has no constraints."""
-    return all(getattr(info, name) is None for name in info.__struct_fields__ if name not in parts)
+def _bounds(info: Any, kind: type, *parts: str) -> dict[str, Any] | None:
+    """The bounds that a type declares of its values, `parts` aside; None if a shape does not know
+    one of them."""
+    limits = {name: getattr(info, name) for name in info.__struct_fields__ if name not in parts}
+    given = {name: limit for name, limit in limits.items() if limit is not None}
+    return schemas.bounds_of(given, kind)

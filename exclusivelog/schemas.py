@@ -42,10 +42,10 @@ class Findings:
         self.refusal = self.refusal or text
 
 
-def search(schema: Any, cls: type) -> Findings:
-    """Search the schema of pydantic's core for a class, `TypeAdapter(cls).core_schema`."""
+def search(schema: Any, name: str) -> Findings:
+    """Search the schema of pydantic's core for a class or type, `TypeAdapter(cls).core_schema`."""
     found = Findings()
-    nodes = list(_nodes(schema, cls.__name__))
+    nodes = list(_nodes(schema, name))
     rewrites = any(_is_rewritten(node) for node, _ in nodes)
     for node, where in nodes:
         if "now_op" in node:
@@ -204,7 +204,8 @@ def _looks_at_disk(node: Node) -> bool:
 
 _PLAIN_CONFIG = {
     "title", "frozen", "extra_fields_behavior", "validate_default", "from_attributes",
-    "hide_input_in_errors", "validation_error_cause",
+    "hide_input_in_errors", "validation_error_cause", "validate_by_alias", "validate_by_name",
+    "populate_by_name", "loc_by_alias",
 }  # fmt: skip
 _PLAIN_MODEL = {
     "type", "cls", "schema", "config", "custom_init", "root_model", "ref", "metadata", "strict",
@@ -216,8 +217,8 @@ Members = Callable[[Any], tuple[Any, ...]]
 
 def shape_of(schema: Any, members: Members) -> _core.Shape:
     """The shape of the objects of a model that pydantic gives back: those that consist of plain
-    fields, and of collections of them. Where there is a doubt (a constraint, an alias, code of
-    the application's, a setting), the shape is empty. `members`: those of an Enum that it gives
+    fields, and of collections of them. Where there is a doubt (a pattern, code of the
+    application's, a setting), the shape is empty. `members`: those of an Enum that it gives
     back."""
     return _SchemaShapes(schema, members).of(schema)
 
@@ -246,8 +247,10 @@ class _SchemaShapes:
         kind = node.get("type")
         if "serialization" in node or kind is None:
             return _core.Shape()
-        if kind in self._leaves and _has_only(node, "type"):
-            return _core.Shape(*self._leaves[kind])
+        if kind in self._leaves:
+            cls, look = self._leaves[kind]
+            bounds = _bounds(node, cls)
+            return _core.Shape() if bounds is None else _core.Shape(cls, look, bounds=bounds)
         make = self._kinds.get(kind)
         return _core.Shape() if make is None else make(node)
 
@@ -262,17 +265,22 @@ class _SchemaShapes:
         return _core.Shape(optional=self.of(node["schema"]))
 
     def _of_list(self, node: Node) -> _core.Shape:
-        if not _has_only(node, "type", "items_schema") or "items_schema" not in node:
+        kind = _SEVERAL[node["type"]]
+        bounds = _bounds(node, kind, "items_schema")
+        if bounds is None or "items_schema" not in node:
             return _core.Shape()
-        return _core.Shape(_SEVERAL[node["type"]], "items", self.of(node["items_schema"]))
+        return _core.Shape(kind, "items", self.of(node["items_schema"]), bounds=bounds)
 
     def _of_tuple(self, node: Node) -> _core.Shape:
         items = [self.of(each) for each in node["items_schema"]]
-        if not _has_only(node, "type", "items_schema", "variadic_item_index"):
+        bounds = _bounds(node, tuple, "items_schema", "variadic_item_index")
+        if bounds is None:
             return _core.Shape()
         if "variadic_item_index" not in node:
-            return _core.Shape(tuple, "row", parts=tuple(items))
-        return _core.Shape(tuple, "items", items[0]) if len(items) == 1 else _core.Shape()
+            return _core.Shape(tuple, "row", parts=tuple(items), bounds=bounds)
+        if len(items) > 1:
+            return _core.Shape()
+        return _core.Shape(tuple, "items", items[0], bounds=bounds)
 
     def _of_enum(self, node: Node) -> _core.Shape:
         if not _has_only(node, "type", "cls", "members", "sub_type", "missing"):
@@ -287,11 +295,13 @@ class _SchemaShapes:
 
     def _of_dict(self, node: Node) -> _core.Shape:
         keys = node.get("keys_schema", {})
-        if not _has_only(node, "type", "keys_schema", "values_schema") or (
-            keys.get("type") != "str" or self.of(keys).kind is None or "values_schema" not in node
-        ):
+        bounds = _bounds(node, dict, "keys_schema", "values_schema")
+        if bounds is None or "values_schema" not in node:
             return _core.Shape()
-        return _core.Shape(dict, "dict", self.of(node["values_schema"]), _core.Shape(str, "text"))
+        if keys.get("type") != "str" or self.of(keys).kind is None:
+            return _core.Shape()
+        key = _core.Shape(str, "text", bounds=_bounds(keys, str))
+        return _core.Shape(dict, "dict", self.of(node["values_schema"]), key, bounds=bounds)
 
     def _of_model(self, node: Node) -> _core.Shape:
         if id(node) in self._known:  # a class may have fields of its own type
@@ -317,9 +327,41 @@ _LEAVES: dict[str, tuple[type, str]] = {
 _SEVERAL: dict[str, type] = {"list": list, "set": set, "frozenset": frozenset}
 
 
+# The precision is for more digits than Python's own times have.
+_WITHOUT_EFFECT = {"type", "metadata", "strict", "ref", "microseconds_precision"}
+
+
 def _has_only(node: Node, *keys: str) -> bool:
-    # The precision is for more digits than Python's own times have.
-    return node.keys() <= {*keys, "metadata", "strict", "ref", "microseconds_precision"}
+    return node.keys() <= {*keys, *_WITHOUT_EFFECT}
+
+
+def _bounds(node: Node, kind: type, *others: str) -> Node | None:
+    """The bounds of the values of a node, `others` aside; None if a shape does not know one."""
+    known = {*others, *_WITHOUT_EFFECT}
+    return bounds_of({name: bound for name, bound in node.items() if name not in known}, kind)
+
+
+def bounds_of(limits: Node, kind: type) -> Node | None:
+    """The bounds that a library declares of the values of a class, for their shape; None if a shape
+    does not know one of them. Values that are not finite are in no shape."""
+    limits = {name: limit for name, limit in limits.items() if name != "allow_inf_nan"}
+    if not all(_is_known(name, limit, kind) for name, limit in limits.items()):
+        return None
+    if "max_digits" in limits and "decimal_places" in limits:
+        limits["whole_digits"] = limits["max_digits"] - limits["decimal_places"]
+    return limits
+
+
+def _is_known(name: str, limit: Any, kind: type) -> bool:
+    if name in ("gt", "ge", "lt", "le"):
+        return type(limit) is kind or (
+            type(limit) is int and kind.__name__ in ("float", "Decimal") and abs(limit) < 1 << 53
+        )
+    if name == "multiple_of":  # of a float, libraries differ
+        return type(limit) is kind is int
+    if name in ("max_digits", "decimal_places"):
+        return kind.__name__ == "Decimal"
+    return name in ("min_length", "max_length")
 
 
 def _plain_fields(node: Node) -> dict[str, Node] | None:
@@ -330,5 +372,26 @@ def _plain_fields(node: Node) -> dict[str, Node] | None:
     if node.get("custom_init") or node.get("root_model") or not config.keys() <= _PLAIN_CONFIG:
         return None
     fields: dict[str, Node] = inner["fields"]
-    plain = all(_has_only(each, "type", "schema") for each in fields.values())
-    return fields if plain else None
+    plain = all(_has_only(each, "schema", *_ALIASES) for each in fields.values())
+    return fields if plain and not _is_taken_for_another(fields) else None
+
+
+_ALIASES = ("validation_alias", "serialization_alias")
+
+
+def _is_taken_for_another(fields: dict[str, Node]) -> bool:
+    """Whether the name of a field, by which it is stored, is also the alias of another one."""
+    return any(
+        other in fields and other != name
+        for name, each in fields.items()
+        for other in _names_by_alias(each.get("validation_alias", ()))
+    )
+
+
+def _names_by_alias(alias: Any) -> list[str]:
+    """The names that are looked up for an alias: a name, a path, or several paths."""
+    if isinstance(alias, str):
+        return [alias]
+    if alias and isinstance(alias[0], (list, tuple)):
+        return [path[0] for path in alias]
+    return [alias[0]] if alias else []

@@ -170,12 +170,14 @@ def _dump_exact_key(value: Any) -> builtins.bytes:
 # ---- models, and others' serialisers -----------------------------------------------------
 
 
-def model(cls: type) -> Serde:
-    """Return the serialiser of objects of one class, as JSON.
+def model(cls: Any) -> Serde:
+    """Return the serialiser of objects of one class or type, as JSON.
 
     - a dataclass, a class of attrs, a Struct of msgspec, a TypedDict, a NamedTuple: by msgspec;
     - a model or dataclass of pydantic (2.11 or later), by the names of its fields;
-    - a class with the methods `model_dump_json` and `model_validate_json`.
+    - a class with the methods `model_dump_json` and `model_validate_json`;
+    - a type of these: `list[Order]`, `Order | Refund`, a NewType, or one with a name of its own,
+      `type Orders = list[Order]`.
 
     `pip install 'exclusivelog[models]'` installs both libraries. Reading checks the types of the
     fields, leaves out unknown ones, and gives missing ones their defaults, as the library does.
@@ -204,7 +206,9 @@ def model(cls: type) -> Serde:
     (b'{"number":7,"items":["tea"]}', Order(number=7, items=['tea']))
     """
     if not _models.is_model(cls):
-        raise TypeError(f"model takes a pydantic model or a dataclass, or the like, not {cls!r}")
+        raise TypeError(
+            f"model takes a pydantic model, a dataclass or the like, or a type of such, not {cls!r}"
+        )
     made = _models.Model(cls)
     return Serde(made.dumps, made.loads)
 

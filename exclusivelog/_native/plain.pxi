@@ -102,20 +102,21 @@ cdef int _look_at_int(Plain plain, object value) except -1:
         return 0
     if plain.json:
         if value.bit_length() > MOST_BITS:
-            raise ValueError(f"an int of {value.bit_length()} bits: JSON takes {MOST_BITS}")
+            raise ValueError(_too_large(value))
         return 0
     if 0 < value < 1 << 64:
         return 0
     if int not in plain.extended:
         raise ValueError(
-            f"an int of {value.bit_length()} bits: {plain.name} takes those from -2**63 to 2**64 - 1"
+            f"an int of {value.bit_length()} bits: {plain.name} takes those from -2**63 to 2**64 - 1; "
+            "store its str, or use 'exact'"
         )
     return 1
 
 
 cdef int _look_at_float(Plain plain, double value, bint hashed) except -1:
     if plain.json and not isfinite(value):
-        raise ValueError(f"JSON has no {value}")
+        raise ValueError(f"JSON has no {value}: store None or a str instead, or use 'exact'")
     if hashed and value != value:
         raise ValueError("NaN in a set, or as a key, cannot be found again")
     if plain.key and value == floor(value):
@@ -175,21 +176,52 @@ cdef int _json_depth(bytes data, int deepest) except -1:
     return found
 
 
-def depth(value, int deepest):
-    """The levels of an object, its fields included; ValueError if it is nested deeper than that."""
-    return _look_down(value, deepest, deepest)
+def depth(value, int deepest, *, bint json=False):
+    """The levels of an object, its fields included; ValueError if it is nested deeper than that.
+
+    - `json`: it is stored as JSON: ValueError also if it has a number that is too large for that.
+    """
+    return _look_down(value, deepest, deepest, json)
 
 
-cdef int _look_down(object value, int left, int deepest) except -1:
+cdef int _look_down(object value, int left, int deepest, bint json) except -1:
     cdef int found = 0
     cdef object parts = _parts_of(value)
     if parts is None:
+        if json and value is not None and type(value) is not str:
+            _check_size(value)
         return 0
     if left == 0:
         raise ValueError(f"it is nested deeper than {deepest} levels")
     for part in parts:
-        found = max(found, _look_down(part, left - 1, deepest))
+        found = max(found, _look_down(part, left - 1, deepest, json))
+    if json and isinstance(value, dict):
+        for key in value:
+            _look_down(key, left - 1, deepest, json)
     return found + 1
+
+
+MOST_EXPONENT = 6144  # of a Decimal: that of 128 bits; written out, it has as many digits
+
+
+cdef int _check_size(object value) except -1:
+    """Raise ValueError for a number that takes others too long to read, or that they refuse."""
+    if isinstance(value, int):
+        if value.bit_length() > MOST_BITS:
+            raise ValueError(_too_large(value))
+    elif hasattr(value, "adjusted") and not -MOST_EXPONENT <= value.adjusted() <= MOST_EXPONENT:
+        raise ValueError(
+            f"a {type(value).__name__} with the exponent {value.adjusted()}: JSON takes those up "
+            f"to {MOST_EXPONENT} either way; store its str, or use 'exact'"
+        )
+    return 0
+
+
+cdef str _too_large(object value):
+    return (
+        f"an int of {value.bit_length()} bits: JSON takes {MOST_BITS}; store its str or its hex, or "
+        "use 'exact'"
+    )
 
 
 cdef object _parts_of(object value):
@@ -289,9 +321,37 @@ def _attributes(kind):
             private = name.startswith("__") and not name.endswith("__")
             names.add(f"_{base.__name__.lstrip('_')}{name}" if private else name)
     made_by_class = kind.__flags__ & 1 << 9  # Py_TPFLAGS_HEAPTYPE
-    if not made_by_class or kind.__basicsize__ > object.__basicsize__ + 8 * len(names):
+    if not made_by_class or _base_of_c(kind) is not None:
         return None  # a lock, a file: C has something of its own in them
     return tuple(names - {"__weakref__"})
+
+
+cdef object _base_of_c(object kind):
+    """The class that a class extends in whose objects C has something of its own: int of a subclass
+    of int; None if there is none."""
+    cdef object base
+    while kind is not object:
+        base = kind.__base__
+        if kind.__itemsize__ != base.__itemsize__:
+            return kind
+        if kind.__basicsize__ > base.__basicsize__ + 8 * _pointers_added(kind, base):
+            return kind
+        kind = base
+    return None
+
+
+cdef int _pointers_added(object kind, object base):
+    """The slots that the objects of a class have, and those of its base do not."""
+    cdef int added = kind.__dictoffset__ > 0 and base.__dictoffset__ == 0
+    added += kind.__weakrefoffset__ > 0 and base.__weakrefoffset__ == 0
+    return added + len(_slots_of(kind))
+
+
+cdef list _slots_of(object kind):
+    """The names of the slots that a class statement declares, as its objects have them."""
+    if "__slots__" not in vars(kind):
+        return []
+    return [name for name, each in vars(kind).items() if slot_offset(each) != 0]
 
 
 def fields_of(kind):
@@ -319,15 +379,32 @@ cdef int _same(object a, object b, int left) except -1:
         return _same_items(a, b, left - 1)
     if kind is dict:
         return _same_dicts(a, b, left - 1)
+    if isinstance(a, _enum.Enum):
+        return a is b and _is_member(a, kind)
     if not _same_attributes(a, b, left - 1):
         return False
+    names = _fields_of(kind)
+    if names is not None and a is not b:
+        for name in names:
+            if not _same(getattr(a, name, _MISSING), getattr(b, name, _MISSING), left - 1):
+                return False
+        if _base_of_c(kind) is None:
+            return True
     if isinstance(a, (list, tuple)):
-        return _same_items(a, b, left - 1)
+        return _same_items(a, b, left - 1) and _same_hidden(a, b, kind, left - 1)
     if isinstance(a, dict):
         return _are_alike(a, b) and _same_dicts(dict(a), dict(b), left - 1)
     if isinstance(a, (set, frozenset)):
         return _same_dicts(dict.fromkeys(a), dict.fromkeys(b), left - 1)
     return _same_objects(a, b, kind, left - 1)
+
+
+cdef int _same_hidden(object a, object b, object kind, int left) except -1:
+    """Whether two tuples have the same in fields that are no items of them: a `struct_time` has its
+    zone there."""
+    if not issubclass(kind, tuple) or not hasattr(kind, "n_unnamed_fields"):
+        return True
+    return _same(a.__reduce__()[1], b.__reduce__()[1], left)
 
 
 cdef int _same_items(object a, object b, int left) except -1:
@@ -356,23 +433,17 @@ cdef int _same_dicts(dict a, dict b, int left) except -1:
 
 
 cdef int _same_objects(object a, object b, object kind, int left) except -1:
-    if isinstance(a, _enum.Enum):
-        return a is b and _is_member(a, kind)
     if a is b:
         return True
-    names = _fields_of(kind)
-    if names is not None:
-        for name in names:
-            if not _same(getattr(a, name, _MISSING), getattr(b, name, _MISSING), left):
-                return False
-        return True
     if isinstance(a, (_datetime.datetime, _datetime.time)):
-        return a == b and a.fold == b.fold and _same_zone(a.tzinfo, b.tzinfo)
+        return _equal(a, b, kind) and a.fold == b.fold and _same_zone(a.tzinfo, b.tzinfo)
     if hasattr(a, "as_tuple"):  # Decimal: == of a signalling NaN raises, and 1.0 equals 1.00
         return a.as_tuple() == b.as_tuple()
-    if kind is complex:
+    if isinstance(a, float):
+        return float.__repr__(a) == float.__repr__(b)
+    if isinstance(a, complex):
         return _same(a.real, b.real, left) and _same(a.imag, b.imag, left)
-    if not (a == b and _are_alike(a, b)):
+    if not (_equal(a, b, kind) and _are_alike(a, b)):
         return False
     if isinstance(a, _abc.Set):
         return _same_dicts(dict.fromkeys(a), dict.fromkeys(b), left)
@@ -381,7 +452,17 @@ cdef int _same_objects(object a, object b, object kind, int left) except -1:
     return _same_parts_of_equal(a, b, kind, left)
 
 
-cdef tuple IGNORED = ("maxlen", "default_factory")  # by == of a deque, and of a defaultdict
+cdef bint _equal(object a, object b, object kind) except -1:
+    """Whether two objects are equal: of a class with fields, which are compared, whose own == knows
+    nothing else, what they are in C."""
+    if _fields_of(kind) is None:
+        return _are_equal(a, b)
+    base = _base_of_c(kind)
+    return base is not None and base.__eq__(a, b) is True
+
+
+# By == of a deque, a defaultdict, an array.
+cdef tuple IGNORED = ("maxlen", "default_factory", "typecode")
 
 
 cdef bint _are_alike(object a, object b) except -1:
@@ -390,6 +471,8 @@ cdef bint _are_alike(object a, object b) except -1:
         x, y = getattr(a, name, None), getattr(b, name, None)
         if x is not y and x != y:
             return False
+    if type(a) is memoryview:
+        return a.format == b.format and a.shape == b.shape
     return not isinstance(a, _collections.OrderedDict) or list(a) == list(b)
 
 
@@ -438,32 +521,86 @@ def extras_of(a, b):
 
 
 cdef tuple _extras(object a, object b):
-    cdef object kind = type(a), names = _known_names.get(kind, False), found, other
-    if names is False:
-        names = _known_names[kind] = _compared_names(kind)
+    cdef object kind = type(a), known = _known_names.get(kind), found, other
+    cdef tuple extras
+    if known is None:
+        known = _known_names[kind] = _compared_names(kind), _ignored_slots(kind)
+    names, extras = known
+    if extras:
+        extras = tuple([name for name in extras if hasattr(a, name) or hasattr(b, name)])
     if names is None:
-        return ()
+        return extras
     found, other = PyObject_GenericGetDict(a, NULL), PyObject_GenericGetDict(b, NULL)
     if found.keys() <= names and other.keys() <= names:
-        return ()
-    return tuple([
+        return extras
+    return extras + tuple([
         name for name in {**found, **other}
         if name not in names and not hasattr(_static(kind, name), "__get__")
     ])
 
 
-cdef dict _known_names = {}  # by class
+cdef dict _known_names = {}  # by class: what its comparison knows, and the slots that it ignores
 
 
 cdef object _compared_names(object kind):
     """The names of the fields of a class whose comparison ignores other attributes; None for other
     classes. A method of the application's is believed."""
-    if kind.__dictoffset__ == 0 or issubclass(kind, (_enum.Enum, type)):
+    if kind.__dictoffset__ == 0 or issubclass(kind, type):
         return None
     names = _fields_of(kind)
+    if names is not None:
+        return None if "__dict__" in names else frozenset(names)
+    definer = _definer_of_eq(kind)
+    if not hasattr(vars(definer)["__eq__"], "__code__"):
+        return frozenset()
+    # A method of Python's own knows nothing of what a class that extends its own adds.
+    return frozenset() if _is_of_library(definer) and not _is_of_library(kind) else None
+
+
+cdef tuple _ignored_slots(object kind):
+    """The slots of a class that its comparison ignores."""
+    cdef object names = _fields_of(kind), definer = None
     if names is None:
-        return None if hasattr(_static(kind, "__eq__"), "__code__") else frozenset()
-    return None if "__dict__" in names else frozenset(names)
+        definer = _definer_of_eq(kind)
+        definer = definer if hasattr(vars(definer)["__eq__"], "__code__") else None
+    elif "__dict__" in names:
+        return ()
+    return tuple([name for name in names_of_slots(kind, definer) if name not in (names or ())])
+
+
+cdef object _definer_of_eq(object kind):
+    """The class that defines how objects of a class are compared."""
+    for base in kind.__mro__:
+        if "__eq__" in vars(base):
+            return base
+    return object
+
+
+# They know what their own slots are for.
+cdef frozenset LIBRARIES = frozenset({
+    *_sys.stdlib_module_names, "pydantic", "pydantic_core", "msgspec", "attr", "attrs",
+})
+
+
+cdef bint _is_of_library(object kind):
+    return str(kind.__module__).partition(".")[0] in LIBRARIES
+
+
+def names_of_slots(kind, until=None):
+    """The names of the slots that an application's classes declare, of a class and those that it
+    extends, up to one of these."""
+    cdef set found = set()
+    for base in kind.__mro__:
+        if base is until:
+            break
+        if not _is_of_library(base):
+            found.update(_slots_of(base))
+    return found - {"_attrs_cached_hash"}
+
+
+def base_of_c(kind):
+    """The class that a class extends in whose objects C has something of its own; None: none."""
+    return _base_of_c(kind)
 
 
 def is_member(value):

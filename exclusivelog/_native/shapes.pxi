@@ -44,6 +44,24 @@ _SHAPES = {
     "items": ITEMS, "dict": A_DICT, "row": A_ROW, "fields": FIELDS,
 }
 
+cdef enum:  # what a class declares of a value
+    ABOVE
+    AT_LEAST
+    BELOW
+    AT_MOST
+    A_MULTIPLE
+    AT_LEAST_LONG
+    AT_MOST_LONG
+    DIGITS
+    PLACES
+    WHOLE_DIGITS
+
+_BOUNDS = {
+    "gt": ABOVE, "ge": AT_LEAST, "lt": BELOW, "le": AT_MOST, "multiple_of": A_MULTIPLE,
+    "min_length": AT_LEAST_LONG, "max_length": AT_MOST_LONG, "max_digits": DIGITS,
+    "decimal_places": PLACES, "whole_digits": WHOLE_DIGITS,
+}
+
 
 @cython.final
 cdef class Shape:
@@ -56,6 +74,7 @@ cdef class Shape:
     - `item`: that of each item of a list, a tuple or a set, or of each value of a dict.
     - `key`: that of the keys of a dict.
     - `optional`: the shape that it has unless it is None. `choices`: one for each class.
+    - `bounds`: what its class declares of its value: {"gt": 0, "max_digits": 5}, by `_BOUNDS`.
     """
 
     cdef public object kind
@@ -66,15 +85,17 @@ cdef class Shape:
     cdef Py_ssize_t in_dict  # how many fields the `__dict__` of an object has
     cdef public Shape key, item, optional
     cdef public dict choices
+    cdef tuple bounds
     cdef int look
 
     def __init__(
         self, kind=None, str look="", Shape item=None, Shape key=None, tuple parts=(),
-        Shape optional=None, dict choices=None,
+        Shape optional=None, dict choices=None, dict bounds=None,
     ):
         self.kind, self.look = kind, _SHAPES[look]
         self.item, self.key, self.parts = item, key, parts
         self.optional, self.choices, self.names = optional, choices, ()
+        self.bounds = tuple([(_BOUNDS[name], limit) for name, limit in (bounds or {}).items()])
 
     def __dealloc__(self):
         free(self.slots)
@@ -89,6 +110,8 @@ cdef class Shape:
             self.in_dict += self.slots[at] == 0
         self.has_dict = self.kind.__dictoffset__ != 0
         self.names, self.parts = names, parts
+        if _base_of_c(self.kind) is not None or not names_of_slots(self.kind) <= {*names}:
+            self.kind = None  # they have more than fields: nothing is known of them
 
     def holds(self, value):
         """Whether an object consists of this. False: nothing is known of it."""
@@ -117,6 +140,8 @@ cdef int _holds(Shape shape, object value, int left) except -1:
         shape = <Shape?>shape.choices.get(type(value), _UNKNOWN)
     if type(value) is not shape.kind:
         return False
+    if shape.bounds and not _is_within(shape.bounds, value):
+        return False
     if shape.look == NOTHING_MORE:
         return True
     elif shape.look == AN_INT:
@@ -129,7 +154,7 @@ cdef int _holds(Shape shape, object value, int left) except -1:
     elif shape.look == A_TIME:
         return not value.fold and value.tzinfo is None
     elif shape.look == A_DECIMAL:
-        return value.is_finite()
+        return value.is_finite() and -MOST_EXPONENT <= value.adjusted() <= MOST_EXPONENT
     elif shape.look == A_MEMBER:
         return _is_one_of(shape.parts, value)
     elif shape.look == ONE_OF:
@@ -137,6 +162,42 @@ cdef int _holds(Shape shape, object value, int left) except -1:
     elif shape.look == A_TEXT:
         return value.isascii() or _is_utf8(value)
     return left and _hold_parts(shape, value, left - 1)
+
+
+cdef bint _is_within(tuple bounds, object value):
+    """Whether a value is within the bounds of its class. False: nothing is known of it."""
+    cdef int bound
+    for bound, limit in bounds:
+        try:
+            if not _keeps(bound, limit, value):
+                return False
+        except Exception:  # of a time with a zone, compared with one without; of a NaN
+            return False
+    return True
+
+
+cdef bint _keeps(int bound, object limit, object value) except -1:
+    if bound == ABOVE:
+        return value > limit
+    elif bound == AT_LEAST:
+        return value >= limit
+    elif bound == BELOW:
+        return value < limit
+    elif bound == AT_MOST:
+        return value <= limit
+    elif bound == A_MULTIPLE:
+        return value % limit == 0
+    elif bound == AT_LEAST_LONG:
+        return len(value) >= limit
+    elif bound == AT_MOST_LONG:
+        return len(value) <= limit
+    # As it is written. A library may take more: 1.00 where one place is allowed.
+    _, digits, exponent = value.as_tuple()
+    if bound == PLACES:
+        return -exponent <= limit
+    if bound == WHOLE_DIGITS:
+        return len(digits) + exponent <= limit
+    return max(len(digits) + max(0, exponent), -exponent) <= limit
 
 
 cdef bint _is_utf8(str value):
