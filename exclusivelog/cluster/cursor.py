@@ -316,7 +316,7 @@ class ClusterCursor(_core.Cursor):
         if self._host.forked:  # threads of the parent may hold the locks
             return False
         self.move_to(self.position)
-        if self._host.closed:
+        if self._host.ended:
             return False
         self._log.frames.wake()
         return True

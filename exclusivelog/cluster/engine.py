@@ -6,19 +6,12 @@ Threads: one for each topic that is used, which follows its log (`following`), a
 
 from __future__ import annotations
 
-import atexit
-import functools
 import itertools
-import logging
-import os
 import secrets
-import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from exclusivelog import _core, logs, threads
+from exclusivelog import _core
 from exclusivelog.backend import ProducerRequest, SessionOptions
 from exclusivelog.cluster.births import Births
 from exclusivelog.cluster.catalog import ClusterCatalog, ClusterTopic
@@ -36,23 +29,13 @@ from exclusivelog.cluster.refused import Refusing, refusal, refuses
 from exclusivelog.cluster.requests import Requests
 from exclusivelog.cluster.sessions import ClusterSession, Registry
 from exclusivelog.cluster.working import WAKE, Committer, Worker
-from exclusivelog.errors import EngineClosedError, ExclusiveLogError, LedgerError
+from exclusivelog.errors import EngineClosedError, ExclusiveLogError
 from exclusivelog.events import Event
+from exclusivelog.life import OpenEngine, open_here
 from exclusivelog.messages import Item
-from exclusivelog.types import EngineInfo
 from exclusivelog.waits import AnyFuture
 
 __all__ = ["ClusterEngine"]
-
-log = logging.getLogger(__name__)
-
-_engines: weakref.WeakSet[ClusterEngine] = weakref.WeakSet()
-
-
-def _call(engine: weakref.ref[ClusterEngine], function: Callable[[], object]) -> None:
-    found = engine()
-    if found is not None and not found.closed:
-        found.call_soon(function)
 
 
 class Ledger:
@@ -63,71 +46,7 @@ class Ledger:
         self.path = path
 
 
-class Identity:
-    """Base of `ClusterEngine`: its name and state, and its calls of application code."""
-
-    def __init__(self, path: str, name: str, properties: Mapping[str, str], readonly: bool) -> None:
-        self.name, self.path, self.readonly = name, path, readonly
-        self.id = secrets.token_hex(8)
-        self.info = EngineInfo(self.id, name, os.getpid(), dict(properties), 0.0)
-        self.ledger = Ledger(path)
-        self.closed, self._process = False, _core.this_process()
-        self._locks = threading.Lock  # to detect a later monkey patch
-
-    @property
-    def forked(self) -> bool:
-        """Is this a child of the process that opened it, however it was forked (rule C8)?"""
-        return self._process != _core.this_process()
-
-    def check_not_forked(self) -> None:
-        """EngineClosedError in a forked child (rule C5)."""
-        if self.forked:
-            raise EngineClosedError(
-                f"engine {self.name!r} on {self.path} was inherited through fork(); open one of "
-                "your own in the child"
-            )
-
-    def check_open(self) -> None:
-        """EngineClosedError unless this engine can be used here."""
-        self.check_not_forked()
-        if self.closed:
-            raise EngineClosedError(f"engine {self.name!r} on {self.path} is closed")
-
-    def check_writable(self) -> None:
-        """An error unless this engine can be used here, and to write."""
-        self.check_open()
-        if self.readonly:
-            raise LedgerError(f"{self.path} is open with readonly=True; nothing can be changed")
-
-    def check_free(self) -> None:
-        """No effect: no call waits for its own thread here."""
-
-    @property
-    def busy_here(self) -> bool:
-        """Does this thread hold an engine lock? No: no call waits while it holds one."""
-        return False
-
-    def call_soon(self, function: Callable[[], object]) -> None:
-        """Run application code in a thread of its own."""
-        thread = threading.Thread(
-            target=self._call, args=(function,), name="exclusivelog-callback", daemon=True
-        )
-        threads.start(self.path, thread)
-
-    call_later = call_soon
-
-    def _call(self, function: Callable[[], object]) -> None:
-        try:
-            function()
-        except Exception as error:
-            self.emit(logs.CALLBACK_FAILED, error=error, reason=repr(error))
-
-    def emit(self, line: logs.Line, **fields: Any) -> None:
-        """Log a line about this engine."""
-        logs.emit(log, line, ledger=self.path, engine=self.name, engine_id=self.id, **fields)
-
-
-class ClusterEngine(Identity):
+class ClusterEngine(OpenEngine):
     """One open engine; see `exclusivelog.backend.EngineBackend`."""
 
     capabilities = frozenset({
@@ -146,8 +65,8 @@ class ClusterEngine(Identity):
     def __init__(
         self, place: Place, name: str, properties: Mapping[str, str], readonly: bool
     ) -> None:
-        super().__init__(place.url, name, properties, readonly)
-        self.place = place
+        super().__init__(secrets.token_hex(8), place.url, name, properties, readonly)
+        self.place, self.ledger = place, Ledger(place.url)
         self.figures = Figures()
         self.topics = Topics(self, {PREFIX: GroupLog})
         self.births, self.kinds = Births(place), Kinds(place)
@@ -157,17 +76,14 @@ class ClusterEngine(Identity):
         self.claims = ClusterClaims(self)
         self.committer = Committer(self.path, name, self.registry)
         self.worker = Worker(self.path, name, words, self.registry, self.committer, self.pending)
+        self.callbacks = self.worker.callbacks
         self._versions = itertools.count(1)
         self.changes = 0
-        self._closing = threading.RLock()
         if not readonly:
             place.join(self.info)
-        _engines.add(self)
+        self.register()
 
-    def call_after(self, seconds: float, function: Callable[[], object]) -> None:
-        """Run a function in a thread of its own after so many seconds; never if the engine is
-        closed by then."""
-        self.worker.alarms.set(seconds, functools.partial(_call, weakref.ref(self), function))
+    def _alarm_was_set(self) -> None:
         self.worker.start()
         self.worker.wake()
 
@@ -253,8 +169,8 @@ class ClusterEngine(Identity):
         self.committer.start()
         self.worker.start()
         followed = self.followed(request.topic)
-        for each in list(_engines):  # of this process: a dropped producer must refuse no request
-            if each.path == self.path and not each.closed:
+        for each in open_here(ClusterEngine):  # a dropped producer must refuse no request
+            if each.path == self.path:
                 each.worker.release_dropped(followed.name)
         self.pending.open(followed, future, request)
         self.worker.wake()
@@ -316,7 +232,7 @@ class ClusterEngine(Identity):
 
     def engine_here(self, engine: str) -> ClusterEngine | None:
         """The open engine of that id in this process."""
-        return next((each for each in _engines if each.id == engine and not each.closed), None)
+        return next((each for each in open_here(ClusterEngine) if each.id == engine), None)
 
     @property
     def commit_queue(self) -> _core.CommitQueue:
@@ -342,25 +258,13 @@ class ClusterEngine(Identity):
 
     # ---- the end -------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Send what waits, release topics, and end the threads. A second call has no effect."""
-        if self.forked:
-            return
-        with self._closing:
-            if self.closed:
-                return
-            error = EngineClosedError(f"engine {self.name!r} on {self.path} is closed")
-            try:
-                self.pending.fail_all(error)
-                self.registry.close(error, self.committer.commit)
-                self.claims.close()
-            except ExclusiveLogError as failed:
-                self.emit(logs.CLOSING_FAILED, reason=str(failed))
-            finally:
-                self._end()
+    def _finish_work(self) -> None:
+        error = self.closed_error()
+        self.pending.fail_all(error)
+        self.registry.close(error, self.committer.commit)
+        self.claims.close()
 
     def _end(self) -> None:
-        self.closed = True
         self.worker.stop()
         self.topics.close()
         self.kinds.close()
@@ -368,26 +272,10 @@ class ClusterEngine(Identity):
         self.registry.fail_all(EngineClosedError(f"engine {self.name!r} on {self.path} was closed"))
         self.committer.stop()
         self.worker.join()
-        self.place.close()
-        _engines.discard(self)
 
-    def forget(self) -> None:
-        """Drop everything in a forked child, because it is the parent's (rule C5)."""
-        self.closed = True
+    def _let_go(self) -> None:
+        self.place.close()
+
+    def _forget(self) -> None:
         self.topics.forget()
         self.place.forget()
-
-
-def _close_all() -> None:
-    for engine in list(_engines):
-        engine.close()
-
-
-def _forget_all() -> None:
-    for engine in list(_engines):
-        engine.forget()
-    _engines.clear()
-
-
-atexit.register(_close_all)
-_core.in_forked_child(_forget_all)

@@ -435,7 +435,7 @@ class ClusterSession:
                 return None
             self._is_closed = True
             self.sending.appender.close_with(self._closed_error())  # what is queued is still sent
-        if self._lost is not None or self.moved is not None or self._host.closed:
+        if self._lost is not None or self.moved is not None or self._host.ended:
             self._finalizer.detach()
             self._host.registry.unregister(self)
             return None

@@ -7,14 +7,14 @@ promotes waiters, hands topics over and releases dropped sessions. The first pro
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from exclusivelog import _core, logs, threads
+from exclusivelog import _core, threads
 from exclusivelog.cluster.following import CLOSE_SECONDS, Owning
 from exclusivelog.errors import EngineClosedError, ExclusiveLogError
+from exclusivelog.life import Callbacks, thread_of
 
 if TYPE_CHECKING:
     from exclusivelog.cluster.requests import Requests
@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["WAKE", "Committer", "Worker"]
 
-log = logging.getLogger(__name__)
-
 IDLE_SECONDS = 60.0  # the worker is woken when there is work
 LAPSE_SECONDS = 1.0  # an assignment lapses without a record
 JOIN_SECONDS = 60.0
+RETRY_SECONDS = 0.25  # to start a thread that the system has refused
 WAKE = 0  # the word of the shared words that wakes the worker
 
 
@@ -45,23 +44,8 @@ class Running:
                 self._thread = self._run(step)
 
     def _run(self, step: Callable[[], bool]) -> threading.Thread:
-        path, engine, name = self._path, self._engine, self._name
-
-        def failed(error: BaseException) -> None:
-            logs.emit(
-                log,
-                logs.THREAD_FAILED,
-                error=error,
-                ledger=path,
-                engine=engine,
-                thread_of=name,
-                reason=repr(error),
-            )
-
-        thread = threading.Thread(
-            target=_core.keep_running, args=(step, failed), name=name, daemon=True
-        )
-        return threads.start(path, thread)
+        thread = thread_of(self._path, step, self._name, self._engine)
+        return threads.start(self._path, thread)
 
     @property
     def is_here(self) -> bool:
@@ -132,7 +116,7 @@ class Worker:
         self._words, self._registry, self._committer = words, registry, committer
         self._pending = pending
         self._stopped = False
-        self.alarms = threads.Alarms()  # their functions do not block
+        self.callbacks = ClusterCallbacks(path, engine, self)
         self._running = Running(path, engine, "exclusivelog-worker")
 
     def start(self) -> None:
@@ -155,12 +139,11 @@ class Worker:
         for session in self._registry.handed_over():
             session.end_unless_within_reach()
         self._pending.poll()
-        for function in self.alarms.take_due():
-            function()
+        self.callbacks.ring()
         left = self._pending.seconds
         if left is None:
             left = LAPSE_SECONDS if self._registry.handed_over() else IDLE_SECONDS
-        left = min(left, self.alarms.seconds_left())
+        left = min(left, self.callbacks.alarms.seconds_left())
         self._words.wait(WAKE, seen, int(left * 1e9))
         return True
 
@@ -186,3 +169,17 @@ class Worker:
     def join(self) -> None:
         """Wait for its end."""
         self._running.join()
+
+
+class ClusterCallbacks(Callbacks):
+    """Runs code of the application; the worker calls `ring`."""
+
+    def __init__(self, path: str, engine: str, worker: Worker) -> None:
+        super().__init__(path, engine)
+        self._worker = worker
+
+    def retry(self, function: Callable[[], object]) -> None:
+        """Have the worker try again soon."""
+        self.alarms.set(RETRY_SECONDS, function)
+        self._worker.start()
+        self._worker.wake()

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import abc
-import atexit
 import functools
-import logging
-import os
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -21,12 +17,8 @@ from exclusivelog.backend import (
     TransactionParts,
     Who,
 )
-from exclusivelog.errors import (
-    EngineClosedError,
-    ExclusiveLogError,
-    LedgerError,
-    called_reentrantly,
-)
+from exclusivelog.errors import EngineClosedError, ExclusiveLogError, LedgerError
+from exclusivelog.life import OpenEngine, open_here
 from exclusivelog.local.catalog import LocalCatalog
 from exclusivelog.local.commits import commit, commit_at_once
 from exclusivelog.local.followers import Followers
@@ -56,21 +48,13 @@ from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.local.topics import LocalTopic
 from exclusivelog.local.unloading import Unloading, begin_move, choose, unloading
-from exclusivelog.local.worker import BackgroundWorker, Callbacks, Heartbeat
+from exclusivelog.local.worker import BackgroundWorker, Heartbeat, LocalCallbacks
 from exclusivelog.messages import Item
-from exclusivelog.types import EngineInfo
 from exclusivelog.waits import AnyFuture
-
-log = logging.getLogger(__name__)
-
-LOGGED_WITHIN = 2.0  # seconds that a closing engine waits for slow log handlers
-RELEASED_AT_ONCE = 1000
 
 Found = TypeVar("Found")
 # (engine, topic's id, name, offset) -> (offset, the map's items before it)
 MapAt = Callable[[Any, int, str, int], tuple[int, Iterable[Item]]]
-
-_engines: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _weakly(method: Callable[[int], int]) -> Callable[[int], int]:
@@ -86,16 +70,12 @@ def _weakly(method: Callable[[int], int]) -> Callable[[int], int]:
     return call
 
 
-class OpenEngine(abc.ABC):
-    """The parts of one open engine, and how it is opened, checked and closed."""
+class LocalEngine(OpenEngine):
+    """The parts of one open engine, and how they are opened and closed."""
 
-    id: str
-    callbacks: Callbacks
-    committer: Committer
+    callbacks: LocalCallbacks
     pending: Pending
     worker: BackgroundWorker
-    closed: bool
-    readonly: bool
 
     def __init__(
         self,
@@ -108,8 +88,7 @@ class OpenEngine(abc.ABC):
         unflushed: bool = False,
         kill_stalled: bool = False,
     ) -> None:
-        self.name = name
-        self.path = ledger.path
+        super().__init__("0" * 16, ledger.path, name, properties, readonly)
         self.ledger = ledger
         self._map_at = map_at
         self.sessions = Sessions(ledger)
@@ -120,21 +99,13 @@ class OpenEngine(abc.ABC):
         self.pending = self.notifications.pending
         self.retention_worker = RetentionWorker(ledger, _weakly(self.renew))
         self.worker = BackgroundWorker(self)
-        self.callbacks = Callbacks(ledger, name, self.worker)
+        self.callbacks = LocalCallbacks(ledger, name, self.worker)
         self.committer = Committer(ledger, self.callbacks.run_due)
-        self.closed = False
-        self._process = _core.this_process()
-        self._locks = threading.Lock
         self.unflushed = unflushed  # acknowledge before the flush (rule H1)
-        self.readonly = readonly
         self._keepalive = keepalive
-        self._closing = threading.RLock()
-        self._closed_for_good = False
         self._slot: Slot | None = None
         self._drop: weakref.finalize[Any, Any] | None = None
         self._heartbeat: Heartbeat | None = None
-        self.id = "0" * 16
-        self.info = EngineInfo("0" * 16, name, os.getpid(), dict(properties), 0.0)
         self._kill_stalled = kill_stalled
         self.started = False
 
@@ -144,7 +115,7 @@ class OpenEngine(abc.ABC):
         try:
             if not self.readonly:
                 self._join(self.info.properties)
-            _engines.add(self)
+            self.register()
             self.ledger.holders.append(self.name)
             if self.readonly:  # a program may drop it, as a reader of files does
                 self._drop = weakref.finalize(self, self.ledger.dropped.append, self.name)
@@ -158,8 +129,7 @@ class OpenEngine(abc.ABC):
             self._slot = self.ledger.lockfile.slots.join(
                 self.name, properties, self._keepalive, installed()
             )
-        self.id = self._slot.engine
-        self.info = EngineInfo(self.id, self.name, os.getpid(), dict(properties), 0.0)
+        self.identify(self._slot.engine, properties)
         self._heartbeat = Heartbeat(
             self.name,
             self.ledger,
@@ -185,10 +155,7 @@ class OpenEngine(abc.ABC):
             try:
                 step()
             except ExclusiveLogError as error:  # a damaged row, say: go on with the others
-                self._log(logs.NOT_CLEARED, reason=str(error))
-
-    def _log(self, line: logs.Line, **fields: Any) -> None:
-        logs.emit(log, line, ledger=self.path, engine=self.name, engine_id=self.id, **fields)
+                self.emit(logs.NOT_CLEARED, reason=str(error))
 
     def _leave_at_once(self) -> None:
         self.closed = True
@@ -205,33 +172,6 @@ class OpenEngine(abc.ABC):
             self._drop.detach()
 
     @property
-    def forked(self) -> bool:
-        """Is this a child of the process that opened it, however it was forked (rule C8)?"""
-        return self._process != _core.this_process()
-
-    def check_not_forked(self) -> None:
-        """EngineClosedError in a forked child (rule C5)."""
-        if self.forked:
-            raise EngineClosedError(
-                f"engine {self.name!r} on {self.path} was inherited through fork(); open one of "
-                "your own in the child"
-            )
-
-    def _closed_error(self) -> EngineClosedError:
-        return EngineClosedError(
-            f"engine {self.name!r} on {self.path} is closed; open the ledger again"
-        )
-
-    def check_open(self) -> None:
-        """EngineClosedError unless this engine can be used here (rule C5)."""
-        if self.forked:
-            self.check_not_forked()
-        if self.closed:
-            raise self._closed_error()
-        if threading.Lock is not self._locks:  # since it was opened
-            threads.refuse_patched(self.path)
-
-    @property
     def busy_here(self) -> bool:
         """Does this thread hold an engine lock? A signal handler or a finalizer that runs in this
         thread then must not wait for that lock."""
@@ -240,11 +180,6 @@ class OpenEngine(abc.ABC):
             or self.committer.busy_here
         )
 
-    def check_free(self) -> None:
-        """LedgerError if this thread holds a lock of the engine, for which it would wait."""
-        if self.busy_here:
-            raise called_reentrantly(self.path)
-
     @property
     def slot(self) -> int:
         """Its slot in the lock file; LedgerError if it is read-only, and has none."""
@@ -252,48 +187,14 @@ class OpenEngine(abc.ABC):
         assert self._slot is not None
         return self._slot.index
 
-    def call_soon(self, function: Callable[[], object]) -> None:
-        """Run application code in a thread of its own."""
-        self.callbacks.call_soon(function)
-
-    def call_later(self, function: Callable[[], object]) -> None:
-        """The same; LedgerError if no thread can be started now."""
-        self.callbacks.call_later(function)
-
-    def call_after(self, seconds: float, function: Callable[[], object]) -> None:
-        """The same after so many seconds; never if the engine is closed or read-only by then."""
-        self.callbacks.alarms.set(seconds, function)
+    def _alarm_was_set(self) -> None:
         self.pending.limits.wake()  # the heartbeat
 
-    def check_writable(self) -> None:
-        """Raise an error unless this engine can be used here, and is open to write."""
-        self.check_open()
-        if self._slot is None:
-            raise LedgerError(f"{self.path} is open with readonly=True; nothing can be changed")
+    # ---- the end -------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Commit pending sends, release topics and claims, and end the threads. A second call has
-        no effect, or completes a first one that was interrupted.
-
-        If a signal handler or a finalizer calls this during a transaction of the same thread,
-        another thread closes the engine as soon as that transaction is over."""
-        if self.forked or self._closed_for_good:
-            return
-        if self.busy_here:
-            closing = threading.Thread(target=self.close, name="exclusivelog-close")
-            threads.start(self.path, closing)
-            return
-        with self._closing:
-            if self._closed_for_good:
-                return
-            try:
-                with self.notifications.lock:  # wait for the end of a registration
-                    self.closed = True
-                self._finish_work()
-            except ExclusiveLogError as error:
-                self._log(logs.CLOSING_FAILED, reason=str(error))
-            finally:
-                self._end()
+    def _refuse_calls(self) -> None:
+        with self.notifications.lock:  # wait for the end of a registration
+            self.closed = True
 
     def _finish_work(self) -> None:
         # The heartbeats go on: this may wait for a stopped process, and requests end meanwhile.
@@ -301,7 +202,7 @@ class OpenEngine(abc.ABC):
         self.retention_worker.stop()
         sessions = self.registry.sessions()
         waiting = self.pending.queued.sessions()
-        error = self._closed_error()
+        error = self.closed_error()
         for each in sessions:
             each.end(error)  # what is queued is still sent
         with self.ledger.pause_lock:
@@ -316,10 +217,9 @@ class OpenEngine(abc.ABC):
     def _end(self) -> None:
         # The slot first: if a later step fails, no engine waits for this one. Every step may be
         # repeated, after an interrupt between them.
-        self.closed = True
         if self._heartbeat is not None:
             self._heartbeat.stop()
-        if self._slot is not None and not self._closed_for_good:
+        if self._slot is not None and not self._over:
             self.worker.wake()
             self._slot.leave()
         error = EngineClosedError(f"engine {self.name!r} on {self.path} was closed")
@@ -332,16 +232,15 @@ class OpenEngine(abc.ABC):
         for reader in self.registry.readers():
             self.ledger.lockfile.counters.announce(reader.topic_id)
         self.ledger.lockfile.counters.announce(MOVES)
-        if not self._closed_for_good:
-            self._closed_for_good = True
-            logs.drain(LOGGED_WITHIN)
-            if self._kill_stalled and self.ledger.watch is not None:
-                self.ledger.watch.killers -= 1
-            if self._drop is not None:
-                self._drop.detach()
-            self.ledger.holders.remove(self.name)
-            self.ledger.close()
-            self._log(logs.CLOSED)
+
+    def _let_go(self) -> None:
+        if self._kill_stalled and self.ledger.watch is not None:
+            self.ledger.watch.killers -= 1
+        if self._drop is not None:
+            self._drop.detach()
+        self.ledger.holders.remove(self.name)
+        self.ledger.close()
+        self.emit(logs.CLOSED)
 
     @abc.abstractmethod
     def renew(self, topic: int) -> int:
@@ -349,15 +248,13 @@ class OpenEngine(abc.ABC):
         to which they go."""
 
     def _forget(self) -> None:
-        """Drop everything in a forked child, because it is the parent's (rule C5)."""
-        self.closed = self._closed_for_good = True
         if self._drop is not None:
             self._drop.detach()
         if self._slot is not None:
             self._slot.forget()
 
 
-class Runtime(OpenEngine):
+class Runtime(LocalEngine):
     """The backend of one open engine; see `exclusivelog.backend.EngineBackend`."""
 
     capabilities = CAPABILITIES
@@ -466,7 +363,7 @@ class Runtime(OpenEngine):
         """Gives the sessions of this process that have ended, and are still registered: those of
         dropped producers, say, which must not refuse a request. What these have accepted for this
         topic (None: for all) is committed first, if that takes no longer than `timeout`."""
-        here = [each for each in list(_engines) if each.ledger is self.ledger and not each.closed]
+        here = [each for each in open_here(Runtime) if each.ledger is self.ledger]
         drained = [session for each in here for session in each.drain_dropped(topic, timeout)]
         return lambda: [*drained, *(session for each in here for session in each.worker.ended())]
 
@@ -501,7 +398,7 @@ class Runtime(OpenEngine):
 
     def engine_here(self, engine: str) -> Runtime | None:
         """The engine of that id, if this process has it open."""
-        return next((e for e in list(_engines) if e.id == engine and not e.closed), None)
+        return next((each for each in open_here(Runtime) if each.id == engine), None)
 
     def commit_at_once(self, parts: TransactionParts[Who]) -> bool:
         """Commit all parts of a transaction, or none, by frames of the journal. False if they are
@@ -583,7 +480,7 @@ class Runtime(OpenEngine):
         """Copy the ledger into a directory."""
         began = _core.monotonic()
         backup(self.ledger, path)
-        self._log(logs.BACKUP, target=path, seconds=_core.monotonic() - began)
+        self.emit(logs.BACKUP, target=path, seconds=_core.monotonic() - began)
 
     def compact(self, topic: int) -> int:
         """Rebuild a topic's compacted view; see `Topic.compact`."""
@@ -610,18 +507,3 @@ class Runtime(OpenEngine):
         if compacts:
             self.compact(topic)
         return end
-
-
-def _close_all() -> None:
-    for engine in list(_engines):
-        engine.close()
-
-
-def _forget_all() -> None:
-    for engine in list(_engines):
-        engine._forget()
-    _engines.clear()
-
-
-atexit.register(_close_all)
-_core.in_forked_child(_forget_all)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, logs, threads
 from exclusivelog.errors import ExclusiveLogError, LedgerError
+from exclusivelog.life import Callbacks, thread_of
 from exclusivelog.local.ownership import role_rows, steps
 from exclusivelog.local.records import Claimant, Session
 from exclusivelog.local.shm.slots import FIRST_BEAT_SECONDS, Slot, own_beat_seconds
@@ -20,7 +21,7 @@ from exclusivelog.local.storage.ledger import Ledger
 
 if TYPE_CHECKING:
     from exclusivelog.local.ownership.pending import Pending
-    from exclusivelog.local.runtime import OpenEngine
+    from exclusivelog.local.runtime import LocalEngine
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class BackgroundWorker:
     It refers to parts of its engine; only its thread refers to the engine, until that is closed.
     """
 
-    def __init__(self, engine: OpenEngine) -> None:
+    def __init__(self, engine: LocalEngine) -> None:
         self.thread: threading.Thread | None = None
         self._name, self._engine_id = engine.name, ""
         self._ledger, self._sessions = engine.ledger, engine.sessions
@@ -51,7 +52,7 @@ class BackgroundWorker:
         self._given_up: deque[Callable[[], object]] = deque()  # releases of claims, say
         self._orphans_wanted = False
 
-    def start(self, engine: OpenEngine, slot: Slot) -> None:
+    def start(self, engine: LocalEngine, slot: Slot) -> None:
         """Start the thread of this engine, which has this slot."""
         self._slot, self._engine_id = slot, slot.engine
         words = self._ledger.lockfile.atomics
@@ -81,7 +82,7 @@ class BackgroundWorker:
 
     # ---- rounds ----------------------------------------------------------------------------
 
-    def _run(self, engine: OpenEngine, slot: Slot, seen: int) -> None:
+    def _run(self, engine: LocalEngine, slot: Slot, seen: int) -> None:
         known = slot.arrivals()
         slot.await_wake_up(seen, FIRST_ROUND_SECONDS)
         while not engine.closed:
@@ -333,7 +334,7 @@ class Heartbeat:
         keepalive: float | None,
         worker: BackgroundWorker,
         waits: Pending,
-        callbacks: Callbacks,
+        callbacks: LocalCallbacks,
     ) -> None:
         self._ended, self._limits, self._path = threading.Event(), waits.limits, ledger.path
         self._place = PlaceWatch(name, ledger, keepalive, self._limits.wake)
@@ -353,7 +354,7 @@ class Heartbeat:
         keepalive: float | None,
         worker: BackgroundWorker,
         waits: Pending,
-        callbacks: Callbacks,
+        callbacks: LocalCallbacks,
     ) -> None:
         seconds = FIRST_BEAT_SECONDS  # the opening thread needs the interpreter now
         while not self._ended.is_set():
@@ -434,17 +435,12 @@ class PlaceWatch:
             self._thread.join(timeout=PLACE_PATIENCE_SECONDS)
 
 
-class Callbacks:
-    """Runs code of the application in threads that it may block."""
+class LocalCallbacks(Callbacks):
+    """Runs code of the application. The heartbeat calls `ring`; the background worker retries."""
 
-    def __init__(self, ledger: Ledger, name: str, worker: BackgroundWorker) -> None:
-        self._ledger, self._name, self._worker = ledger, name, worker
-        self.alarms = threads.Alarms()  # the heartbeat calls `ring`
-
-    def ring(self) -> None:
-        """Run the functions whose time has come, each in a thread of its own."""
-        for function in self.alarms.take_due():
-            self.call_soon(function)
+    def __init__(self, ledger: Ledger, engine: str, worker: BackgroundWorker) -> None:
+        super().__init__(ledger.path, engine)
+        self._ledger, self._worker = ledger, worker
 
     def run_due(self) -> None:
         """Run the callbacks of settled receipts. Another thread runs them if this is the background
@@ -457,49 +453,6 @@ class Callbacks:
         else:
             _core.run_callbacks()
 
-    def call_later(self, function: Callable[[], object]) -> None:
-        """Run a function in a thread of its own; LedgerError if there can be none."""
-
-        def run() -> None:
-            try:
-                function()
-            except Exception as error:
-                logs.emit(
-                    log,
-                    logs.CALLBACK_FAILED,
-                    error=error,
-                    ledger=self._ledger.path,
-                    engine=self._name,
-                    reason=repr(error),
-                )
-
-        thread = threading.Thread(target=run, name="exclusivelog-callback", daemon=True)
-        threads.start(self._ledger.path, thread)
-
-    def call_soon(self, function: Callable[[], object]) -> None:
-        """The same, but if no thread can be started now, the background worker retries."""
-        try:
-            self.call_later(function)
-        except (LedgerError, MemoryError):
-            self._worker.retry(lambda: self.call_later(function))
-
-
-def thread_of(path: str, run: Callable[[], None], name: str, engine: str) -> threading.Thread:
-    """A thread for an engine, to be started; an error in it is logged."""
-
-    def failed(error: BaseException) -> None:
-        logs.emit(
-            log,
-            logs.THREAD_FAILED,
-            error=error,
-            ledger=path,
-            engine=engine,
-            thread_of=name,
-            reason=repr(error),
-        )
-
-    def keep() -> None:
-        logs.emit_later()
-        _core.keep_running(run, failed)
-
-    return threading.Thread(target=keep, name=name, daemon=True)
+    def retry(self, function: Callable[[], object]) -> None:
+        """Have the background worker call `call_later(function)` until that succeeds."""
+        self._worker.retry(lambda: self.call_later(function))

@@ -711,3 +711,65 @@ def test_a_callback_gets_a_whole_producer(tmp_path: Path, monkeypatch: pytest.Mo
         first.result(PATIENCE).close()
         second.result(PATIENCE)
     assert heard == ["first"]
+
+
+# ---- the life of an engine, as on one machine ------------------------------------------------
+
+
+@pytest.mark.rule("C1")
+def test_c1_a_close_that_was_interrupted_is_completed_by_the_next(
+    engine: xl.Engine, other: xl.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.backend.pending, "fail_all", lambda error: interrupted())
+        patch.setattr(engine.backend.committer, "stop", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.close()
+    assert engine.closed
+    engine.close()
+    assert [each.name for each in other.engines()] == ["other"]
+
+
+@pytest.mark.rule("C1")
+def test_c1_an_engine_that_is_closing_takes_no_more_calls(
+    engine: xl.Engine, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, closing, refused = engine.backend.registry.close, [], []
+
+    def ask(*arguments: Any) -> None:
+        closing.append(engine.closed)
+        with pytest.raises(xl.EngineClosedError) as error:
+            topic.producer_async()
+        refused.append(error.value)
+        close(*arguments)
+
+    monkeypatch.setattr(engine.backend.registry, "close", ask)
+    engine.close()
+    assert closing == [True]
+    assert "closed" in str(refused[0])
+
+
+@pytest.mark.rule("B4")
+def test_b4_a_callback_comes_once_a_thread_can_be_started_for_it(
+    topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = threading.Event()
+    owner = topic.producer(EXCLUSIVE, on_fenced=lambda producer, error: told.set())
+    start, refused = threading.Thread.start, threading.Event()
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "exclusivelog-callback":
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with topic.producer(FENCING):
+            assert refused.wait(PATIENCE)
+            assert not told.is_set()
+    assert told.wait(PATIENCE)
+    owner.close()

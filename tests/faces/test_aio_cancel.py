@@ -18,7 +18,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import aio
-from exclusivelog.local.runtime import _engines
+from exclusivelog.life import _engines
 from testing.loops import cancelled_after, free, held, play, soon
 from testing.processes import PATIENCE, collect, until, values
 from testing.states import add, everything, one_more

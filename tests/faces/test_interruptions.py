@@ -146,7 +146,8 @@ INTERRUPTED_CLOSE = """
         struck = []
 
         def tracer(frame, event, arg):
-            if frame.f_code.co_name == function and frame.f_code.co_filename.endswith("runtime.py"):
+            code, files = frame.f_code, ("/life.py", "/runtime.py")
+            if code.co_name == function and code.co_filename.endswith(files):
                 def local(frame, event, arg):
                     here = frame.f_lineno - frame.f_code.co_firstlineno
                     if event == "line" and here == number and not struck:
@@ -209,7 +210,9 @@ INTERRUPTED_CLOSE = """
 
 @pytest.mark.long
 @pytest.mark.once
-@pytest.mark.parametrize("function", ["close", "_finish_work", "_end", "__init__", "_join"])
+@pytest.mark.parametrize(
+    "function", ["close", "_finish_work", "_end", "_end_once", "__init__", "_join"]
+)
 def test_c1_an_interrupt_at_any_line_of_opening_and_closing(tmp_path, function) -> None:
     """Ctrl-C at each line in turn. After a second close, everything is released: no owner, no
     engine and no thread stays behind."""

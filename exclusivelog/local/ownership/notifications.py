@@ -49,7 +49,7 @@ from exclusivelog.types import OwnerInfo
 from exclusivelog.waits import AnyFuture
 
 if TYPE_CHECKING:
-    from exclusivelog.local.runtime import OpenEngine
+    from exclusivelog.local.runtime import LocalEngine
 
 LONGEST_SLEEP_SECONDS = 5.0
 RETRY_SECONDS = 0.25  # after a round that failed
@@ -63,7 +63,7 @@ class Retries:
     """Promotions to be retried at a given time: during a settle delay or a reservation (rules D7,
     E3)."""
 
-    def __init__(self, engine: Callable[[], OpenEngine], lock: Any) -> None:
+    def __init__(self, engine: Callable[[], LocalEngine], lock: Any) -> None:
         self._engine = engine
         self._lock = lock
         self._due: list[tuple[int, int]] = []  # (ns of the monotonic clock, topic)
@@ -104,7 +104,7 @@ class Retries:
 class Releases:
     """Sessions of this engine whose topics are to be handed over (rule E2)."""
 
-    def __init__(self, engine: Callable[[], OpenEngine], lock: Any, requests: Pending) -> None:
+    def __init__(self, engine: Callable[[], LocalEngine], lock: Any, requests: Pending) -> None:
         self._engine = engine
         self._lock = lock
         self._pending = requests
@@ -184,7 +184,7 @@ class Notifications:
     """One engine's notifications. `pending` has its waiting requests, `retries` its promotions to
     be retried, `releases` its sessions to be handed over."""
 
-    def __init__(self, engine: OpenEngine) -> None:
+    def __init__(self, engine: LocalEngine) -> None:
         self.lock: Any = threading.RLock()
         self.read_up_to = 0
         self.successors = Successors()
@@ -197,7 +197,7 @@ class Notifications:
         self._failed = False
 
     @property
-    def _engine(self) -> OpenEngine:
+    def _engine(self) -> LocalEngine:
         return _engine_of(self._owner)
 
     def sleep_timeout(self) -> float:
@@ -307,7 +307,7 @@ class Notifications:
         return None
 
 
-def _engine_of(engine: weakref.ref[OpenEngine]) -> OpenEngine:
+def _engine_of(engine: weakref.ref[LocalEngine]) -> LocalEngine:
     found = engine()
     assert found is not None, "notifications are used through their engine"
     return found

@@ -38,7 +38,7 @@ from exclusivelog.refusals import timed_out
 from exclusivelog.waits import AnyFuture, give_granted, time_limit
 
 if TYPE_CHECKING:
-    from exclusivelog.local.runtime import OpenEngine
+    from exclusivelog.local.runtime import LocalEngine
 
 # ---- arrivals --------------------------------------------------------------------------
 
@@ -343,7 +343,7 @@ class Outcomes:
     """Gives requests their outcomes: makes what was granted, and settles futures. `queued` has the
     sessions that wait."""
 
-    def __init__(self, engine: Callable[[], OpenEngine], queued: Queued) -> None:
+    def __init__(self, engine: Callable[[], LocalEngine], queued: Queued) -> None:
         self._engine = engine
         self._queued = queued
         # Sessions that another producer waited for before they had a producer.
@@ -417,7 +417,9 @@ class Pending:
     """The pending requests. `lock` is held while one is registered, so that no notification about a
     session is read before the session is known here."""
 
-    def __init__(self, engine: Callable[[], OpenEngine], lock: Any, deliveries: Deliveries) -> None:
+    def __init__(
+        self, engine: Callable[[], LocalEngine], lock: Any, deliveries: Deliveries
+    ) -> None:
         self.lock = lock
         self._engine = engine
         self._deliveries = deliveries
@@ -739,7 +741,7 @@ class Pending:
                 self.outcomes.fail(arrival.future, 0, error)
 
 
-def _describe_block(engine: OpenEngine) -> str:
+def _describe_block(engine: LocalEngine) -> str:
     """The process that holds the writer lock, for the text of an error."""
     watch = engine.ledger.watch
     holder = None if watch is None else watch.holder()
