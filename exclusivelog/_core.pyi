@@ -471,6 +471,20 @@ class FileGuard:
     @property
     def lost(self) -> bool: ...
 
+class SpareRoom:
+    def __new__(
+        cls,
+        fd: int,
+        size: int,
+        files: Iterable[int],
+        journal: Journal,
+        guards: Iterable[FileGuard],
+    ) -> Self: ...
+    def close(self) -> None: ...
+    @property
+    def spent(self) -> bool: ...
+    def fill(self) -> None: ...
+
 class Hold:
     def __new__(cls, words: SharedWords, word: int, node: int, presence: int) -> Self: ...
     @property

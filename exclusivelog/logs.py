@@ -428,7 +428,8 @@ BLOCKS_SHARED = _line(
     "blocks_shared",
     _W,
     "the disk has no room to give %(files)s blocks of its own, which it shares with a copy or a "
-    "snapshot. If the disk becomes full, the ledger fails: make room, or remove the copy",
+    "snapshot. If the disk becomes full as well, sends fail, and perhaps the ledger: make room, or "
+    "remove the copy",
 )
 DISK_ENOUGH = _line("disk_enough", _I, "the disk has room again: %(free)d bytes are free")
 MAP_GROWS = _line(

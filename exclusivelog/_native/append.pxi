@@ -283,13 +283,19 @@ cdef void _seal_frame(Journal journal, uint64_t position, xj_frame* frame) noexc
     frame.crc = _crc(<char*>frame, FRAME - 4)
 
 
+cdef inline bint _is_written(Journal journal, bint durable) noexcept nogil:
+    """Are frames written to the file, not stored through its mapping? On a full disk, a write fails,
+    where a store needs the spare room."""
+    return durable or xr_is_spent(journal.spare)
+
+
 cdef int _write_frame(Journal journal, uint64_t position, xj_frame* frame, const char* entry,
                       size_t size, bint durable) noexcept nogil:
     cdef char* at = <char*>_frame_at(&journal.ring, position)
     _seal_frame(journal, position, frame)
     # Storing through the mapping is the cheaper way as long as no thread flushes: after each
     # flush the first store into a page is a fault.
-    if durable:
+    if _is_written(journal, durable):
         if not xj_is(journal.fd, &journal.file):
             xl_store(&journal.gone, EBADF)
             return EBADF
@@ -318,7 +324,7 @@ cdef int _write_padding(Journal journal, uint64_t position, bint durable) noexce
     left -= FRAME
     while left and failed == 0:
         size = min(left, <uint64_t>sizeof(zeros))
-        if durable:
+        if _is_written(journal, durable):
             failed = xj_write(journal.fd, JOURNAL_HEADER + position % journal.ring.capacity,
                               zeros, size, NULL, 0)
         else:
@@ -359,7 +365,7 @@ cdef int _append(Journal journal, Placing* p) except -1:
     journal.busy += 1
     try:
         failed = xj_try_lock(journal.shared)
-        if failed == 0 and not p.durable:
+        if failed == 0 and not _is_written(journal, p.durable):
             outcome = _place_and_leave(journal, p)
         elif failed and p.impatient:
             return QUEUED

@@ -1,12 +1,13 @@
-/* A SIGBUS handler for stores into mapped files that the kernel cannot write to the file. It replaces
-   the page by a private copy, so that the store succeeds, and sets the region's `lost`; guard.pxi
-   describes when this happens and what follows. Other faults go to the handler that was installed
-   before. */
+/* A SIGBUS handler for stores into mapped files that the kernel cannot write to the file. If the region
+   has spare room, it frees that, and the store succeeds (spare_room.h). Otherwise it replaces the page by
+   a private copy, so that the store succeeds, and sets the region's `lost`; guard.pxi describes when this
+   happens and what follows. Other faults go to the handler that was installed before. */
 #ifndef EXCLUSIVELOG_FAULT_GUARD_H
 #define EXCLUSIVELOG_FAULT_GUARD_H
 
 #include "futex.h"
 #include "identity.h"
+#include "spare_room.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -16,15 +17,16 @@
 #define XG_REGIONS 4096    /* several for each open ledger */
 #define XG_READINGS 50      /* of /proc/self/maps */
 #define XG_LINE 4400        /* a line of /proc/self/maps: a path of 4096 bytes, and other fields */
+#define XG_AHEAD (192 << 10)   /* bytes behind a fault that are stored at once: more than a frame */
 
 /* A guarded mapping, identified by its addresses, or by the file's inode if another library has
-   mapped it. */
-typedef struct { uintptr_t start, end; uint64_t inode; uint32_t lost; } xg_region;
+   mapped it. `spare`: the index of its spare room, and 1; 0 if it has none. */
+typedef struct { uintptr_t start, end; uint64_t inode; uint32_t lost, spare; } xg_region;
 
 static xg_region xg_regions[XG_REGIONS];
 static struct sigaction xg_before;
 static uintptr_t xg_page;
-static uint32_t xg_replacing;   /* a lock: the id of the process that replaces a page */
+static uint32_t xg_handling;    /* a lock: the stamp of the process whose handler deals with a page */
 
 /* Async-signal-safe: only system calls. 0 if the page was replaced. */
 static inline int xg_replace(uintptr_t page) {
@@ -44,25 +46,35 @@ static inline int xg_replace(uintptr_t page) {
     return made == MAP_FAILED;
 }
 
-/* Can a store at this address succeed? The kernel adds 0 to the word there. */
-static inline int xg_can_store(uintptr_t at) {
-    static uint32_t unused;
-    return syscall(SYS_futex, &unused, FUTEX_WAKE_OP_PRIVATE, 0, NULL, (uint32_t *)at,
-                   FUTEX_OP(FUTEX_OP_ADD, 0, FUTEX_OP_CMP_LT, 0)) >= 0;
+/* A forked child may inherit the lock from a thread that it does not have, so the lock names its
+   process. */
+static inline void xg_lock(void) {
+    uint32_t me = xi_here(), by = 0;
+    while (!xl_swap(&xg_handling, by, me)) {
+        by = xl_load(&xg_handling);
+        if (by == me) by = 0;
+    }
 }
 
 /* Replace the page unless another thread has done so: a second copy would lose what was stored in
-   the first one. A forked child may inherit the lock from a thread that it does not have, so the lock
-   names its process. */
+   the first one. */
 static inline int xg_replace_once(uintptr_t page) {
-    uint32_t me = xi_here(), by = 0;
-    while (!xl_swap(&xg_replacing, by, me)) {
-        by = xl_load(&xg_replacing);
-        if (by == me) by = 0;
-    }
-    int failed = !xg_can_store(page) && xg_replace(page);
-    xl_store(&xg_replacing, 0);
+    xg_lock();
+    int failed = !xr_can_store(page) && xg_replace(page);
+    xl_store(&xg_handling, 0);
     return failed;
+}
+
+/* Make room for stores to this page of the region; is there some now? */
+static inline int xg_make_room(const xg_region *r, uintptr_t page) {
+    uint32_t spare = xl_load((uint32_t *)&r->spare);
+    uintptr_t end = page + (r->inode ? xg_page : XG_AHEAD);
+    if (spare == 0) return 0;
+    if (!r->inode && end > r->end) end = r->end;
+    xg_lock();
+    int made = xr_can_store(page) || xr_use(&xr_spares[spare - 1], page, end, xg_page);
+    xl_store(&xg_handling, 0);
+    return made;
 }
 
 static inline const char *xg_number(const char *at, int base, uint64_t *number) {
@@ -129,16 +141,19 @@ static inline void xg_on_fault(int number, siginfo_t *info, void *context) {
     uint64_t inode = 0;
     int kept = errno;
     if (info->si_code > 0) {
-        int ours = 0;
+        uintptr_t page = at & ~(xg_page - 1);
+        int ours = 0, saved = 0;
+        for (int i = 0; i < XG_REGIONS && !saved; i++)
+            saved = xg_is_in(&xg_regions[i], at, &inode) && xg_make_room(&xg_regions[i], page);
         /* Files of two file systems may have the same inode number. The devices in /proc and of stat
            may differ, so they cannot be told apart: fail all of them. */
-        for (int i = 0; i < XG_REGIONS; i++) {
+        for (int i = 0; i < XG_REGIONS && !saved; i++) {
             if (xg_is_in(&xg_regions[i], at, &inode)) {
                 xl_store(&xg_regions[i].lost, 1);
                 ours = 1;
             }
         }
-        if (ours && xg_replace_once(at & ~(xg_page - 1)) == 0) { errno = kept; return; }
+        if (saved || (ours && xg_replace_once(page) == 0)) { errno = kept; return; }
     }
     errno = kept;
     if (info->si_code <= 0) {       /* sent by kill() or raise(), for example by another handler */
@@ -196,6 +211,7 @@ static inline int xg_guard(void *start, size_t size, uint64_t inode) {
         if (__atomic_compare_exchange_n(&r->start, &free, 1, 0, __ATOMIC_SEQ_CST,
                                         __ATOMIC_SEQ_CST)) {
             xl_store(&r->lost, 0);
+            xl_store(&r->spare, 0);
             r->end = (uintptr_t)start + size;
             r->inode = inode;
             __atomic_store_n(&r->start, (uintptr_t)start, __ATOMIC_RELEASE);
@@ -209,6 +225,11 @@ static inline void xg_let_go(int index) {
     if (index < 0) return;
     xg_regions[index].end = 0;
     __atomic_store_n(&xg_regions[index].start, 0, __ATOMIC_RELEASE);
+}
+
+/* Stores to this region may use the spare room of that index; -1: none, from now on. */
+static inline void xg_set_spare(int index, int spare) {
+    if (index >= 0) xl_store(&xg_regions[index].spare, (uint32_t)(spare + 1));
 }
 
 static inline uint32_t xg_lost(int index) {

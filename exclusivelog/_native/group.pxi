@@ -123,7 +123,7 @@ cdef class Group:
         self.journal.groups += 1
         self.journal.busy += 1
         try:
-            if not self.durable:
+            if not _is_written(self.journal, self.durable):
                 # Without releasing the GIL, as it makes no system call unless it waits.
                 failed = self.place_runs(False)
             while failed == ETIMEDOUT or failed == EBUSY:
@@ -330,7 +330,7 @@ cdef int _write_run(Journal journal, const Run* run, bint durable) noexcept nogi
     refused.error = 0
     if run.start != run.before:
         refused.error = _write_padding(journal, run.before, durable)
-    if refused.error == 0 and durable:
+    if refused.error == 0 and _is_written(journal, durable):
         refused.error = EBADF
         if xj_is(journal.fd, &journal.file):
             refused.error = xj_write(

@@ -5,6 +5,9 @@
 # that the store succeeds, and sets the region's `lost` word: from then on every call on that ledger
 # fails. Faults in other regions go to the previous handler.
 #
+# A store also raises it if a copy or a snapshot shares the page's blocks, and the disk is full. Where that
+# can happen, a ledger keeps some room for such stores (`SpareRoom`): they succeed then, and nothing is lost.
+#
 # Where SIGBUS is blocked, the kernel ends the process instead. So each thread that uses a mapping unblocks
 # it first (`xg_ready`), and every thread of the core has it unblocked.
 
@@ -13,6 +16,67 @@ cdef extern from "_native/fault_guard.h":
     void xg_let_go(int) noexcept nogil
     uint32_t xg_lost(int) noexcept nogil
     void xg_ready() noexcept nogil
+    void xg_set_spare(int, int) noexcept nogil
+
+cdef extern from "_native/spare_room.h":
+    int xr_keep(int) noexcept nogil
+    void xr_add_file(int, int) noexcept nogil
+    void xr_forget(int) noexcept nogil
+    uint32_t xr_is_spent(int) noexcept nogil
+    int xr_fill(int, int64_t) noexcept nogil
+
+
+cdef class SpareRoom:
+    """`size` bytes of the disk, in the file `fd`, which has no name, for stores into mapped files on
+    a full disk: those through `journal`'s mappings and those that `guards` protect. The first that needs
+    them frees them for all pages of `files` (descriptors), and for the journal's next frame.
+
+    OSError (ENOSPC) if there is no room. Close it before the files.
+    """
+
+    cdef int index
+    cdef int64_t size
+    cdef Journal journal
+    cdef tuple guards
+
+    def __cinit__(self, int fd, int64_t size, files, Journal journal not None, guards):
+        self.index = xr_keep(fd)
+        self.size, self.journal, self.guards = size, journal, tuple(guards)
+        if self.index < 0:
+            raise OSError(ENOSPC, "too many open ledgers")
+        for each in files:
+            xr_add_file(self.index, each)
+        self.fill()
+        self._protect(self.index)
+
+    cdef _protect(self, int index):
+        cdef FileGuard guard
+        xg_set_spare(self.journal.guard, index)
+        xg_set_spare(self.journal.words.guard, index)
+        for guard in self.guards:
+            xg_set_spare(guard.index, index)
+        self.journal.spare = index
+
+    def close(self):
+        """Protect nothing any more."""
+        self._protect(-1)
+        xr_forget(self.index)
+        self.index = -1
+
+    @property
+    def spent(self):
+        """Has a store needed it? Then appends write to the journal, which may fail, until it is
+        filled again."""
+        return xr_is_spent(self.index) != 0
+
+    def fill(self):
+        """Allocate the bytes, again if they were needed. OSError if there is no room."""
+        cdef int failed
+        with nogil:
+            failed = xr_fill(self.index, self.size)
+        if failed:
+            raise OSError(failed, _os.strerror(failed))
+
 
 
 cdef class FileGuard:

@@ -232,7 +232,7 @@ cdef class Joint:
             began = xl_now()
         journal.busy += 1
         try:
-            if not self.durable:
+            if not _is_written(journal, self.durable):
                 # Without releasing the GIL, as it makes no system call.
                 failed = xj_try_lock(journal.shared)
                 if failed == 0:

@@ -91,6 +91,7 @@ cdef class Journal:
     cdef int watchers
     cdef bint idle              # no append of this process since the last checkpoint
     cdef int guard              # of the mapping (see guard.pxi)
+    cdef int spare              # the index of a `SpareRoom`; -1: none
     cdef uint32_t gone          # errno: this process, but not others, may not append any more
     cdef public bint of_this_boot   # the header was initialised in this boot, and not copied
     cdef uint64_t searched_generation   # of the last search in `known_end`, and its position
@@ -125,7 +126,7 @@ cdef class Journal:
         if self.ends == NULL:
             raise MemoryError
         self.tails_generation = 1
-        self.fd = self.lone_fd = self.guard = -1
+        self.fd = self.lone_fd = self.guard = self.spare = -1
         memory = mmap(NULL, JOURNAL_HEADER + capacity, access, MAP_SHARED, fd, 0)
         if memory == MAP_FAILED:
             raise OSError(errno, _os.strerror(errno))

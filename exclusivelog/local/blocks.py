@@ -2,7 +2,8 @@
 
 A copy of a file may share its blocks with the original (`cp` does so on xfs), and so does a
 snapshot (btrfs). Then the next write to each block needs a new one. For a store into the mapped
-file that is a SIGBUS if the disk is full, and the ledger fails.
+file that is a SIGBUS if the disk is full. Until the file has blocks of its own again, such stores
+use the ledger's spare room (_native/spare_room.h).
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import fcntl
 import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from exclusivelog import _core
-from exclusivelog.foreign import pass_on_foreign
+from exclusivelog.foreign import Ignoring, pass_on_foreign
 
 FS_IOC_FIEMAP, MOST_EXTENTS = 0xC020660B, 256
 FIEMAP = struct.Struct("QQIIII")  # start, length, flags, extents found, room for extents, 0
@@ -24,6 +25,8 @@ FIEMAP_EXTENT_LAST, FIEMAP_EXTENT_SHARED = 1, 0x2000
 # An append waits while a piece is copied, and goes on between two.
 PIECE = 1 << 20
 ROOM_LEFT = 4 << 20  # bytes for the file system's own tables
+# The lock files, the pages of a frame, and what a file system allocates beyond them.
+SPARE = 3 << 19
 
 
 def own_blocks(fd: int) -> None:
@@ -83,3 +86,41 @@ def _unshare_piece(fd: int, start: int, length: int) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         before = start % mmap.PAGESIZE
         _core.store_again(fd, start - before, length + before)
+
+
+# ---- spare room --------------------------------------------------------------------------
+
+
+class SpareRoom:
+    """The room for stores into files whose blocks may be shared, in a file without a name, which is
+    in no copy. `directory`: a path to the ledger's; `files`: descriptors of its lock files."""
+
+    def __init__(
+        self,
+        directory: str,
+        files: Iterable[int],
+        journal: _core.Journal,
+        guards: Iterable[_core.FileGuard],
+    ) -> None:
+        self._room: _core.SpareRoom | None = None
+        self._fd = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            self._room = _core.SpareRoom(self._fd, SPARE, files, journal, guards)
+        except BaseException:
+            self.close()
+            raise
+
+    def renew(self) -> None:
+        """Allocate it again, if a store has needed it, and if there is room."""
+        if self._room is not None and self._room.spent:
+            with Ignoring(OSError):
+                self._room.fill()
+
+    def close(self) -> None:
+        """Free it. A second call has no effect."""
+        room, self._room = self._room, None
+        if room is not None:
+            room.close()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)

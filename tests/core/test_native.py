@@ -39,6 +39,7 @@ TESTS = [
     "deaths",
     "unreported_deaths",
     "journal_file",
+    "spare_room",
     "fault_guard",
     "crc32c",
     "fraction",

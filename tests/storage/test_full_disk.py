@@ -456,6 +456,113 @@ def test_a_ledger_that_is_copied_while_it_is_in_use_has_blocks_of_its_own_again(
             assert values(engine.topic("t")) == [b"0"]
 
 
+# All signals are blocked, and nothing gives the files blocks of their own before the disk is full.
+COPIED_AND_FULL = """
+    import signal, sys
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    import exclusivelog as xl
+    from exclusivelog.local.storage.usage import Usage
+    from testing.processes import values
+
+    path, durability = sys.argv[1:]
+    Usage.check_blocks = lambda usage: None
+    sent = []
+
+    def send(value):
+        try:
+            producer.send(value)
+        except xl.ExclusiveLogError as error:
+            return type(error).__name__
+        sent.append(value)
+
+    with xl.open(path, durability=durability) as engine:
+        topic = engine.topic("t")
+        with topic.producer() as producer:
+            send(b"first")
+            print("open", flush=True)
+            input()
+            print(next(filter(None, (send(bytes(100_000)) for _ in range(200)))), flush=True)
+            print(len(list(topic.reader())), len(sent), flush=True)
+            input()
+            print(*(send(b"more") for _ in range(20)), flush=True)
+        print(values(topic) == sent, engine.verify().ok, flush=True)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.rule("H2")
+@pytest.mark.parametrize("durability", ["power", "process"])
+@pytest.mark.parametrize("kind", ["btrfs", "xfs"])
+def test_h2_a_disk_that_is_full_right_after_a_copy_of_a_ledger_in_use(
+    tmp_path, kind, durability
+) -> None:
+    """Each store into a mapped file needs new blocks then: it was a SIGBUS, and the engine dead."""
+    with disk(tmp_path / "disk", 320, kind) as where:
+        path = copyable(where, kind) / "log"
+        with child(COPIED_AND_FULL, path, durability) as process:
+            assert line(process) == "open"
+            share_blocks(where, kind)
+            fill_up(where)
+            tell(process)
+            assert line(process) == "LedgerFullError"
+            read, sent = line(process).split()
+            assert read == sent
+            make_room(where)
+            tell(process)
+            assert line(process) == " ".join(["None"] * 20)
+            assert line(process) == "True True"
+            assert process.wait(PATIENCE) == 0
+
+
+WRITES = """
+    import sys
+    import exclusivelog as xl
+    with xl.open(sys.argv[1]) as engine, engine.topic("t").producer() as producer:
+        producer.send(b"1")
+        print("sent", flush=True)
+        input()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.once
+@pytest.mark.rule("H2")
+@pytest.mark.parametrize("kind", ["btrfs", "xfs"])
+def test_h2_a_copy_that_shares_its_blocks_can_be_read_on_a_full_disk(tmp_path, kind) -> None:
+    """No lock file takes a store, so the reader does without, until somebody writes."""
+    with disk(tmp_path / "disk", 320, kind) as where:
+        original = copyable(where, kind) / "log"
+        with xl.open(original) as engine, engine.topic("t").producer() as producer:
+            producer.send(b"0")
+        copy = share_blocks(where, kind) / "log"
+        fill_up(where)
+        for path in (original, copy):
+            with pytest.raises(xl.LedgerFullError):
+                xl.open(path)
+            with xl.open(path, readonly=True) as engine:
+                reader = engine.topic("t").reader()
+                assert reader.read_next(0).value == b"0"
+                with pytest.raises(xl.WaitTimeoutError):
+                    reader.read_next(0.01)
+        with xl.open(copy, readonly=True) as engine:
+            make_room(where)
+            with child(WRITES, copy) as process:
+                assert line(process) == "sent"
+
+                def is_refused() -> bool:
+                    try:
+                        values(engine.topic("t"))
+                    except xl.LedgerError as error:
+                        return "close this one and open it again" in str(error)
+                    return False
+
+                until(is_refused)
+                tell(process)
+                assert process.wait(PATIENCE) == 0
+        with xl.open(copy, readonly=True) as engine:
+            assert values(engine.topic("t")) == [b"0", b"1"]
+
+
 @pytest.mark.long
 @pytest.mark.rule("H2")
 def test_blocks_for_which_there_is_no_room_are_named_once(tmp_path, caplog, monkeypatch) -> None:
@@ -473,8 +580,8 @@ def test_blocks_for_which_there_is_no_room_are_named_once(tmp_path, caplog, monk
                 blocks.check({"journal": (file.fileno(), None)})
             assert [text for text in caplog.messages if "blocks of its own" in text] == [
                 f"{path.parent}: the disk has no room to give journal blocks of its own, which it "
-                "shares with a copy or a snapshot. If the disk becomes full, the ledger fails: "
-                "make room, or remove the copy"
+                "shares with a copy or a snapshot. If the disk becomes full as well, sends fail, "
+                "and perhaps the ledger: make room, or remove the copy"
             ]
             (where / "ballast").unlink()
 
@@ -528,6 +635,13 @@ def fill_up(where: Path) -> None:
                     file.write(bytes(size))
         os.fsync(file.fileno())
     subprocess.run(["sync", "-f", where], check=True)
+
+
+def make_room(where: Path) -> None:
+    """Remove what fills the disk. These file systems free its blocks later."""
+    (where / "ballast").unlink()
+    subprocess.run(["sync", "-f", where], check=True)
+    until(lambda: os.statvfs(where).f_bavail * os.statvfs(where).f_frsize > 64 << 20)
 
 
 # ---- programs that block all signals ---------------------------------------------------------

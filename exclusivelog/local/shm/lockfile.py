@@ -49,9 +49,11 @@ from exclusivelog import _core
 from exclusivelog.errors import LedgerError, LedgerVersionError
 from exclusivelog.foreign import Ignoring, pass_on_foreign
 from exclusivelog.local.blocks import own_blocks
+from exclusivelog.local.faults import NO_ROOM
 from exclusivelog.local.files import (
     Directory,
     RefusedFile,
+    is_locked,
     keep_in_place,
     pid_namespace,
     read_whole,
@@ -245,6 +247,9 @@ class LockFile:
                     self._fd = _replace(directory, fd, mode)
             if self.shared and not ours:
                 self._check_whole()
+            if readonly and self.shared and not self._takes_stores():
+                os.close(self._fd)
+                self._fd, self.shared = -1, False
             # Without a shared file, a reader sees no live engine, and no engine wakes it.
             self._map = mmap.mmap(self._fd, SIZE)
             self.atomics = _core.SharedWords(self._map, self.shared)
@@ -254,6 +259,17 @@ class LockFile:
         self.slots = Slots(self.path, self._map, self.atomics)
         self.figures = _core.Figures(self.atomics, FIGURES)
         self.counters = TopicCounters(self.atomics, self.shared, self.figures)
+
+    def _takes_stores(self) -> bool:
+        """Can a reader store into it? Not if it is a copy, on a full disk, that nobody writes."""
+        if is_locked(self._fd):
+            return True  # by an engine, which has seen to that
+        try:
+            own_blocks(self._fd)
+        except OSError as error:
+            pass_on_foreign(error)
+            return error.errno not in NO_ROOM
+        return True
 
     def _is_ours(self) -> bool:
         """Is it whole, and of this version?"""
@@ -278,6 +294,11 @@ class LockFile:
                 f"{self.path} is {size} bytes long, not {SIZE}; close every engine on the ledger "
                 "and remove the file"
             )
+
+    @property
+    def files(self) -> list[int]:
+        """The descriptor of the file, if other processes share it."""
+        return [self._fd] if self._fd >= 0 else []
 
     def close(self) -> None:
         """Close the file; its mapping stays until its last user is gone. A second call has no

@@ -36,7 +36,7 @@ from exclusivelog.errors import (
 )
 from exclusivelog.foreign import Ignoring, pass_on_foreign
 from exclusivelog.local.blocks import own_blocks, unshare
-from exclusivelog.local.faults import locks_all_memory, translated
+from exclusivelog.local.faults import NO_ROOM, locks_all_memory, translated
 from exclusivelog.local.files import (
     DATA,
     JOURNAL,
@@ -400,10 +400,11 @@ class Environment:
         self._resizing = threading.Lock()
         self._quiet = False
         self._place: _core.PrivateLock | None = None  # keeps this process's reads
+        self.unlocked = False  # does LMDB do without its lock file, of a reader on a full disk?
         with _opened(directory, DATA) if data is None else contextlib.nullcontext(data) as data:
             # The descriptor whose lock keeps LMDB from initialising its lock file; -1 if LMDB uses
             # none, on a read-only file system.
-            self._lock = _keep_lock_file(directory, mode, max_readers, readonly, in_use)
+            self._lock = self._keep_lock_file(directory, mode, max_readers, readonly, in_use)
             try:
                 if self._lock >= 0:
                     show_namespace(self._lock)
@@ -417,7 +418,8 @@ class Environment:
                 self._guards = [_core.FileGuard(each.st_ino) for each in facts.values()]
 
                 def open_it(size: int) -> lmdb.Environment:
-                    return _open(directory, files, facts, size, max_readers, readonly)
+                    lock = not self.unlocked
+                    return _open(directory, files, facts, size, max_readers, readonly, lock)
 
                 self.lmdb, self._map_size = _open_with_room(directory.path, map_size, open_it)
                 self._wanted_size = map_size
@@ -449,6 +451,25 @@ class Environment:
         self.begin_scan = functools.partial(self.lmdb.begin, buffers=True)
         self.begin_write = functools.partial(self.lmdb.begin, write=True)
 
+    def _keep_lock_file(
+        self,
+        directory: Directory,
+        mode: int,
+        max_readers: int,
+        readonly: bool,
+        in_use: Callable[[], bool],
+    ) -> int:
+        """The descriptor of LMDB's lock file; -1 if a reader cannot use one."""
+        try:
+            return _keep_lock_file(directory, mode, max_readers, readonly, in_use)
+        except OSError as error:
+            pass_on_foreign(error)
+            if not readonly or error.errno not in NO_ROOM:
+                raise
+        # Nobody else has the ledger open, and a full disk takes no store into that file.
+        self.unlocked = True
+        return -1
+
     def _watch_deaths(self, deaths: _core.DeathWatch) -> None:
         """Have LMDB's own mutexes looked at, too, once its lock file has them."""
         if self._lock >= 0 and os.fstat(self._lock).st_size:
@@ -475,6 +496,11 @@ class Environment:
     def files(self) -> dict[str, int]:
         """LMDB's lock file, if it uses one: {name: descriptor}."""
         return {LOCK: self._lock} if self._lock >= 0 else {}
+
+    @property
+    def guards(self) -> list[_core.FileGuard]:
+        """What protects stores into LMDB's lock file."""
+        return self._guards[1:]  # the first one is that of data.mdb, into which LMDB writes
 
     def close(self) -> None:
         """Close the environment and LMDB's lock file."""
@@ -672,6 +698,7 @@ def _open(
     map_size: int,
     max_readers: int,
     readonly: bool,
+    lock: bool,
 ) -> lmdb.Environment:
     with _only(directory, files) as place:
         numbers = _next_descriptors(directory.fd)
@@ -681,6 +708,7 @@ def _open(
             max_dbs=len(NAMES),
             max_readers=max_readers,
             readonly=readonly,
+            lock=lock,
             create=False,
             lib_version=LMDB_ENGINE,
         )
@@ -872,12 +900,22 @@ def _keep_lock_file(
             return fd
         if in_use():
             raise _lock_file_lost(directory)
+        _own_lock_file(fd)
     except BaseException:
         os.close(fd)
         raise
-    with Ignoring(OSError):  # a copy may have holes; not on a read-only mount
-        own_blocks(fd)
     return fd  # no other process has it open: LMDB may initialise it
+
+
+def _own_lock_file(fd: int) -> None:
+    """Give LMDB's lock file blocks of its own, as a copy may have holes. OSError if there is no
+    room."""
+    try:
+        own_blocks(fd)
+    except OSError as error:
+        pass_on_foreign(error)
+        if error.errno in NO_ROOM:
+            raise  # else it is on a read-only mount, say
 
 
 def _make_lock_file(directory: Directory, mode: int, max_readers: int) -> int:

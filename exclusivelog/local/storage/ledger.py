@@ -408,6 +408,11 @@ class Ledger:
         """Has the disk hardly any room?"""
         return is_nearly_full(self._files.directory.fd)
 
+    def own_meta_pages(self) -> None:
+        """Give the pages with which LMDB ends a transaction blocks of their own, where a copy may
+        share them. OSError (ENOSPC) if there is no room: if LMDB found that out, it would fail."""
+        self._files.own_meta_pages()
+
     def _pinned_by(self) -> str:
         pinned = self._environment.pinned
         with contextlib.suppress(LedgerError):
@@ -478,6 +483,7 @@ class Transaction(_Section):
             version = self.journal.version + 1  # the one after the commit
             tables.journal.mark(self.journal.tail, version)
         tables.large.sync()
+        self.ledger.own_meta_pages()
         self._scarce = self.ledger.is_nearly_full()
         self.ledger.check()  # what was read may have come from a page that was lost
 

@@ -21,7 +21,9 @@ REMOTE_FILE_SYSTEMS = {
 }  # fmt: skip
 # File systems that statfs(2) identifies by number, without reading the table of mounts.
 LOCAL_DISKS = {0xEF53: "ext4", 0x58465342: "xfs", 0x9123683E: "btrfs"}
-# The same for those in memory: a process in a chroot does not see all mounts in the table.
+# Those on which a copy can share blocks, and those that may be on top of one.
+SHARES_BLOCKS = {"xfs", "btrfs", "bcachefs", "overlay"}
+# File systems in memory, by number: a process in a chroot does not see all mounts in the table.
 IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs", 0x958458F6: "hugetlbfs"}
 MEMORY_FILE_SYSTEMS = {"devtmpfs", *IN_MEMORY.values()}
 # Options of an overlay that makes no flush: containers with --rm, builds.
@@ -37,6 +39,15 @@ def file_system(path: str) -> str:
     'proc'
     """
     return mount_of(path)[0]
+
+
+def shares_blocks(path: str) -> bool:
+    """Can copies of files on this file system have the same blocks as the originals?
+
+    >>> shares_blocks("/proc")
+    False
+    """
+    return file_system(path) in SHARES_BLOCKS
 
 
 def mount_of(path: str) -> tuple[str, str]:

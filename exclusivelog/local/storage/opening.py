@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from exclusivelog import _core, logs, threads
 from exclusivelog.errors import LedgerCorruptedError, LedgerError
-from exclusivelog.local.blocks import own_blocks
+from exclusivelog.foreign import Ignoring
+from exclusivelog.local.blocks import SpareRoom, own_blocks, unshare
 from exclusivelog.local.files import DATA, JOURNAL, Directory
 from exclusivelog.local.shm.lockfile import JOURNAL_OFFSET, TOPICS, LockFile
 from exclusivelog.local.shm.locks import lock_of_readers
@@ -31,7 +32,12 @@ from exclusivelog.local.storage.environment import (
     refuse_other_files,
 )
 from exclusivelog.local.storage.journal import JOURNAL_GIVEN_UP, inode, open_file
-from exclusivelog.local.storage.mounts import copy_up, is_mounted_read_only, refuse_elsewhere
+from exclusivelog.local.storage.mounts import (
+    copy_up,
+    is_mounted_read_only,
+    refuse_elsewhere,
+    shares_blocks,
+)
 from exclusivelog.local.storage.segments import Segments
 from exclusivelog.local.versions import LOCK_VERSION, in_use, lock_version, refuse_other_lock_file
 
@@ -67,6 +73,7 @@ class OpenFiles:
         self.watch: StallWatch | None = None
         self._presence: Presence | None = None
         self._has_writers = False  # for a reader
+        self._spare: SpareRoom | None = None
         # The journal's descriptor, for a reader that cannot keep writers from reusing its pages.
         self._unprotected = -1
         with contextlib.ExitStack() as undo:
@@ -111,6 +118,11 @@ class OpenFiles:
                 self.deaths,
             )
             undo.callback(self.environment.close)
+            if self.environment.unlocked and self._unprotected < 0 and self.journal is not None:
+                self._look_for_writers(undo)
+            self._shares_blocks = shares_blocks(self.path)
+            self.keep_spare_room()
+            undo.callback(self._free_spare_room)
             with self._writer_lock(presence):
                 has_writers = self._has_writers if presence is None else not presence.alone
                 self.databases, header = open_tables(
@@ -239,6 +251,29 @@ class OpenFiles:
             name: (fd, META_PAGES_BYTES if name == DATA else None) for name, fd in mapped.items()
         }
 
+    def own_meta_pages(self) -> None:
+        """Give LMDB's meta pages blocks of their own, where a copy may share them. OSError (ENOSPC)
+        if there is no room."""
+        if self._presence is not None and self._shares_blocks:
+            unshare(self._presence.data, META_PAGES_BYTES)
+
+    def keep_spare_room(self) -> None:
+        """Keep room for stores into mapped files, on a disk where copies share blocks: again, if a
+        store has needed it. Without it, such a store on a full disk fails the ledger."""
+        if self._spare is not None:
+            self._spare.renew()
+        elif self._shares_blocks and self.journal is not None:
+            files = [*self.lockfile.files, *self.environment.files.values()]
+            with Ignoring(OSError):  # there is no room, or a reader may not make files
+                self._spare = SpareRoom(
+                    self.directory.by_descriptor, files, self.journal, self.environment.guards
+                )
+
+    def _free_spare_room(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            spare.close()
+
     def _in_use(self, presence: Presence | None) -> bool:
         """Do other processes have the ledger open to write?"""
         if presence is not None:
@@ -257,20 +292,32 @@ class OpenFiles:
         else:
             journal.disbelieve()
         if is_mounted_read_only(fd):
-            self._unprotected = self.directory.open(JOURNAL, os.O_RDONLY)
-            undo.callback(os.close, self._unprotected)
-            self.check_readable()
+            self._look_for_writers(undo)
+
+    def _look_for_writers(self, undo: contextlib.ExitStack) -> None:
+        """This reader cannot register in LMDB's table of readers: have `check_readable` look for
+        writers."""
+        self._unprotected = self.directory.open(JOURNAL, os.O_RDONLY)
+        undo.callback(os.close, self._unprotected)
+        self.check_readable()
 
     def check_readable(self) -> None:
-        """LedgerError for a reader on a read-only mount while engines write by another mount: this
-        reader cannot register in LMDB's table of readers, so they would reuse pages that it
+        """LedgerError for a reader on a read-only mount, or one that began on a full disk, while
+        engines write: it is not in LMDB's table of readers, so they would reuse pages that it
         reads."""
-        if self._unprotected >= 0 and writers_live(self._unprotected):
+        if self._unprotected < 0 or not writers_live(self._unprotected):
+            return
+        if is_mounted_read_only(self._unprotected):
             raise LedgerError(
                 f"{self.path} is mounted read-only here, and an engine writes to it by another "
                 "mount. That engine cannot see which pages are read here; mount it read-write and "
                 "open it with readonly=True, or read a backup"
             )
+        raise LedgerError(
+            f"{self.path} was opened with readonly=True while the disk was full, and an engine "
+            "writes to it now. That engine cannot see which pages are read here; close this one "
+            "and open it again"
+        )
 
     def _check_same_files(self, journal: _core.Journal) -> None:
         """LedgerError if other engines are alive and have other files open than this process."""
@@ -309,6 +356,7 @@ class OpenFiles:
         if self.journal is not None:
             self.journal.close()
         if self.directory.is_open:  # else other files may have their descriptors' numbers by now
+            self._free_spare_room()
             self.environment.close()
             self.segments.close()
             self._close_rest()
@@ -329,6 +377,8 @@ class OpenFiles:
             self.journal.abandon()
         # A daemon may have closed all descriptors, and opened other files under their numbers.
         ours = self.directory.is_open
+        if ours:
+            self._free_spare_room()
         if self.environment.after_fork_in_child(ours):
             self.segments.forget()
             self._close_rest()

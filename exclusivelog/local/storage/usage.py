@@ -350,6 +350,7 @@ class Usage:
         if self.blocks.due:
             with self._environment():  # the files stay open
                 self.blocks.check(self._files.written_in_place)
+                self._files.keep_spare_room()
 
     def oldest_reader(self) -> dict[str, object] | None:
         """The read with the oldest snapshot; None if every read has the newest one."""

@@ -376,6 +376,54 @@ static void test_journal_file(void) {
     CHECK(unlink(path) == 0 && close(fd) == 0);
 }
 
+/* ---- spare_room.h -------------------------------------------------------------------- */
+
+static uint32_t *mapped(int fd, size_t size) {
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(memory != MAP_FAILED);
+    return memory;
+}
+
+static int temporary_file(off_t size) {
+    char path[] = "/tmp/native-XXXXXX";
+    int fd = mkstemp(path);
+    CHECK(fd >= 0 && unlink(path) == 0 && ftruncate(fd, size) == 0);
+    return fd;
+}
+
+static off_t size_of(int fd) {
+    struct stat facts;
+    CHECK(fstat(fd, &facts) == 0);
+    return facts.st_size;
+}
+
+static void test_spare_room(void) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    int fd = temporary_file((off_t)(2 * page)), room = temporary_file(0);
+    int stranger = temporary_file((off_t)page);
+    uint32_t *words = mapped(fd, 2 * page);
+    int region = xg_guard(words, 2 * page, 0), spare = xr_keep(room);
+    CHECK(spare >= 0 && xr_fill(spare, 1 << 16) == 0 && size_of(room) == 1 << 16);
+    xr_add_file(spare, fd);
+    xg_set_spare(region, spare);
+    CHECK(xr_can_store((uintptr_t)words) && !xr_is_spent(spare));
+    words[0] = 7;               /* a store that succeeds needs no room */
+    CHECK(size_of(room) == 1 << 16 && words[0] == 7);
+
+    CHECK(ftruncate(fd, 0) == 0);   /* and no room helps where there is no file */
+    words[0] = 8;
+    CHECK(xr_is_spent(spare) && size_of(room) == 0 && xg_lost(region) && words[0] == 8);
+
+    CHECK(xr_fill(spare, 1 << 16) == 0 && !xr_is_spent(spare));
+    CHECK(dup2(stranger, room) == room);    /* another file has the number by now */
+    words[page / 4] = 9;
+    CHECK(size_of(stranger) == (off_t)page && words[page / 4] == 9 && xr_fill(spare, 1) == EBADF);
+    xg_set_spare(region, -1);
+    xg_let_go(region);
+    xr_forget(spare);
+    CHECK(xr_is_spent(-1) == 0);
+}
+
 /* ---- fault_guard.h ------------------------------------------------------------------- */
 
 #define PAGES 200
@@ -396,12 +444,6 @@ static void *store_on(void *arg) {
 
 static void die_beside_the_region(void *arg) {
     *(volatile char *)arg = 1;
-}
-
-static uint32_t *mapped(int fd, size_t size) {
-    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    CHECK(memory != MAP_FAILED);
-    return memory;
 }
 
 static void test_fault_guard(void) {
@@ -715,6 +757,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"deaths", test_deaths},
     {"unreported_deaths", test_unreported_deaths},
     {"journal_file", test_journal_file},
+    {"spare_room", test_spare_room},
     {"fault_guard", test_fault_guard},
     {"crc32c", test_crc32c},
     {"fraction", test_fraction},
