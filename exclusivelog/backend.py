@@ -796,10 +796,10 @@ class Moves(Protocol):
 CAPABILITIES = frozenset(
     {
         "announcements", "backup", "bound_producers", "claims", "compaction", "compression",
-        "deletion", "history", "inspection", "large_messages", "many_producers", "moved_claims",
-        "once", "owner_watches", "reader_groups", "retention", "roles", "settle", "several_claims",
-        "shared_producers", "shared_state", "snapshots", "statistics", "termination",
-        "transactions", "unload", "verify",
+        "deletion", "history", "inspection", "large_messages", "locks", "many_producers",
+        "moved_claims", "once", "owner_watches", "reader_groups", "retention", "roles", "settle",
+        "several_claims", "shared_producers", "shared_state", "snapshots", "statistics",
+        "termination", "transactions", "unload", "verify",
     }
 )  # fmt: skip
 

@@ -639,12 +639,13 @@ it is held by ...
         - `capability`: "announcements", "backup", "bound_producers" (`claim=` of a producer, map or
           state), "claims" (`own`), "compaction", "compression", "deletion" (`delete_topic`),
           "history", "inspection" (query plans, such as Spark's), "large_messages" (above 5 MB),
-          "many_producers" (`producers`), "moved_claims" (`groups=` of `unload`), "once"
-          (`exclusivelog.once`), "owner_watches" (`topic.watch_owner`), "reader_groups"
-          (`reader(group=...)`), "retention" (and `trim`), "roles", "settle", "several_claims"
-          (`own` with several resources), "shared_producers", "shared_state" (SharedMap and
-          SharedState), "snapshots" (of shared maps and states), "statistics" (`topic.stats`),
-          "termination", "transactions", "unload" or "verify".
+          "locks" (`lock`, and a `role` that binds nothing), "many_producers" (`producers`),
+          "moved_claims" (`groups=` of `unload`), "once" (`exclusivelog.once`), "owner_watches"
+          (`topic.watch_owner`), "reader_groups" (`reader(group=...)`), "retention" (and `trim`),
+          "roles" (those that bind topics, groups or claims), "settle", "several_claims" (`own` with
+          several resources), "shared_producers", "shared_state" (SharedMap and SharedState),
+          "snapshots" (of shared maps and states), "statistics" (`topic.stats`), "termination",
+          "transactions", "unload" or "verify".
 
         A call that needs a missing capability raises UnsupportedError. Raises ValueError for an
         unknown name.

@@ -1,4 +1,4 @@
-"""Locks that one process of the machine holds at a time: roles without parts."""
+"""Locks that one process holds at a time: roles without parts."""
 
 from __future__ import annotations
 

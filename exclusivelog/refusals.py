@@ -27,9 +27,19 @@ from exclusivelog.errors import (
     WaitTimeoutError,
     describe_engine,
 )
-from exclusivelog.types import AccessMode, ClaimInfo, EngineInfo, OwnerInfo
+from exclusivelog.types import PREFIX, AccessMode, ClaimInfo, EngineInfo, OwnerInfo
 
 # ---- who holds it ------------------------------------------------------------------------
+
+
+def topic_label(topic: str) -> str:
+    """The name of a topic, or of the role that it stands for, for a message.
+
+    >>> topic_label("orders"), topic_label("__role__/billing")
+    ("topic 'orders'", "role 'billing'")
+    """
+    is_role = topic.startswith(PREFIX)
+    return f"role {topic.removeprefix(PREFIX)!r}" if is_role else f"topic {topic!r}"
 
 
 def describe(owner: OwnerInfo) -> str:
@@ -78,7 +88,6 @@ def refused(
     claim: int | None,
     by: OwnerInfo | None,
     moving: str = "",
-    holds: str = "producer",
 ) -> ExclusiveLogError:
     """The error of a request with this verdict. `epoch`: the topic's; `claim`: the request's
     `topic_epoch`; `by`: who holds the topic; `moving`: of `moving_to`."""
@@ -99,6 +108,7 @@ def refused(
             "free, or use another access mode",
             holder=by,
         )
+    holds = "holder" if what.startswith("role ") else "producer"
     return ProducerFencedError(
         f"{what} is not free for an exclusive {holds}{held_by(by)}{moving}; wait_for_exclusive "
         "waits for it, exclusive_with_fencing takes it",
@@ -213,6 +223,14 @@ def claim_revoked(claim: str, rival: EngineInfo | None) -> OwnershipLostError:
     return OwnershipLostError(
         f"{claim} was revoked: a resource of it was claimed{by} with an equal or higher "
         "generation, or with 0. Make a new one with engine.own"
+    )
+
+
+def claim_moved(claim: str, successor: EngineInfo) -> OwnershipLostError:
+    """The error for the holder of a claim that was handed over to this engine."""
+    return OwnershipLostError(
+        f"{claim} was handed over with its topic to {describe_engine(successor)}; claim it there",
+        successor=successor,
     )
 
 

@@ -479,6 +479,8 @@ def request_role(
     names = _names("topics", topics)
     reading = _groups(groups, names)
     wanted = _claims(claims, reading)
+    if names or reading or wanted:
+        backend.check_supports("roles")
     until = time_limit(timeout, _core.now())
     definition = RoleDefinition(
         tuple(backend.catalog.topic(topic, True, until)[0] for topic in names),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from exclusivelog import _core, logs
 from exclusivelog.arguments import check_name, is_internal
 from exclusivelog.backend import Kind, LastingLock, Snapshot
 from exclusivelog.cluster.checkpoints import newest_snapshot
 from exclusivelog.cluster.following import TopicLog, inspect
-from exclusivelog.cluster.refused import refusal, refuses
+from exclusivelog.cluster.refused import refuses
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.types import (
     Announcement,
@@ -20,6 +20,7 @@ from exclusivelog.types import (
     EngineStats,
     GroupInfo,
     OwnerInfo,
+    RoleInfo,
     TopicStats,
     TransferInfo,
     WaiterInfo,
@@ -79,11 +80,11 @@ class ClusterCatalog:
         self._engine.check_open()
         return [name for name in self._engine.place.topics() if not is_internal(name)]
 
-    roles = refuses("roles")
+    def roles(self) -> list[RoleInfo]:
+        """The locks that were ever asked for, by name."""
+        return self._engine.role_store.all()
 
-    def delete(self, name: str, own: bool = False) -> NoReturn:
-        """Refused; the library's own topics are roles."""
-        raise refusal("roles" if own else "deletion")
+    delete = refuses("deletion")
 
     def claims(self, group: str | None) -> list[ClaimInfo]:
         """The claims of live engines, the oldest first."""

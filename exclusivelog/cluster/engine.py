@@ -23,6 +23,7 @@ from exclusivelog.cluster.figures import Figures
 from exclusivelog.cluster.following import Registration, TopicLog, Topics
 from exclusivelog.cluster.history import claim_history, history
 from exclusivelog.cluster.kinds import Kinds
+from exclusivelog.cluster.locks import ClusterRoles
 from exclusivelog.cluster.moving import Moving, cancel_moves, choose
 from exclusivelog.cluster.ordered import Place
 from exclusivelog.cluster.refused import Refusing, refusal, refuses
@@ -50,12 +51,11 @@ class ClusterEngine(OpenEngine):
     """One open engine; see `exclusivelog.backend.EngineBackend`."""
 
     capabilities = frozenset({
-        "claims", "history", "inspection", "reader_groups", "settle", "several_claims",
+        "claims", "history", "inspection", "locks", "reader_groups", "settle", "several_claims",
         "shared_producers", "shared_state", "snapshots", "statistics", "termination", "unload",
     })  # fmt: skip
     latest_needs_log = True  # another machine may own the topic by now
 
-    role_store = Refusing("roles")
     once = Refusing("once")
     # The only transactions that are made are those of announcements.
     commit_at_once = commit_transaction = refuses("announcements")
@@ -74,6 +74,7 @@ class ClusterEngine(OpenEngine):
         self.registry = Registry(words, WAKE)
         self.pending = Requests(self, self.registry)
         self.claims = ClusterClaims(self)
+        self.role_store = ClusterRoles(self)
         self.committer = Committer(self.path, name, self.registry)
         self.worker = Worker(self.path, name, words, self.registry, self.committer, self.pending)
         self.callbacks = self.worker.callbacks

@@ -58,7 +58,7 @@ from exclusivelog.errors import (
 )
 from exclusivelog.foreign import Ignoring
 from exclusivelog.messages import Encoded
-from exclusivelog.refusals import handed_over
+from exclusivelog.refusals import handed_over, topic_label
 from exclusivelog.types import AccessMode, OwnerInfo
 from exclusivelog.waits import READER_LOOK_UP_SECONDS, in_slices, wait_for
 
@@ -682,7 +682,7 @@ class TopicLog:
             if self.state.tenure != seen:
                 return None
             writer = Writer(
-                self.state, self._appending.append, holder, topic=f"topic {self.name!r}"
+                self.state, self._appending.append, holder, topic=topic_label(self.name)
             )
             owning = Owning(self, writer)
             writer.ask(topic_epoch)

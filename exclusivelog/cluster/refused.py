@@ -59,7 +59,9 @@ REASONS = {
         "grants are read from a log's first record on",
         "begin another topic, and terminate the old one",
     ),
-    "roles": Reason("roles need transactions", "own each topic by itself"),
+    "roles": Reason(
+        "what a role binds has logs of its own", "hold a lock, and own each topic by itself"
+    ),
     "transactions": Reason(
         "topics have logs of their own", "send_many appends to one topic atomically"
     ),
@@ -70,8 +72,8 @@ REASONS = {
 def refusal(what: str, given: str = "") -> UnsupportedError:
     """The error for something of `REASONS`; `given`: what the call has asked for.
 
-    >>> str(refusal("roles"))
-    'a cluster engine has no roles: roles need transactions; own each topic by itself'
+    >>> str(refusal("verify"))
+    'a cluster engine has no verify: records are verified when they are read; read the topics'
     """
     more = f". {given}" if given else ""
     return UnsupportedError(f"a cluster engine has no {what}: {REASONS[what]}{more}")

@@ -52,7 +52,15 @@ from exclusivelog.errors import (
     ProducerFencedError,
     WaitTimeoutError,
 )
-from exclusivelog.refusals import moving_to, name_in_use, overtaken, refused, terminated, timed_out
+from exclusivelog.refusals import (
+    moving_to,
+    name_in_use,
+    overtaken,
+    refused,
+    terminated,
+    timed_out,
+    topic_label,
+)
 from exclusivelog.types import AccessMode
 from exclusivelog.waits import AnyFuture, give_granted
 
@@ -192,7 +200,7 @@ class Requests:
             first = self._names.setdefault((asking.topic.id, asking.name), asking)
         if first is not asking:
             by = self._holder_of(first).owner(0, first.number)
-            raise name_in_use(f"topic {asking.topic.name!r}", by)
+            raise name_in_use(topic_label(asking.topic.name), by)
 
     def _try_first(self, asking: Asking) -> None:
         end = _core.monotonic() + ANSWER_SECONDS
@@ -202,7 +210,7 @@ class Requests:
                 return
             if _core.monotonic() > end:
                 raise WaitTimeoutError(
-                    f"topic {asking.topic.name!r} was not granted within {ANSWER_SECONDS} s: "
+                    f"{topic_label(asking.topic.name)} was not granted within {ANSWER_SECONDS} s: "
                     "others append to it all the time"
                 )
             patient = False
@@ -232,7 +240,7 @@ class Requests:
         topic = asking.topic
         for holder in seen.holders:
             if holder.producer_name == asking.name:
-                raise name_in_use(f"topic {topic.name!r}", holder)
+                raise name_in_use(topic_label(topic.name), holder)
         in_the_way = [
             each
             for each in seen.dead
@@ -370,7 +378,7 @@ class Requests:
             queued = any(each.number == asking.number for each in seen.queue)
             if not queued and asking.number not in topic.waiters:
                 owner = None if seen.owner is None else seen.owner.owner()
-                raise overtaken(f"topic {topic.name!r}", asking.name, owner, topic.state.epoch)
+                raise overtaken(topic_label(topic.name), asking.name, owner, topic.state.epoch)
             if asking.deadline is not None and _core.monotonic() >= asking.deadline:
                 owner = next(iter(seen.holders), None)
                 self._fail(asking, timed_out(asking.future.waited, owner))
@@ -462,7 +470,7 @@ def refusal(asking: Asking, seen: Seen, verdict: Verdict) -> ExclusiveLogError:
     """The error of a request with this verdict."""
     moving = seen.assigned
     return refused(
-        f"topic {asking.topic.name!r}",
+        topic_label(asking.topic.name),
         verdict,
         epoch=asking.topic.state.epoch,
         claim=asking.request.topic_epoch,

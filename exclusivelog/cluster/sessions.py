@@ -257,6 +257,12 @@ class ClusterSession:
         """True unless it is known to be closed, fenced or moved."""
         return self._lost is None and self.moved is None and not self._is_closed
 
+    @property
+    def ended_by(self) -> ExclusiveLogError | None:
+        """What it was lost by, or is handed over by."""
+        handed = None if self._handed_to is None else self._handed_to[1]
+        return self._lost or handed
+
     def status(self) -> State:
         """Its state according to the log; changes nothing."""
         self._host.check_not_forked()

@@ -399,11 +399,6 @@ def waiter_info(session: Session) -> WaiterInfo:
     )
 
 
-def topic_label(topic: str) -> str:
-    """The name of a topic, or of the role that it stands for, for a message."""
-    return f"role {topic.removeprefix(PREFIX)!r}" if is_role(topic) else f"topic {topic!r}"
-
-
 def describe(session: Session) -> str:
     """A session's producer and engine, for a message."""
     return refusals.describe(owner_info(session))
@@ -412,7 +407,7 @@ def describe(session: Session) -> str:
 def fenced_by(row: _core.TopicRow, session: Session, owner: Session | None) -> ProducerFencedError:
     """The error for a fenced session, which names the owner."""
     holder = None if owner is None else owner_info(owner)
-    what = topic_label(row.name)
+    what = refusals.topic_label(row.name)
     if session.exclusive and not session.epoch:
         return refusals.overtaken(what, session.name, holder, row.epoch)
     return refusals.fenced(what, session.name, session.epoch, holder, row.epoch)
@@ -421,7 +416,7 @@ def fenced_by(row: _core.TopicRow, session: Session, owner: Session | None) -> P
 def revoked(row: _core.TopicRow, session: Session) -> ProducerRevokedError:
     """The error of a producer whose claim is lost."""
     return ProducerRevokedError(
-        f"{topic_label(row.name)}: producer {session.name!r} was fenced: the claim or role that it "
-        "was bound to was revoked or released. Make a new one with engine.own or engine.role, and "
-        "open a new producer"
+        f"{refusals.topic_label(row.name)}: producer {session.name!r} was fenced: the claim or "
+        "role that it was bound to was revoked or released. Make a new one with engine.own or "
+        "engine.role, and open a new producer"
     )

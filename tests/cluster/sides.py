@@ -117,6 +117,33 @@ class Side:
             self._topic(engine, topic)
         self.made[label] = self.engines[engine].reader(TOPICS, group=group)
 
+    def _role(self, label: str, engine: str, mode: str, **options: Any) -> None:
+        """Ask for a lock, and wait for that if the mode does."""
+
+        def lost(role: xl.Role, error: xl.ExclusiveLogError) -> None:
+            self._hear(label, "lost", role.name, self.error(error))
+
+        made = self.engines[engine].role_async("job", access_mode=mode, on_lost=lost, **options)
+        self.made[label] = made
+        if mode != WAIT:
+            self.made[label] = made.result()
+
+    def _check(self, label: str) -> None:
+        made = self.made[label]
+        (made.result(0) if hasattr(made, "result") else made).claim.check()
+
+    def _hand_over(self, label: str, to: str) -> object:
+        made = self.made[label]
+        role = made.result(0) if hasattr(made, "result") else made
+        move = role.hand_over(to=self.engines[to].id, timeout=60)
+        return move.ok, move.state, self.normal(move.reason), move.epoch
+
+    def _roles(self, _: str, engine: str) -> object:
+        return [
+            (each.name, each.epoch, self.seen(each.holder), self.seen(each.waiters), each.topics)
+            for each in self.engines[engine].roles()
+        ]
+
     def _take(self, label: str) -> object:
         found = self.made[label].read_next(0)
         return (found[0], found[1].value) if isinstance(found, tuple) else found.value
@@ -215,6 +242,7 @@ class Side:
             text = text.replace(engine.id, f"ID-{name}")
         text = text.replace("; producer= moves one of them", "")  # a cluster cannot do that (J3)
         text = re.sub(r"since \S+ \S+ UTC", "since T", text)
+        text = re.sub(r"\b(producer-[0-9a-f]{16}|[ab]-\d+)\b", "UNNAMED", text)
         return text.replace(self.url.rstrip("/"), "PLACE")
 
     def error(self, error: BaseException) -> object:
@@ -230,13 +258,15 @@ class Side:
         if isinstance(found, xl.Producer):
             return (found.name, found.topic_epoch, str(found.access_mode), found.last_sequence_id,
                     found.priority)  # fmt: skip
+        if isinstance(found, xl.Role):
+            return found.name, found.epoch, found.claim.is_valid
         if isinstance(found, xl.Claim):
             return dict(found.generations), found.is_valid
         if isinstance(found, xl.OwnerInfo | xl.WaiterInfo):
             mode, epoch = getattr(found, "access_mode", None), getattr(found, "epoch", None)
-            return (found.producer_name, self.normal(found.engine_id), found.engine_name, found.pid,
-                    found.priority, mode and str(AccessMode(mode)), epoch,
-                    dict(found.properties))  # fmt: skip
+            return (self.normal(found.producer_name), self.normal(found.engine_id),
+                    found.engine_name, found.pid, found.priority, mode and str(AccessMode(mode)),
+                    epoch, dict(found.properties))  # fmt: skip
         if isinstance(found, xl.ClaimInfo):
             return (found.group, dict(found.generations), found.engine_name, found.pid,
                     self.normal(found.engine_id), found.reader)  # fmt: skip
@@ -281,7 +311,7 @@ class Side:
         return str(made.state), self.seen(made)
 
 
-MAKES = ("open", "wait", "own", "read", "read_all")
+MAKES = ("open", "wait", "own", "read", "read_all", "role")
 
 
 class Different(AssertionError):

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(240), pytest.mark.rule("J3
 
 @dataclass
 class Filled:
-    """A namespace with two engines, an owner, a waiter, a group and a claim."""
+    """A namespace with two engines, an owner, a waiter, a group, a claim and a lock."""
 
     namespace: Namespace
     engine: xl.Engine
@@ -61,12 +61,14 @@ def filled(broker: tuple[str, str]) -> Iterator[Filled]:
             reader.read_batch(1)
             reader.commit()
             claim = engine.own("shards", {"s1": 4})
+            lock = engine.lock("nightly")
             with engine.topic("moving").producer("exclusive", name="m") as moving:
                 moving.send(b"x")
                 yield Filled(space, engine)
             waiter.cancel()
             reader.close()
             claim.release()
+            lock.close()
 
 
 WORKS = [
@@ -83,6 +85,8 @@ WORKS = [
     ("owners URL orders", r"\norders\tholds\tp\texclusive\t7\t1\there\t.*\norders\twaits\tw\twait"),
     ("owners URL orders --history", r"\torders\t1\tgrant\trequest\t-\tp of here "),
     ("claims URL", r"^shards\ts1\t4\tclaim\there\t"),
+    ("roles URL", r"^nightly\t1\t.*\there\t"),
+    ("roles URL nightly --history", r"\t__role__/nightly\t1\tgrant\tpromotion\t-\t"),
     ("groups URL", r"^billing\torders\t1\t3\there\t"),
     ("tail URL orders", r"^0\t1\t.*\tp\tk\tone\ta=b\n1\t1\t.*\ttwo\n2\t.*\(none\)\n3\t.*\\xff$"),
     ("tail URL orders -n 1 --json", r'^\{"offset": 3, "epoch": 1'),
@@ -108,18 +112,16 @@ REFUSED = {
     "delete URL orders --yes": str(REASONS["deletion"]),
     "mirror URL --to URL": "exclusivelog mirror NEW --from URL",
     "retention URL orders --max-age 1d": str(REASONS["retention"]),
-    "roles URL": str(REASONS["roles"]),
     "trim URL orders --before 1": str(REASONS["retention"]),
     "verify URL": str(REASONS["verify"]),
 }
 LOCAL = {
     "upgrade URL": "is for a local ledger",
     "restore URL NEW": "exclusivelog mirror NEW --from URL",
-    "run URL job -- true": "roles",
     "serve URL": "is for a local ledger",
 }
 FOUR = b"key,value,missing\nk,one,\n,two,key\n,,key value\nk,,\n"
-NO_LOG = {"completion", "demo"}  # the demo has a test of its own
+OTHERS = {"completion", "demo", "run"}  # the last two have tests of their own
 
 
 @pytest.mark.parametrize(("command", "shown"), WORKS, ids=[command for command, _ in WORKS])
@@ -155,7 +157,7 @@ def test_j3_a_command_that_a_cluster_cannot_do_names_the_way_round(
 
 def test_every_command_is_in_one_of_the_tables() -> None:
     listed = {command.split()[0] for command in [*dict(WORKS), *REFUSED, *LOCAL]}
-    assert listed | NO_LOG == set(program.commands)
+    assert listed | OTHERS == set(program.commands)
 
 
 def test_j3_the_way_round_for_backup_makes_a_log_with_every_field(
@@ -179,6 +181,17 @@ def test_the_environment_names_the_admin_api(filled: Filled) -> None:
     done = subprocess.run(words, env=wrong, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1
     assert "http://127.0.0.1:1: the admin API cannot be reached" in done.stderr
+
+
+@pytest.mark.rule("A1")
+def test_a_command_runs_while_it_holds_a_lock(filled: Filled, tmp_path: Path) -> None:
+    space, output = filled.namespace, tmp_path / "output"
+    command = [sys.executable, "-m", "exclusivelog", "run", "{}", "job", "--", "sh", "-c"]
+    for _ in range(2):
+        with output.open("w") as file:
+            told = [*command, "echo epoch $EXCLUSIVELOG_EPOCH"]
+            assert run_in(space, told, timeout=PATIENCE, stdout=file) == 0
+    assert output.read_text() == "epoch 2\n"
 
 
 @pytest.mark.rule("B10", "C2", "G2")

@@ -220,6 +220,30 @@ def several_groups() -> Calls:
     yield Call("history", "", {"engine": "b", "group": "g"})
 
 
+def locks() -> Calls:
+    """Rules A1, D1, E2: a lock is owned, awaited, taken and handed over as a topic is."""
+    yield Call("role", "first", {"engine": "a", "mode": EXCLUSIVE})
+    yield Call("role", "refused", {"engine": "b", "mode": EXCLUSIVE})
+    yield Call("role", "waits", {"engine": "b", "mode": WAIT, "priority": 1})
+    yield Call("role", "better", {"engine": "b", "mode": WAIT, "priority": 2})
+    yield Call("role", "late", {"engine": "b", "mode": WAIT, "timeout": SHORT})
+    yield Call("roles", "", {"engine": "b"})
+    yield Call("check", "first")
+    yield Call("close", "first")
+    yield Call("check", "better")
+    yield Call("hand_over", "better", {"to": "b"})
+    yield Call("role", "takes", {"engine": "a", "mode": FENCING})
+    for label in ("better", "waits", "takes"):
+        yield Call("check", label)
+    yield Call("hand_over", "takes", {"to": "b"})
+    yield Call("check", "takes")
+    yield Call("role", "there", {"engine": "b", "mode": EXCLUSIVE})
+    yield Call("roles", "", {"engine": "a"})
+    yield Call("close", "takes")
+    yield Call("close", "there")
+    yield Call("roles", "", {"engine": "a"})
+
+
 def groups() -> Calls:
     """Rule F6: a group's reader is fenced by the next one."""
     yield opened("writer")
@@ -274,7 +298,7 @@ LISTED: dict[str, Callable[[], Calls]] = {
     "names": names, "queue": queue, "namesakes": namesakes, "reserved": reserved,
     "stale waiters": stale_waiters, "fencing": fencing,
     "settling": settling, "claims": claims, "several claims": several_claims, "groups": groups,
-    "several groups": several_groups, "moves": moves,
+    "locks": locks, "several groups": several_groups, "moves": moves,
     **{f"ends, {state}": lambda state=state: ends(*STATES[state])  # type: ignore[misc]
        for state in STATES},
     "ends, reserved": lambda: ends(between=[moved("a", "b")]),

@@ -42,9 +42,9 @@ from exclusivelog.local.ownership.steps import (
     TERMINATED,
     WANTED,
     Successors,
-    moved_error,
 )
 from exclusivelog.local.records import Session
+from exclusivelog.refusals import claim_moved
 from exclusivelog.types import OwnerInfo
 from exclusivelog.waits import AnyFuture
 
@@ -244,7 +244,7 @@ class Notifications:
             self.releases.add(session, *details)
         elif kind == CLAIM_MOVED:
             successor = self.successors.note(session, *details)
-            self._lose_claim(session, moved_error("the claim", successor))
+            self._lose_claim(session, claim_moved("the claim", successor))
         elif kind == TERMINATED:
             self._terminated(session, *details)
         elif kind == WANTED:

@@ -63,7 +63,6 @@ from exclusivelog.local.records import (
     is_role,
     owner_info,
     revoked,
-    topic_label,
     waiter_info,
 )
 from exclusivelog.local.storage.tables import Tables, owner_of
@@ -1279,13 +1278,12 @@ def _refusal(
         or next(tables.sessions.waiters(row.id), None)
     )
     return refusals.refused(
-        topic_label(row.name),
+        refusals.topic_label(row.name),
         verdict,
         epoch=row.epoch,
         claim=session.claim,
         by=None if holder is None else owner_info(holder),
         moving="" if transfer is None else moving_to(transfer.name, transfer.target),
-        holds="holder" if is_role(row.name) else "producer",
     )
 
 

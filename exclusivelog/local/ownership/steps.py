@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, refusals
 from exclusivelog.admission import ClaimVerdict, judge_claim
-from exclusivelog.errors import OwnershipLostError, ProducerMovedError, describe_engine
+from exclusivelog.errors import ProducerMovedError
 from exclusivelog.local.ownership import role_rows
 from exclusivelog.local.ownership.recording import record, record_claim
 from exclusivelog.local.records import SHARED, Claimant, Session, Transfer, is_role
@@ -158,14 +158,6 @@ def notify_moved(
                 holder, CLAIM_MOVED, to.target, to.name, to.pid, to.properties
             )
     tables.announce.add(row.id)  # wake a reader that waits for messages: it is fenced
-
-
-def moved_error(claim: str, successor: EngineInfo) -> OwnershipLostError:
-    """The error for the holder of a claim that has moved."""
-    return OwnershipLostError(
-        f"{claim} was handed over with its topic to {describe_engine(successor)}; claim it there",
-        successor=successor,
-    )
 
 
 class Successors:
