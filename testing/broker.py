@@ -328,7 +328,7 @@ class Namespace:
             reader = client.create_reader(name, pulsar.MessageId.earliest)
             found = []
             while reader.has_message_available():
-                found.append(reader.read_next(30_000))
+                found.append(reader.read_next(int(PATIENCE * 1000)))
             reader.close()
         return found
 

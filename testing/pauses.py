@@ -32,6 +32,7 @@ LONGEST_RUN = 0.03  # between two stops
 BEGIN = """
     import mmap, struct, sys, time
     import exclusivelog as xl
+    from testing.patience import PATIENCE
     path, durability, rate = sys.argv[1], sys.argv[2], float(sys.argv[3])
     with open(sys.argv[4], "r+b") as file:
         calls = mmap.mmap(file.fileno(), 8)
@@ -92,11 +93,11 @@ WORK = {
         ends = [engine, other]
         producers = [each.topic("a").producer_async("wait_for_exclusive") for each in ends]
         turn = [0]
-        holder = producers[0].result(60)
+        holder = producers[0].result(PATIENCE)
         def move():
             at, to = turn[0], 1 - turn[0]
             ends[at].unload("a", to=ends[to].id)
-            producers[to].result(60)
+            producers[to].result(PATIENCE)
             producers[at] = ends[at].topic("a").producer_async("wait_for_exclusive")
             turn[0] = to
         each(move)

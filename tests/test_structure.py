@@ -2,10 +2,13 @@
 
 import ast
 import builtins
+import contextlib
 import functools
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -320,3 +323,87 @@ def test_h2_each_error_of_the_system_may_be_one_of_a_signal_handler() -> None:
 )
 def test_what_swallows_an_error_is_found(code: str, lines: list[int]) -> None:
     assert list(swallows(ast.parse(code))) == lines
+
+
+# ---- tests wait for a condition, and for as long as the machine needs --------------------
+
+
+MOST_SECONDS = 4  # of a limit that is a number: a shorter one is no limit, or is to pass
+LIMITED = {"result", "exception", "wait", "join", "answer", "communicate", "read_next", "finish",
+           "until", "within", "line"}  # fmt: skip
+TESTS = ROOT.parent
+
+
+def numeric_limits(text: str, first: int = 1) -> list[int]:
+    """Lines with a limit of a wait that is a number, also in the programs that a test starts.
+    `not wait(...)` is no such wait: it is to last as long."""
+    found, lasting = [], set[int]()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.UnaryOp):
+            lasting.add(id(node.operand))
+        if is_limited(node) and id(node) not in lasting:
+            found.append(first - 1 + node.lineno)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            with contextlib.suppress(SyntaxError, ValueError):  # it is no program
+                found += numeric_limits(textwrap.dedent(node.value), first - 1 + node.lineno)
+    return found
+
+
+def is_limited(node: ast.AST) -> TypeGuard[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return called(node.left) == "monotonic" and is_long(node.right)
+    if not isinstance(node, ast.Call):
+        return False
+    if called(node) == "alarm":
+        return isinstance(node.args[0], ast.Constant) and node.args[0].value > 0
+    limits = [keyword.value for keyword in node.keywords if keyword.arg == "timeout"]
+    if called(node) in ("until", "within"):
+        limits += node.args[1:2]
+    elif len(node.args) == 1 and isinstance(node.func, ast.Attribute):
+        limits += node.args
+    return called(node) in LIMITED and any(map(is_long, limits))
+
+
+def called(node: ast.AST) -> str:
+    function = node.func if isinstance(node, ast.Call) else None
+    return str(getattr(function, "attr", getattr(function, "id", "")))
+
+
+def is_long(node: ast.expr) -> bool:
+    value = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(value, int | float) and value >= MOST_SECONDS
+
+
+@pytest.mark.long
+def test_limits_of_waits_grow_with_the_load_of_the_machine() -> None:
+    """A number that is enough here is too short on a machine with other work: `PATIENCE` of
+    testing/patience.py is no number."""
+    folders = ("tests", "testing", "proof/tests")
+    files = {file for folder in folders for file in (TESTS / folder).rglob("*.py")}
+    files -= {Path(__file__), TESTS / "tests/storage/ledgers/make.py"}  # of earlier versions
+    found = {
+        str(file.relative_to(TESTS)): lines
+        for file in sorted(files)
+        if (lines := numeric_limits(file.read_text()))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "is_found"),
+    [
+        ("future.result(10)", True),
+        ("future.result(timeout=10)", True),
+        ("future.result(PATIENCE)", False),
+        ("future.result(0.5)", False),
+        ("until(condition, 20.0)", True),
+        ("end = time.monotonic() + 10", True),
+        ("assert not future.wait(6.0)", False),
+        ("signal.alarm(2)", True),
+        ("signal.alarm(0)", False),
+        ('", ".join("abc")', False),
+        ("PROGRAM = '''\n  import x\n  thread.join(20)\n'''", True),
+    ],
+)
+def test_a_numeric_limit_of_a_wait_is_found(line: str, is_found: bool) -> None:
+    assert bool(numeric_limits(line)) is is_found

@@ -833,11 +833,11 @@ def test_topics_of_all_names(engine: xl.Engine, namespace: Namespace, tmp_path: 
         engine.topic(name).producer("shared").send(name.encode())
     copy(engine, namespace)
     assert restore(
-        tmp_path / "back", namespace.url, admin=namespace.admin, timeout=90.0
+        tmp_path / "back", namespace.url, admin=namespace.admin, timeout=PATIENCE
     ) == dict.fromkeys(sorted(NAMES), 1)
     with xl.open(tmp_path / "back") as back:
         for name in NAMES:
-            assert back.topic(name).reader().read_next(10).value == name.encode()
+            assert back.topic(name).reader().read_next(PATIENCE).value == name.encode()
 
 
 def test_wrong_arguments(engine: xl.Engine) -> None:

@@ -634,6 +634,7 @@ def test_a_child_that_was_forked_amid_sends_ends_and_harms_no_other(
         from exclusivelog.errors import EngineClosedError
         from testing.broker import Namespace
         from testing.peers import open_engine
+        from testing.patience import PATIENCE
 
         namespace = Namespace(*sys.argv[1:])
         engine = open_engine(namespace)
@@ -644,14 +645,14 @@ def test_a_child_that_was_forked_amid_sends_ends_and_harms_no_other(
             if child == 0:
                 for receipt in receipts:
                     try:
-                        receipt.result(5)
+                        receipt.result(PATIENCE)
                     except EngineClosedError:
                         pass
                 engine = producer = receipts = receipt = None
                 gc.collect()
                 sys.exit(7)  # through the whole end of the interpreter
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-            offsets = [receipt.result(30) for receipt in receipts]
+            offsets = [receipt.result(PATIENCE) for receipt in receipts]
             assert offsets == list(range(turn * 50, turn * 50 + 50))
         engine.close()
     """
@@ -702,7 +703,7 @@ with open_log(Namespace(*sys.argv[1:])) as log:
     sender = threading.Thread(target=send)
     sender.start()
     try:
-        enough = time.monotonic() + 20  # on busy cores; else 1,200 forks take half of that
+        enough = time.monotonic() + PATIENCE / 6  # 1,200 forks take half of it
         for _ in range(1200):
             if time.monotonic() > enough:
                 break

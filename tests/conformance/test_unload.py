@@ -59,7 +59,7 @@ def test_e3_a_topic_is_reserved_for_the_destinations_next_producer(
     owner = topic.producer(EXCLUSIVE, follow=False)
     owner.send(b"before")
     waiter = topic.producer_async(WAIT)
-    [move] = engine.unload("orders", to=there.engine.id, timeout=30)
+    [move] = engine.unload("orders", to=there.engine.id, timeout=PATIENCE)
     assert (move.state, topic.owner, owner.state) == ("assigned", None, "moved")
     assert [info.state for info in engine.topic("orders").transfers] == ["assigned"]
     with pytest.raises(xl.ProducerFencedError, match="there"):
@@ -85,7 +85,7 @@ def test_e4_cancel_frees_a_reserved_topic(
     engine: xl.Engine, topic: xl.Topic, there: xl.Topic
 ) -> None:
     topic.producer(EXCLUSIVE).close()
-    engine.unload("orders", to=there.engine.id, timeout=60)
+    engine.unload("orders", to=there.engine.id, timeout=PATIENCE)
     waiter = topic.producer_async(WAIT)
     assert not waiter.done()
     assert engine.cancel_unload("orders") == ["orders"]
@@ -98,7 +98,7 @@ def test_e4_the_end_of_the_destination_ends_a_reservation(
 ) -> None:
     topic.producer(EXCLUSIVE).close()
     with xl.open(path) as gone:
-        engine.unload("orders", to=gone.id, timeout=60)
+        engine.unload("orders", to=gone.id, timeout=PATIENCE)
         waiter = topic.producer_async(WAIT)
         assert not waiter.done()
     assert waiter.result(PATIENCE).topic_epoch == 2

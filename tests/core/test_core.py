@@ -776,10 +776,11 @@ def test_c2_a_held_word_is_freed_however_its_process_ends(shared, end) -> None:
 def test_c2_a_held_word_is_not_inherited_by_fork(shared) -> None:
     path, words = shared
     fork = """
+        from testing.patience import PATIENCE
         if os.fork() == 0:
             hold.forget()
             print("child", flush=True)
-            time.sleep(60)
+            time.sleep(PATIENCE)
             os._exit(0)
         input()
     """

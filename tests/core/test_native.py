@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from testing.patience import PATIENCE
+
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +56,7 @@ RUNS = [(s, t) for s in SANITIZERS for t in TESTS if (s, t) not in LEFT_LOCKED]
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=False,
+        command, capture_output=True, text=True, timeout=2 * PATIENCE, check=False,
         env={**os.environ, **OPTIONS},
     )  # fmt: skip
 

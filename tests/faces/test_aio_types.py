@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from testing.patience import PATIENCE
+
 pytest.importorskip("mypy")
 pytestmark = pytest.mark.once
 
@@ -84,7 +86,7 @@ def test_mypy_sees_each_mistake_and_no_other(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--follow-imports=silent",
          "--show-error-codes", str(program)],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=3 * PATIENCE, check=False,
     )  # fmt: skip
     found: dict[int, str] = {}
     for line in done.stdout.splitlines():

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import exclusivelog as xl
+from testing.patience import PATIENCE
 from tests.faces.test_cli import run
 
 pytestmark = pytest.mark.once
@@ -27,7 +28,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             producer.send(b"x", key=EVIL, properties=properties)
             producer.announce(properties)
             reader = topic.reader("earliest", group=EVIL)
-            reader.read_next(timeout=10)
+            reader.read_next(timeout=PATIENCE)
             reader.commit()
             claim = engine.own(EVIL, {EVIL: 1})
             role = engine.role("role", groups={EVIL: ["bills"]}, claims={EVIL + "2": {EVIL: 1}})

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from testing.patience import PATIENCE
 from tests.faces.scripts import EXAMPLES
 
 pytestmark = pytest.mark.once
@@ -76,7 +77,7 @@ def test_mypy_finds_a_misspelt_argument_in_every_example(tmp_path: Path) -> None
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--show-error-codes",
          "--follow-imports=silent", *(str(tmp_path / name) for name in PROGRAMS)],
-        cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=300, check=False,
+        cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=3 * PATIENCE, check=False,
     )  # fmt: skip
     found = re.findall(r"(\w+\.py):\d+: error: .*\[([a-z-]+)\]", done.stdout)
     assert sorted(set(found)) == [(name, code) for name, *_, code in MISTAKES], done.stdout

@@ -137,6 +137,7 @@ def test_a_call_from_inside_a_transaction_says_so(engine, topic) -> None:
 INTERRUPTED_CLOSE = """
     import os, signal, sys, threading, time
     import exclusivelog as xl
+    from testing.patience import PATIENCE
 
     function, directory = sys.argv[1:]
     xl.open(directory + "/warm").close()
@@ -176,13 +177,13 @@ INTERRUPTED_CLOSE = """
             assert engine.closed and receipt.done()
         if not struck:
             return False
-        end = time.monotonic() + 10
+        end = time.monotonic() + PATIENCE
         while any("killed" in thread.name for thread in threading.enumerate()):
             assert time.monotonic() < end, threading.enumerate()
             time.sleep(0.01)
         with xl.open(path, name="probe") as probe:
             assert [info.name for info in probe.engines()] == ["probe"]
-            probe.topic("orders").producer("wait_for_exclusive", timeout=5).close()
+            probe.topic("orders").producer("wait_for_exclusive", timeout=PATIENCE).close()
         return True
 
     def in_a_process_of_its_own(number):
@@ -216,7 +217,7 @@ INTERRUPTED_CLOSE = """
 def test_c1_an_interrupt_at_any_line_of_opening_and_closing(tmp_path, function) -> None:
     """Ctrl-C at each line in turn. After a second close, everything is released: no owner, no
     engine and no thread stays behind."""
-    assert int(finish(INTERRUPTED_CLOSE, function, tmp_path, timeout=300)) >= 4
+    assert int(finish(INTERRUPTED_CLOSE, function, tmp_path, timeout=3 * PATIENCE)) >= 4
 
 
 def test_d4_a_grant_that_cannot_be_told_is_told_later(topic, engine, monkeypatch) -> None:
@@ -513,6 +514,7 @@ def test_c3_a_heartbeat_is_for_the_engine_that_it_was_begun_for(path) -> None:
 INTERRUPTED_OPEN = """
     import os, sys, threading, time
     import exclusivelog as xl
+    from testing.patience import PATIENCE
 
     directory, step = sys.argv[1], int(sys.argv[2])
     xl.open(directory + "/warm").close()
@@ -543,7 +545,7 @@ INTERRUPTED_OPEN = """
             pass
         finally:
             sys.settrace(None)
-        end = time.monotonic() + 10
+        end = time.monotonic() + PATIENCE
         while left := [t for t in threading.enumerate() if "killed" in t.name and t.ident]:
             if time.monotonic() > end:
                 return f"line {number} leaves {left}"
@@ -581,4 +583,4 @@ INTERRUPTED_OPEN = """
 def test_c3_an_interrupt_at_any_line_of_opening_leaves_no_thread_and_no_slot(
     tmp_path, sweep
 ) -> None:
-    assert int(finish(INTERRUPTED_OPEN, tmp_path, sweep(97, 3), timeout=900)) > 1000
+    assert int(finish(INTERRUPTED_OPEN, tmp_path, sweep(97, 3), timeout=8 * PATIENCE)) > 1000

@@ -50,8 +50,8 @@ class Environment:
     def run(self, *command: object, cwd: Path, status: int = 0) -> str:
         """What the command prints; it must end with `status`."""
         done = subprocess.run(
-            [str(part) for part in command], capture_output=True, text=True, timeout=900, cwd=cwd,
-            env=clean_environment(), check=False,
+            [str(part) for part in command], capture_output=True, text=True, cwd=cwd,
+            timeout=8 * PATIENCE, env=clean_environment(), check=False,
         )  # fmt: skip
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout + done.stderr
@@ -70,7 +70,7 @@ class Environment:
         done = subprocess.run(
             [*map(str, self._pip), "-q", "--disable-pip-version-check",
              "--retries", "1", "--timeout", "20", *map(str, args)],
-            capture_output=True, text=True, timeout=900, check=False,
+            capture_output=True, text=True, timeout=8 * PATIENCE, check=False,
             env=clean_environment() | environment,
         )  # fmt: skip
         if done.returncode and OFFLINE.search(done.stderr):
@@ -217,7 +217,7 @@ with xl.open(sys.argv[1], name="bare") as engine:
     with topic.producer("exclusive", serializer="json") as producer:
         producer.send({"a": 1}, key="k", properties={"p": "q"})
         producer.send_many([1, 2, None])
-        print(producer.send_async("last").result(10))
+        print(producer.send_async("last").result())
     print([message.value for message in topic.reader(deserializer="json")])
     print(engine.verify().ok, topic.epoch)
 print([name for name in ("pyarrow", "asyncio", "rich", "numpy") if name in sys.modules])

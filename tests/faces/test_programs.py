@@ -31,7 +31,7 @@ PATCHED = """
 
     try:
         with xl.open(sys.argv[1]) as engine, engine.topic("t").producer("exclusive") as producer:
-            print(producer.send(b"x"), producer.send_async(b"y").result(20))
+            print(producer.send(b"x"), producer.send_async(b"y").result())
     except xl.LedgerError as error:
         print(error)
 """
@@ -101,6 +101,7 @@ NOBODY = 64_123  # a user without any processes
 FEW_THREADS = """
     import os, resource, sys, threading, time
     import exclusivelog as xl
+    from testing.patience import PATIENCE
     xl.open  # imported now: later there are no descriptors, or no right, for it
 
     path, most = sys.argv[1], int(sys.argv[2])
@@ -116,7 +117,7 @@ FEW_THREADS = """
     engine = producer = None  # drop them: they keep the mapping
     resource.setrlimit(resource.RLIMIT_NPROC, (most + 100, most + 100))
     assert len(os.listdir("/proc/self/fd")) == descriptors, os.listdir("/proc/self/fd")
-    end = time.monotonic() + 20  # a thread that was joined may still be on its way out
+    end = time.monotonic() + PATIENCE  # a thread that was joined may still be on its way out
     while len(os.listdir("/proc/self/task")) > 1:
         assert time.monotonic() < end, os.listdir("/proc/self/task")
         time.sleep(0.01)

@@ -20,7 +20,7 @@ from exclusivelog.audit.leaders import FAILURES, Change, Changes, stories_of
 from exclusivelog.audit.page import MOST_BARS, MOST_LANES, _engines, chart_of
 from testing.browser import browser, complaints, problems, resize
 from testing.changes import write_changes
-from testing.processes import until
+from testing.processes import PATIENCE, until
 
 pytestmark = pytest.mark.once
 
@@ -92,7 +92,7 @@ def test_text_can_be_read_and_nothing_overflows(shown: Any, width: int, scheme: 
     resize(shown, width, 900)
     emulate(shown, scheme)
     assert draw_all(shown) == 3
-    late = time.monotonic() + 10
+    late = time.monotonic() + PATIENCE / 4
     back = shown.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", back)[:3])) < 300) == (scheme == "dark")
     until(lambda: not problems(shown) or time.monotonic() > late)  # the colours have changed

@@ -87,7 +87,7 @@ def serve(
         process.terminate()
         # A worker that was forked while a thread of the master asked for the GIL may never end.
         with suppress(subprocess.TimeoutExpired):
-            process.wait(5)
+            process.wait(3)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

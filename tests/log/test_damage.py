@@ -841,6 +841,7 @@ FLIPS = """
     import collections, os, random, signal, sys
     source, work, seed, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     import exclusivelog as xl
+    from testing.patience import PATIENCE
     xl.open  # imported here, and not by each child
     sound = open(source + "/data.mdb", "rb").read()
     truth = eval(open(source + "/truth").read())
@@ -877,7 +878,7 @@ FLIPS = """
         pid = os.fork()
         if pid == 0:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            signal.alarm(10)
+            signal.alarm(int(PATIENCE))
             try:
                 judge(path)
             except (xl.ExclusiveLogError, MemoryError):
@@ -913,7 +914,7 @@ def test_g9_flipped_bits_of_the_file_never_become_data(tmp_path, sweep) -> None:
     work.mkdir()
     with ThreadPoolExecutor(2) as pool:
         flips = sweep(200, 400)
-        flip = functools.partial(finish, FLIPS, path, work, timeout=240)
+        flip = functools.partial(finish, FLIPS, path, work, timeout=2 * PATIENCE)
         outputs = pool.map(lambda seed: flip(seed, flips), range(2))
     ends = collections.Counter()
     for output in outputs:

@@ -21,6 +21,7 @@ SETUP = """
     import _testcapi
     import exclusivelog as xl
     from exclusivelog.local.log import appending
+    from testing.patience import PATIENCE
 
     logging.getLogger("exclusivelog").addHandler(logging.NullHandler())
     logging.raiseExceptions = False
@@ -28,7 +29,7 @@ SETUP = """
 
     def outcome(receipt):
         try:
-            return receipt.result(20)
+            return receipt.result(PATIENCE)
         except xl.WaitTimeoutError:
             print("no outcome", flush=True)
             raise

@@ -476,7 +476,8 @@ def test_g5_every_blocked_reader_is_woken(topic) -> None:
     readers = [topic.reader() for _ in range(16)]
     seen: list[bytes] = []
     threads = [
-        threading.Thread(target=lambda r=r: seen.append(r.read_next(20).value)) for r in readers
+        threading.Thread(target=lambda r=r: seen.append(r.read_next(PATIENCE).value))
+        for r in readers
     ]
     for thread in threads:
         thread.start()
@@ -578,7 +579,7 @@ def test_g5_an_iteration_ends_at_the_end_as_it_was(topic) -> None:
 def test_g5_following_goes_on_at_the_end(topic, no_look_up) -> None:
     sent = fill(topic, 3)
     reader = topic.reader()
-    followed = reader.follow(timeout=10)
+    followed = reader.follow(timeout=PATIENCE)
     assert [next(followed).value for _ in range(3)] == sent
     timer = threading.Timer(0.1, fill, [topic, 2])
     timer.start()
@@ -691,11 +692,12 @@ def test_g5_a_read_only_engine_reads_and_is_woken(path, topic) -> None:
         import sys
         import exclusivelog as xl
         from exclusivelog.local.shm import lockfile
-        lockfile.READER_LOOK_UP_SECONDS = 300.0
+        from testing.patience import PATIENCE
+        lockfile.READER_LOOK_UP_SECONDS = 1e6
         with xl.open(sys.argv[1], readonly=True) as engine:
             reader = engine.topic("orders").reader()
             print([m.value for m in reader], flush=True)
-            print(reader.read_next(30).value, flush=True)
+            print(reader.read_next(PATIENCE).value, flush=True)
     """
     fill(topic, 2)
     with child(source, path) as process:
@@ -733,7 +735,7 @@ def test_g6_nothing_is_seen_before_it_is_flushed(path, tmp_path) -> None:
         with traced(process.pid, hold_up, tmp_path / "trace"):
             tell(process)
             sent = float(line(process))
-            assert reader.read_next(20).value == b"x"
+            assert reader.read_next(PATIENCE).value == b"x"
             assert time.monotonic() - sent >= 0.5
 
 

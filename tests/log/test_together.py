@@ -316,6 +316,7 @@ def test_b9_a_death_in_the_middle_of_a_queue_costs_nothing_acknowledged(path, du
 SENT_WHILE_OTHERS_ARE_ENCODED = """
     import sys, threading, time
     import exclusivelog as xl
+    from testing.patience import PATIENCE
 
     sys.setswitchinterval(2e-5)
     engine = xl.open(sys.argv[1])
@@ -346,7 +347,7 @@ SENT_WHILE_OTHERS_ARE_ENCODED = """
         thread.start()
     for thread in threads:
         thread.join()
-    sent = [(value, receipt.result(30)) for value, receipt in sent]
+    sent = [(value, receipt.result(PATIENCE)) for value, receipt in sent]
     found = list(engine.topic("orders").reader().values())
     print(sum(found[offset] != value for value, offset in sent))
     engine.close()

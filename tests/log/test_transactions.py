@@ -626,6 +626,7 @@ def test_g3_threads_commit_transactions_of_the_same_producers(desk) -> None:
 SENDS_IN_A_CALLBACK = """
     import sys, threading, time
     import exclusivelog as xl
+    from testing.patience import PATIENCE
     engine = xl.open(sys.argv[1])
     producer = engine.topic("t").producer()
     inside, done = threading.Event(), threading.Event()
@@ -637,11 +638,11 @@ SENDS_IN_A_CALLBACK = """
         done.set()
 
     producer.send_async(b"1").add_done_callback(again)
-    inside.wait(10)
+    inside.wait(PATIENCE)
     producer.send_async(b"2")
     with engine.transaction() as txn:
         producer.send(b"t", transaction=txn)
-    assert done.wait(10)
+    assert done.wait(PATIENCE)
     print(len(list(engine.topic("t").reader())))
 """
 

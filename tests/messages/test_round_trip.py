@@ -59,6 +59,7 @@ from testing.kinds import (
     Text,
     learn,
 )
+from testing.patience import PATIENCE
 
 pytestmark = [pytest.mark.once, pytest.mark.rule("G10")]
 
@@ -870,13 +871,13 @@ def test_g10_a_watch_goes_on_after_a_change_that_cannot_be_read(topic: xl.Topic)
     with topic.producer() as producer:
         producer.send_many([b"\x01", b"\xc1", b"\x03"], keys=["a", "a", "a"])
     with xl.SharedMap(topic) as shared, shared.watch(start=0) as watch:
-        assert watch.read_next(timeout=5).value == 1
+        assert watch.read_next(timeout=PATIENCE).value == 1
         for offset in (1, 2):  # the bad value is the one after, then the one before
             with pytest.raises(xl.DeserializationError) as caught:
-                watch.read_next(timeout=5)
+                watch.read_next(timeout=PATIENCE)
             assert (caught.value.offset, caught.value.key) == (offset, b"a")
         shared["a"] = 4
-        change = watch.read_next(timeout=5)
+        change = watch.read_next(timeout=PATIENCE)
         assert (change.previous, change.value) == (3, 4)
 
 

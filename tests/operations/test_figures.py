@@ -208,7 +208,7 @@ def test_queues_groups_and_sizes(engine: xl.Engine, topic: xl.Topic) -> None:
     with topic.producer(linger=10.0) as producer:
         producer.send_many([b"x"] * 5)
         reader = topic.reader(group="billing")
-        reader.read_next(5)
+        reader.read_next(PATIENCE)
         reader.commit()
         producer.send_async(b"later")
         stats = engine.stats()

@@ -278,6 +278,7 @@ def test_c8_a_child_that_drops_a_read_leaves_the_parent_s_place_in_the_table_of_
 ORDINARY_EXIT = """
     import ctypes, os, sys
     import exclusivelog as xl
+    from testing.patience import PATIENCE
     engine = xl.open(sys.argv[1])
     topic = engine.topic("orders")
     producer = topic.producer("exclusive", linger=60)
@@ -292,7 +293,7 @@ ORDINARY_EXIT = """
     print(producer.send(b"after"), producer.state, flush=True)
     names.put("a", 2)
     producer.close()
-    print(waiter.result(timeout=10).topic_epoch, flush=True)
+    print(waiter.result(timeout=PATIENCE).topic_epoch, flush=True)
 """
 
 
@@ -300,7 +301,7 @@ def test_c8_a_child_may_exit_in_the_ordinary_way(topic: xl.Topic) -> None:
     with child(ORDINARY_EXIT, topic.engine.path) as process:
         assert line(process) == "2 open"
         assert line(process) == "2"
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=PATIENCE) == 0
     assert values(topic) == [b"before", b"buffered", b"after"]
 
 
@@ -401,11 +402,12 @@ def test_c8_a_child_that_outlives_its_parent_does_not_keep_its_topics(topic: xl.
     source = """
         import ctypes, os, sys, time
         import exclusivelog as xl
+        from testing.patience import PATIENCE
         engine = xl.open(sys.argv[1], keepalive=None)
         producer = engine.topic("orders").producer("exclusive")
         pid = ctypes.PyDLL(None).fork()
         if pid == 0:
-            time.sleep(60)
+            time.sleep(PATIENCE)
             os._exit(0)
         print(pid, flush=True)
         input()
@@ -415,7 +417,7 @@ def test_c8_a_child_that_outlives_its_parent_does_not_keep_its_topics(topic: xl.
         try:
             waiter = topic.producer_async(WAIT)
             process.kill()
-            assert waiter.result(timeout=20).topic_epoch == 2
+            assert waiter.result(timeout=PATIENCE).topic_epoch == 2
         finally:
             os.kill(grandchild, signal.SIGKILL)
 

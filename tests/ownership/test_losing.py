@@ -626,11 +626,12 @@ def test_c5_a_child_that_outlives_the_parent_does_not_keep_its_topics(topic: xl.
     source = """
         import os, sys, time
         import exclusivelog as xl
+        from testing.patience import PATIENCE
         engine = xl.open(sys.argv[1], keepalive=None)
         producer = engine.topic("orders").producer("exclusive")
         pid = os.fork()
         if pid == 0:
-            time.sleep(60)
+            time.sleep(PATIENCE)
             os._exit(0)
         print(pid, flush=True)
         input()
@@ -651,6 +652,7 @@ def test_c5_a_child_may_exit_in_the_ordinary_way(topic: xl.Topic) -> None:
     source = """
         import os, sys
         import exclusivelog as xl
+        from testing.patience import PATIENCE
         engine = xl.open(sys.argv[1])
         producer = engine.topic("orders").producer("exclusive", linger=60)
         producer.send(b"before")
@@ -661,7 +663,7 @@ def test_c5_a_child_may_exit_in_the_ordinary_way(topic: xl.Topic) -> None:
         assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
         print(producer.send(b"after"), producer.state, flush=True)
         producer.close()
-        print(waiter.result(timeout=10).topic_epoch, flush=True)
+        print(waiter.result(timeout=PATIENCE).topic_epoch, flush=True)
     """
     with child(source, topic.engine.path) as process:
         assert line(process) == "2 open"
@@ -735,6 +737,7 @@ FORKS_INSIDE = """
     import exclusivelog as xl
     from exclusivelog.local.storage import environment
     from exclusivelog.local.storage import tables
+    from testing.patience import PATIENCE
 
     # A fork waits for other threads inside, and not for its own.
     environment.FORK_WAIT_SECONDS = environment.BUSY_FORK_WAIT_SECONDS = 1000.0
@@ -777,7 +780,7 @@ FORKS_INSIDE = """
     assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 42
     if step == "put_waiter":
         producer.close()
-        producer = waiter.result(10)
+        producer = waiter.result(PATIENCE)
     elif step == "drop_holder":
         producer = topic.producer("exclusive")
     print(producer.send(b"after"), producer.topic_epoch, len(topic.holders), flush=True)
@@ -810,6 +813,7 @@ OPENS_ITS_OWN = """
     from exclusivelog.local.storage import environment
     from exclusivelog.local.log import reading
     from exclusivelog.local.storage import tables
+    from testing.patience import PATIENCE
 
     environment.FORK_WAIT_SECONDS = 0.2  # else who looks must take more than five seconds
     where, (path, copy) = sys.argv[1], sys.argv[2:]
@@ -822,11 +826,11 @@ OPENS_ITS_OWN = """
     def fork(*_):
         pid = os.fork()
         if pid == 0:
-            signal.alarm(20)
+            signal.alarm(int(PATIENCE))
             try:
                 with xl.open(path, name="child") as own:
                     # The parent may have the topic meanwhile.
-                    mine = own.topic("orders").producer("wait_for_exclusive", timeout=15)
+                    mine = own.topic("orders").producer("wait_for_exclusive", timeout=PATIENCE)
                     mine.send(b"of the child")
                     os._exit(42 if own.verify().ok else 43)
             except BaseException as error:
@@ -844,7 +848,7 @@ OPENS_ITS_OWN = """
         def slow(*args):
             if os.getpid() == parent and threading.current_thread().name == "looks":
                 inside.set()
-                over.wait(20)
+                over.wait(PATIENCE)
             return before(*args)
 
         setattr(thing, name, slow)
@@ -872,9 +876,9 @@ OPENS_ITS_OWN = """
             work = engine.verify
         looks = threading.Thread(target=work, name="looks")
         looks.start()
-        assert inside.wait(20)
+        assert inside.wait(PATIENCE)
         fork()
-        looks.join(20)
+        looks.join(PATIENCE)
         with topic.producer("exclusive_with_fencing") as producer:
             producer.send(b"of the parent")
     print(len(list(topic.reader())), engine.verify().ok, flush=True)
@@ -924,6 +928,7 @@ def test_c5_a_child_opens_its_own_engine_whatever_was_under_way(
 FORKS_WHILE_IT_WAITS = """
     import os, signal, sys, threading, time
     import exclusivelog as xl
+    from testing.patience import PATIENCE
 
     engine = xl.open(sys.argv[1])
     topic, place = engine.topic("orders"), sys.argv[2]
@@ -937,12 +942,12 @@ FORKS_WHILE_IT_WAITS = """
             shared.put("a", 1)  # waits for the topic
             return
         if place == "read":
-            shared.read(lambda state: over.wait(20))
+            shared.read(lambda state: over.wait(PATIENCE))
             return
         ledger = engine.ledger
         locks = {"notifications": engine.backend.notifications.lock, "commit": ledger.pause_lock}
         with locks.get(place, ledger._writing):
-            over.wait(20)
+            over.wait(PATIENCE)
 
     def strike():
         time.sleep(0.3)

@@ -381,7 +381,7 @@ def test_e1_a_conflicting_move_is_refused_and_the_first_goes_on(
     moving = begin(engine.unload, "orders", first.id)
     until(lambda: steps(engine.history("orders"))[-1] == ("releasing", "unload"))
     for state in ("releasing", "assigned"):
-        [move] = engine.unload("orders", to=second.id, timeout=5)
+        [move] = engine.unload("orders", to=second.id, timeout=PATIENCE)
         assert (move.state, move.ok) == ("failed", False)
         assert f"being handed over to engine 'first' (id {first.id})" in move.reason
         if state == "releasing":

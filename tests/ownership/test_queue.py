@@ -163,7 +163,7 @@ def test_d4_the_dead_cancelled_timed_out_and_stale_are_passed_over(
     impatient = topic.producer_async(WAIT, priority=7, timeout=0.05)
     live = topic.producer_async(WAIT, priority=1)
     with pytest.raises(xl.WaitTimeoutError):
-        impatient.result(timeout=10)
+        impatient.result(timeout=PATIENCE)
     assert cancelled.cancel()
     epoch = 3
     if how == "fence and close":

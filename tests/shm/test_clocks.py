@@ -188,6 +188,7 @@ REBORN = """
     import exclusivelog as xl
     from testing.children import child, line, tell
     from testing.processes import until
+    from testing.patience import PATIENCE
 
     path = sys.argv[1]
 
@@ -206,13 +207,14 @@ REBORN = """
 
     def die(process):
         process.kill()
-        process.wait(30)
+        process.wait(PATIENCE)
         return process.pid
 """
 
 FIRST_LIFE = """
     import sys, time
     import exclusivelog as xl
+    from testing.patience import PATIENCE
     engine = xl.open(sys.argv[1], name="first", keepalive=None)
     owner = engine.topic("orders").producer("exclusive")
     owner.send(b"first")
@@ -221,16 +223,17 @@ FIRST_LIFE = """
     claim = engine.own("g", {"a": 50})
     reader = engine.topic("orders").reader(group="g")
     print("ready", flush=True)
-    time.sleep(60)
+    time.sleep(PATIENCE)
 """
 
 SECOND_LIFE = """
     import sys
     import exclusivelog as xl
+    from testing.patience import PATIENCE
     engine = xl.open(sys.argv[1], name="second", keepalive=None)
     print("ready", flush=True)
     input()
-    owner = engine.topic("orders").producer("wait_for_exclusive", timeout=20)
+    owner = engine.topic("orders").producer("wait_for_exclusive", timeout=PATIENCE)
     print(owner.topic_epoch, flush=True)
     input()
 """
@@ -262,7 +265,7 @@ def test_c4_a_reused_process_id_is_not_taken_for_the_dead_owner(path: str) -> No
                 assert topic.owner.engine_name == "second" and topic.owner.pid == dead
                 waiter = topic.producer_async("wait_for_exclusive")
                 die(second)
-                assert waiter.result(20).topic_epoch == 3
+                assert waiter.result({PATIENCE}).topic_epoch == 3
             assert engine.verify().ok
             print("well")
     """
@@ -320,10 +323,11 @@ def test_c4_a_reused_process_id_has_nothing_to_do_with_the_dead_one_s_locks(path
 READS_FOR_EVER = """
     import sys, time
     import exclusivelog as xl
+    from testing.patience import PATIENCE
     engine = xl.open(sys.argv[1])
     with engine.ledger.read():
         print("ready", flush=True)
-        time.sleep(60)
+        time.sleep(PATIENCE)
 """
 
 LIVES_ON = """

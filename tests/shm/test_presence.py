@@ -107,12 +107,13 @@ def test_h3_a_child_keeps_none_of_its_dead_parents_locks(path, worker) -> None:
     source = """
         import os, sys, time
         import exclusivelog as xl
+        from testing.patience import PATIENCE
         engine = xl.open(sys.argv[1])
         producer = engine.topic("t").producer("exclusive")
         producer.send(b"x")
         if os.fork() == 0:
             print(os.getpid(), flush=True)  # it has given the locks back: fork has returned
-        time.sleep(60)
+        time.sleep(PATIENCE)
         os._exit(0)
     """
     with child(source, path) as process:
@@ -544,9 +545,9 @@ def test_h2_the_place_of_a_reader_that_has_died_is_freed(path) -> None:
             assert line(process) == "reading"
             assert [reading.pid for reading in parse_readers(env.readers())] == [process.pid]
             process.kill()
-            process.wait(20)
+            process.wait(PATIENCE)
         with child("import sys, exclusivelog as xl; xl.open(sys.argv[1]).close()", path) as other:
-            assert other.wait(20) == 0
+            assert other.wait(PATIENCE) == 0
         assert parse_readers(env.readers()) == []
 
 

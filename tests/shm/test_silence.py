@@ -188,6 +188,7 @@ WAITS = """
     import sys
     import exclusivelog as xl
     from exclusivelog import _core
+    from testing.patience import PATIENCE
 
     def took(call):
         began = _core.monotonic()
@@ -207,7 +208,7 @@ WAITS = """
                 lambda: topic.producer("wait_for_exclusive", timeout=0.3),
                 lambda: waiting.result(timeout=0.3),
                 lambda: engine.role("leader", topics=["orders"], timeout=0.3),
-                lambda: owner.send_async(b"x").result(30),
+                lambda: owner.send_async(b"x").result(PATIENCE),
             )
         ))
 """

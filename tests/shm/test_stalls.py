@@ -347,6 +347,7 @@ def test_c3_readers_do_not_mind_who_is_stopped(
 WAITS_UNTIL_INTERRUPTED = """
     import sys
     import exclusivelog as xl
+    from testing.patience import PATIENCE
 
     with xl.open(sys.argv[1], name="waits") as engine:
         topic = engine.topic("orders")
@@ -380,7 +381,7 @@ WAITS_UNTIL_INTERRUPTED = """
         reader.commit()
         other.close()
         producer.close()
-        engine.topic("orders").producer("wait_for_exclusive", timeout=10).send(b"new")
+        engine.topic("orders").producer("wait_for_exclusive", timeout=PATIENCE).send(b"new")
         print("all is well", flush=True)
 """
 

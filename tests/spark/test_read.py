@@ -31,6 +31,7 @@ from exclusivelog.spark.source import (
     writing,
 )
 from exclusivelog.spark.views import schema_of
+from testing.patience import PATIENCE
 from tests.spark.sparks import (
     FORMAT,
     as_bytes,
@@ -414,8 +415,8 @@ def test_e5_views_show_hand_overs_and_every_change_of_ownership(spark, path) -> 
     with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
         owner = a.topic("orders").producer("exclusive", name="owner", follow=False)
         seats = [a.topic("shared").producer(name=name, follow=False) for name in ("p", "q")]
-        assert a.unload("orders", to=b.id, timeout=600)[0].ok
-        assert seats[0].move(to=b.id, timeout=600).ok
+        assert a.unload("orders", to=b.id, timeout=5 * PATIENCE)[0].ok
+        assert seats[0].move(to=b.id, timeout=5 * PATIENCE).ok
         waiter = a.topic("orders").producer_async("wait_for_exclusive", name="w", priority=7)
         orders, shared = view("topics")
         assert (orders["transfer"], orders["transfer_to"]) == ("assigned", "b")

@@ -27,6 +27,7 @@ from exclusivelog.spark.errors import SourceError
 from exclusivelog.spark.options import batch_write_options, stream_write_options
 from exclusivelog.spark.source import Job, Staged, StreamWriter
 from exclusivelog.spark.staging import Directory, Piece, Stage, check_arrived, parts, staged
+from testing.patience import PATIENCE
 from tests.spark.sparks import (
     as_bytes,
     epochs,
@@ -430,7 +431,7 @@ def test_a_job_that_fails_leaves_nothing_behind(spark, path, tmp_path) -> None:
 
     @F.udf("string", useArrow=False)
     def fail(value: str) -> str:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while value == "999":
             if glob.glob(staged, recursive=True) or time.monotonic() > deadline:
                 raise RuntimeError("fails for good")

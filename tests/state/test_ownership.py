@@ -438,24 +438,25 @@ def test_a2_a_map_that_was_dropped_gives_its_topic_back(topic: xl.Topic) -> None
 FORKED_INSIDE = """
     import os, signal, sys, threading
     import exclusivelog as xl
+    from testing.patience import PATIENCE
 
     with xl.open(sys.argv[1]) as engine, xl.SharedMap(engine.topic("orders")) as shared:
         inside, go_on = threading.Event(), threading.Event()
 
         def slowly(old):
             inside.set()
-            go_on.wait(60)
+            go_on.wait(PATIENCE)
             return 1
 
         thread = threading.Thread(target=shared.update, args=("n", slowly))
         thread.start()
-        inside.wait(60)
+        inside.wait(PATIENCE)
         call = {"get": lambda: shared.get("n"), "put": lambda: shared.put("n", 2),
                 "len": lambda: len(shared), "future": lambda: shared.get_async("n"),
                 "close": shared.close}[sys.argv[2]]
         pid = os.fork()
         if pid == 0:
-            signal.alarm(2)
+            signal.alarm(int(PATIENCE))
             try:
                 call()
                 print("nothing", flush=True)
@@ -491,6 +492,7 @@ def test_c5_a_child_forked_while_another_thread_writes_is_told(
 CALLED_BACK = """
     import os, sys, threading
     import exclusivelog as xl
+    from testing.patience import PATIENCE
 
     def add(state, op):
         state["n"] = state.get("n", 0) + op
@@ -501,7 +503,7 @@ CALLED_BACK = """
 
         def write_inside(state):
             inside.set()
-            go_on.wait(60)
+            go_on.wait(PATIENCE)
             counts.write(lambda state: [1])
 
         def read():
@@ -512,12 +514,12 @@ CALLED_BACK = """
 
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
-        inside.wait(60)
+        inside.wait(PATIENCE)
         writer = threading.Thread(target=counts.write, args=(lambda s: [1],), daemon=True)
         writer.start()
         writer.join(0.5)  # it waits for the reader
         go_on.set()
-        reader.join(20)
+        reader.join(PATIENCE)
         print("stuck" if reader.is_alive() else "free", flush=True)
         os._exit(0)
 """

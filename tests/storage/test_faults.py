@@ -682,6 +682,7 @@ def test_h2_a_write_or_flush_that_fails(path, call, error, expected, when) -> No
 QUEUED = """
     import sys, threading
     import exclusivelog as xl
+    from testing.patience import PATIENCE
     engine = xl.open(sys.argv[1], durability="power")
     producers = [engine.topic(name).producer("exclusive") for name in ("a", "b")]
     [producer.send(b"first") for producer in producers]
@@ -692,7 +693,7 @@ QUEUED = """
         receipts = [p.send_async(b"queued") for _ in range(20) for p in producers]
         for receipt in receipts:
             try:
-                outcomes.append(type(receipt.result(60)).__name__)
+                outcomes.append(type(receipt.result(PATIENCE)).__name__)
             except xl.ExclusiveLogError as error:
                 outcomes.append((type(error).__name__, error.maybe_written))
     thread = threading.Thread(target=send)
@@ -807,7 +808,7 @@ def test_h2_a_failed_engine_says_so_until_it_is_opened_again(path) -> None:
 
     def wait() -> None:
         try:
-            reader.read_next(20)
+            reader.read_next(PATIENCE)
         except xl.ExclusiveLogError as error:
             seen.append(error)
 

@@ -116,7 +116,7 @@ def test_h1_who_lives_flushes_what_the_dead_have_left(path, worker) -> None:
 
 def send_and_die_later(state: State, value: bytes) -> None:
     """Send, and make no checkpoint any more."""
-    state.engine.ledger.checkpoint = lambda: time.sleep(60)
+    state.engine.ledger.checkpoint = lambda: time.sleep(PATIENCE)
     state.producer.send(value)
 
 
@@ -144,7 +144,7 @@ def test_g6_what_is_not_flushed_is_there_after_a_checkpoint(path, worker) -> Non
         reader = engine.topic("t").reader()
         quick.call(open_producer, "shared")
         quick.call(send, b"x")
-        assert reader.read_next(10).value == b"x"
+        assert reader.read_next(PATIENCE).value == b"x"
 
 
 @needs_strace

@@ -19,6 +19,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog.local.storage import devices
 from testing.disks import disk
+from testing.patience import PATIENCE
 from testing.processes import values
 
 pytestmark = [
@@ -29,11 +30,11 @@ pytestmark = [
 
 @contextlib.contextmanager
 def mounted(place: Path, *words: object) -> Iterator[Path]:
-    subprocess.run(["mount", *map(str, words), str(place)], check=True, timeout=30)
+    subprocess.run(["mount", *map(str, words), str(place)], check=True, timeout=PATIENCE)
     try:
         yield place
     finally:
-        subprocess.run(["umount", str(place)], check=True, timeout=30)
+        subprocess.run(["umount", str(place)], check=True, timeout=PATIENCE)
 
 
 def needs_process(path: Path, match: str) -> None:
@@ -69,7 +70,7 @@ def test_h5_a_file_of_a_ledger_in_memory_is_for_process_only(path, tmp_path, nam
         producer.send(bytes(300_000))
     with disk(tmp_path / "memory", 24, "tmpfs") as memory:
         file = Path(path) / name
-        subprocess.run(["cp", "-a", file, memory / name], check=True, timeout=30)
+        subprocess.run(["cp", "-a", file, memory / name], check=True, timeout=PATIENCE)
         with mounted(file, "--bind", memory / name):
             needs_process(Path(path), f"{name} is on tmpfs")
     xl.open(path, durability="power").close()
@@ -81,7 +82,7 @@ def test_h5_a_file_of_a_ledger_on_another_disk_is_for_process_only(path, tmp_pat
         producer.send(bytes(300_000))
     with disk(tmp_path / "other", 64, "ext4") as other:
         file = Path(path) / "segments"
-        subprocess.run(["cp", "-a", file, other / "segments"], check=True, timeout=30)
+        subprocess.run(["cp", "-a", file, other / "segments"], check=True, timeout=PATIENCE)
         with mounted(file, "--bind", other / "segments"):
             needs_process(Path(path), "segments is on another file system")
 
@@ -90,7 +91,7 @@ def test_h5_a_directory_of_the_same_disk_may_be_mounted_in_a_ledger(path, tmp_pa
     with xl.open(path) as engine, engine.topic("t").producer() as producer:
         producer.send(bytes(300_000))
     file = Path(path) / "segments"
-    subprocess.run(["cp", "-a", file, tmp_path / "segments"], check=True, timeout=30)
+    subprocess.run(["cp", "-a", file, tmp_path / "segments"], check=True, timeout=PATIENCE)
     with mounted(file, "--bind", tmp_path / "segments"), xl.open(path, durability="power"):
         pass
 
@@ -104,7 +105,7 @@ def loop_disk(image: Path, where: Path) -> Iterator[Path]:
     where.mkdir()
     with image.open("wb") as file:
         file.truncate(32 << 20)
-    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True, timeout=30)
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True, timeout=PATIENCE)
     with mounted(where, "-t", "ext4", "-o", "loop", image) as place:
         yield place
 

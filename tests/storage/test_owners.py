@@ -87,7 +87,7 @@ def test_h2_what_is_no_file_of_a_ledger_is_not_opened(path, name, kind) -> None:
     if place.exists():
         place.rename(place.with_name("moved"))
     KINDS[kind](place)
-    assert finish(TRIES, path, timeout=30).split() == ["refused", "refused"]
+    assert finish(TRIES, path, timeout=PATIENCE).split() == ["refused", "refused"]
     assert not Path(path).with_name("target").exists()
 
 

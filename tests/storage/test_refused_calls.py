@@ -49,13 +49,14 @@ OWN = """
 WAIT = """
     import sys, time
     from testing.seccomp import refuse
+    from testing.patience import PATIENCE
     refuse(sys.argv[2], int(sys.argv[3]))
     import exclusivelog as xl
     with xl.open(sys.argv[1]) as engine:
         waiting = engine.topic("orders").producer_async("wait_for_exclusive")
         began, used = time.monotonic(), time.process_time()
         print("waits", flush=True)
-        with waiting.result(60) as producer:
+        with waiting.result(PATIENCE) as producer:
             print(producer.topic_epoch, flush=True)
             print((time.process_time() - used) / (time.monotonic() - began), flush=True)
 """

@@ -113,7 +113,7 @@ def tail(state: State, count: int, arrow: bool) -> list[tuple[int, bytes]]:
         if arrow and (found := reader.read_arrow(columns=["offset", "value"])):
             seen += [(row["offset"], row["value"][:6]) for row in found.to_pylist()]
         else:
-            message = reader.read_next(20)
+            message = reader.read_next(PATIENCE)
             seen.append((message.offset, message.value[:6]))
     return seen
 
