@@ -20,7 +20,7 @@ DOCS_READY := $(VENV)/ready-for-docs
 SOURCES := setup.py pyproject.toml $(wildcard exclusivelog/*.pyx exclusivelog/*.pxd exclusivelog/_native/*)
 
 .PHONY: demo test test-all test-short test-long test-process test-broker test-bench lint docs bench \
-    torture proof wheels clean
+    torture proof wheels chromium clean
 .DELETE_ON_ERROR:
 
 ifeq ($(ON),pulsar)
@@ -42,7 +42,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # More at a time than there are cores: most tests wait, for a deadline or a flush.
 WORKERS := 6
-PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable -n $(WORKERS)
+PYTEST = $(BIN)/python -m pytest -q -rs --benchmark-disable -n $(WORKERS)
 
 # `make test test-all` does not run twice what both contain.
 GROUPS := lint test-short
@@ -51,10 +51,12 @@ REST := test-long test-process docs test-broker test-bench
 test: $(READY)
 	@$(BIN)/python tools/groups.py $(GROUPS)
 
-test-all: $(READY) $(DOCS_READY)
-	@tools/chromium
+test-all: $(READY) $(DOCS_READY) chromium
 	@$(BIN)/python tools/groups.py --beside 3 \
 	    $(if $(filter test,$(MAKECMDGOALS)),,$(GROUPS)) $(REST)
+
+chromium:
+	@tools/chromium
 
 test-short: build/collected
 	$(PYTEST) --short --durations=5
@@ -64,13 +66,16 @@ build/collected: $(READY) $(shell find tests testing proof bench -name '*.py')
 	@mkdir -p build
 	@$(BIN)/python -m pytest -q --collect-only >$@ || { cat $@; exit 1; }
 
+# There are more of them than of the others beside them: all should end at the same time.
+test-long: WORKERS := 10
 test-long: $(READY)
-	$(PYTEST) --rest -m "not broker" --durations=10
+	$(PYTEST) --rest -m "not broker" --durations=10 tests proof/tests
 
+test-process: WORKERS := 4
 test-process: $(READY)
 	$(PYTEST) -m "not broker and not once" --durability=process tests testing proof/tests
 
-test-broker: WORKERS := 2
+test-broker: WORKERS := 4
 test-broker: $(READY)
 	$(PYTEST) -m broker tests/cluster tests/conformance tests/spark proof/tests
 
@@ -104,13 +109,14 @@ torture: $(READY)
 	$(BIN)/python -m pytest -q proof/tests/test_torture.py --torture-seconds=$(or $(SECONDS),300)
 
 # An environment, with what the rule named in front needs. `compat` puts the directory itself into
-# sys.path; the usual finder would take each Python that the tests start 14 ms to import.
+# sys.path; the usual finder would take each Python that the tests start 14 ms to import. Pip would
+# compile all modules, one after the other; few of them are ever imported.
 define INSTALL
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "exclusivelog needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	    echo "no virtual environment could be made; on Debian: apt-get install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install -q --disable-pip-version-check \
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile \
 	    --config-settings editable_mode=compat -e '.[$(1)]'
 	@touch $@
 endef
