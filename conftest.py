@@ -115,6 +115,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave(config, items, lambda item: not is_short(item))
     if wanted := set(config.getoption("--rule")):
         leave(config, items, lambda item: not wanted.isdisjoint(rules_behind(item)))
+    if hasattr(config, "workerinput"):  # elsewhere, the tests of a module stay together
+        items.sort(key=is_quick)
 
 
 def leave(
@@ -129,6 +131,11 @@ def is_short(item: pytest.Item) -> bool:
     """Does `make test` run this test? (testing/rules.py asks the same of a source.)"""
     marks = {mark.name for mark in item.iter_markers()}
     return "smoke" in marks or marks.isdisjoint({"long", "broker"})
+
+
+def is_quick(item: pytest.Item) -> bool:
+    """What is not begins first: a test of half a minute that comes last is waited for by all."""
+    return item.get_closest_marker("long") is None
 
 
 @pytest.hookimpl(wrapper=True)

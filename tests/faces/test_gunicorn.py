@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from testing.processes import PATIENCE, until
 from tests.faces.test_web_service import free_port
 
 httpx = pytest.importorskip("httpx")
-pytest.importorskip("gunicorn")
+if find_spec("gunicorn") is None:
+    pytest.skip("needs gunicorn", allow_module_level=True)
 pytestmark = pytest.mark.once
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "gunicorn.md"

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,9 @@ from testing.processes import PATIENCE, until
 from tests.faces.scripts import EXAMPLES
 
 httpx = pytest.importorskip("httpx")
-pytest.importorskip("fastapi")
-pytest.importorskip("uvicorn")
+# Only the service imports them: it takes half a second, in each of pytest's workers.
+if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
+    pytest.skip(f"needs {' and '.join(missing)}", allow_module_level=True)
 pytestmark = pytest.mark.once
 
 CLIENTS, ORDERS = 8, 40
