@@ -267,6 +267,9 @@ def _by_msgspec(
             "a Serde"
         )
     encode = json.Encoder().encode
+    for each, _ in _types(inspect, info):
+        if isinstance(each, inspect.Field):
+            encode(each.name)  # it finds a name that is not ASCII only if its UTF-8 is known
     if any(_omits_defaults(each) for each, _ in _types(inspect, info)):
         whole = _Whole(_needed("msgspec", cls).UNSET)
         return lambda value: encode(whole.of(value)), decoder.decode, _core.Shape()

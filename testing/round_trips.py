@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import functools
 import os
 import pickle
 import subprocess
@@ -26,6 +27,7 @@ from exclusivelog import serde
 from exclusivelog.comparing import difference
 from testing.children import ROOT
 from testing.kinds import HASHED, OPTIONS, STRATEGIES
+from testing.made import MADE, class_of
 
 SMALL_STACK = 128 << 10  # that of a thread where the C library is musl
 REFUSALS = (TypeError, ValueError, OverflowError)
@@ -48,9 +50,15 @@ class Outcome(NamedTuple):
     broken: list[str]
 
 
+def option_of(codec: str) -> Any:
+    """What `serializer=` takes: `made 17` is the class of that number."""
+    kind, _, number = codec.partition(" ")
+    return class_of(int(number)) if kind == "made" else OPTIONS[codec]
+
+
 def dumps_of(codec: str, is_key: bool) -> Callable[[Any], bytes]:
     chosen = serde.key_dumps_of if is_key else serde.dumps_of
-    return chosen(OPTIONS[codec], "value")
+    return chosen(option_of(codec), "value")
 
 
 def with_small_stack(call: Callable[[], Any]) -> Any:
@@ -72,25 +80,28 @@ def written(examples: int, number: int, dumps: Callable[..., Any] = dumps_of) ->
     refused: list[str] = []
 
     def play(codec: str, strategy: Any, is_key: bool) -> None:
-        encode = dumps(codec, is_key)
-
         @seed(number)
         @settings(
-            max_examples=examples, deadline=None, database=None, phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
+            max_examples=examples * (4 if codec == "made" else 1), deadline=None, database=None,
+            phases=[Phase.generate], suppress_health_check=list(HealthCheck),
         )  # fmt: skip
         @given(strategy)
         def one(value: Any) -> None:
+            name = codec
+            if codec == "made":
+                number, value = value
+                name = f"made {number}"
             try:
-                data = encode(value)
+                data = encode_of(name, is_key)(value)
             except REFUSALS as error:
                 refused.append(repr(error))
             else:
-                taken.append(Case(codec, data, pickle.dumps(value), is_key))
+                taken.append(Case(name, data, pickle.dumps(value), is_key))
 
         one()
 
-    for codec, strategy in STRATEGIES.items():
+    encode_of = functools.cache(dumps)
+    for codec, strategy in {**STRATEGIES, "made": MADE}.items():
         play(codec, strategy, is_key=False)
     for codec in KEYS:
         play(codec, HASHED, is_key=True)
@@ -106,7 +117,7 @@ def judge(cases: list[Case]) -> list[str]:
     for case in cases:
         value = pickle.loads(case.value)
         try:
-            found = serde.loads_of(OPTIONS[case.codec], "value")(case.data)
+            found = serde.loads_of(option_of(case.codec), "value")(case.data)
             different = difference(value, found)
         except Exception as error:
             different = f"{value!r} cannot be read: {error!r}"

@@ -16,6 +16,7 @@ import dataclasses
 import datetime as dt
 import decimal
 import fractions
+import json
 import pickle
 import subprocess
 import sys
@@ -183,6 +184,34 @@ class Swapped(pydantic.BaseModel):
 
 def test_g10_an_alias_that_is_another_fields_name_is() -> None:
     assert not is_plain(Swapped, Swapped())
+
+
+# ---- names that are not ASCII ------------------------------------------------------------
+
+KINDS = {
+    "dataclass": "@dataclasses.dataclass\nclass Made:\n {name}: int = 0\n b: int = 0",
+    "inherited": "class Base:\n {name}: int = 0\n"
+    "Base = dataclasses.dataclass(Base)\n@dataclasses.dataclass\nclass Made(Base):\n b: int = 0",
+    "attrs": "@attrs.define\nclass Made:\n {name}: int = 0\n b: int = 0",
+    "typed dict": "class Made(TypedDict, total=False):\n {name}: int\n b: int",
+    "struct": "class Made(msgspec.Struct):\n {name}: int = 0\n b: int = 0",
+    "pydantic": "class Made(pydantic.BaseModel):\n {name}: int = 0\n b: int = 0",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("outer", [False, True], ids=["alone", "in a list"])
+def test_g10_a_field_may_have_a_name_that_is_not_ascii(kind: str, outer: bool) -> None:
+    """msgspec finds it only once it has encoded that name: not in a process that only reads."""
+    name = f"é{kind.replace(' ', '_')}{outer}"  # one that no other test has encoded
+    made = {**vars(typing_extensions), **globals()}
+    exec(KINDS[kind].format(name=name), made)
+    cls: Any = made["Made"]
+    cls = list[cls] if outer else cls
+    data = json.dumps({name: 7, "b": 8})
+    found = serde.model(cls).loads((f"[{data}]" if outer else data).encode())
+    [found] = found if outer else [found]
+    assert (found[name] if kind == "typed dict" else getattr(found, name)) == 7
 
 
 # ---- names for types ---------------------------------------------------------------------

@@ -486,6 +486,9 @@ def test_g10_an_alias_with_a_default_comes_back(topic: xl.Topic) -> None:
     with topic.producer() as producer:
         producer.send_many([b'{"number":8}', b'{"no":9}'])
     assert [each.number for each in topic.reader(deserializer=Payment).values()] == [7, 8, 9]
+    with xl.SharedMap(topic.engine.topic("map"), value=Payment) as shared:
+        shared["a"] = Payment(no=7)
+        assert shared["a"].number == 7
 
 
 def test_g10_aliases_for_one_direction_alone_come_back(topic: xl.Topic) -> None:
