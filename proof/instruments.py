@@ -15,6 +15,7 @@ from unittest import mock
 
 from exclusivelog import admission
 from proof import (
+    claims_model,
     cluster_model,
     cluster_rules,
     cluster_torture,
@@ -169,6 +170,24 @@ def walk_cluster_model(size: Size, where: Path) -> Figure:
         for name, patches in cluster_rules.CONTROLS.items():
             found = cluster_model.find_out(patches, cluster_world.SMALL_SIZES)
             figure.controls[name] = found is not None
+    return figure
+
+
+def walk_claims_model(size: Size, where: Path) -> Figure:
+    """Every order in which records of a group's claims can arrive, by the library's own rule."""
+    figure = Figure("claims model")
+    for small in size.share(claims_model.SMALL_SIZES if size.quick else claims_model.ALL_SIZES):
+        try:
+            states, steps = claims_model.walk(small)
+        except claims_model.Violation as violation:
+            figure.broken.append(f"{small}: {violation}")
+        else:
+            figure.most(
+                **{f"worlds/{small}": 1, f"states/{small}": states, f"steps/{small}": steps}
+            )
+    if size.controlled:
+        for name, patches in claims_model.CONTROLS.items():
+            figure.controls[name] = claims_model.find_out(patches) is not None
     return figure
 
 
@@ -646,6 +665,7 @@ INSTRUMENTS: dict[str, Callable[[Size, Path], Figure]] = {
     "rules": count_rules,
     "model": walk_model,
     "cluster-model": walk_cluster_model,
+    "claims-model": walk_claims_model,
     "stateful": compare_with_a_list,
     "torture": torture_figure,
     "unreported": die_unreported,
