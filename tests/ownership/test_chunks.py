@@ -55,7 +55,7 @@ def test_e4_what_fails_in_the_middle_is_released_in_the_next_round(
 
     monkeypatch.setattr(Releases, "_hand_over", failing)
     engine.producers(NAMES[:1], "exclusive")[0].close()
-    producers = engine.producers(NAMES, "exclusive")
+    producers = engine.producers(NAMES, "exclusive", follow=False)
     with xl.open(path, name="to") as to:
         moves = engine.unload(NAMES, to=to.id, timeout=PATIENCE)
         assert all(move.ok for move in moves)

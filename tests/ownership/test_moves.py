@@ -197,7 +197,7 @@ def test_e1_no_other_waiter_is_woken(path: str, waiting: bool) -> None:
     with contextlib.ExitStack() as stack:
         engines = [stack.enter_context(xl.open(path, name=f"e{i}")) for i in range(6)]
         source, destination, *others = engines
-        owner = source.topic("orders").producer(EXCLUSIVE)
+        owner = source.topic("orders").producer(EXCLUSIVE, follow=False)
         waiters = [engine.topic("orders").producer_async(WAIT, priority=9) for engine in others]
         mine = destination.topic("orders").producer_async(WAIT) if waiting else None
         before = quiet_wake_ups(others)
@@ -805,7 +805,8 @@ def test_e3_the_stale_waiters_of_the_destination_are_passed_over(
 ) -> None:
     with xl.open(path, name="destination") as destination:
         there = destination.topic("orders")
-        first, second = topic.producer(EXCLUSIVE), topic.producer_async(WAIT, priority=10)
+        first = topic.producer(EXCLUSIVE)
+        second = topic.producer_async(WAIT, priority=10, follow=False)
         stale = there.producer_async(WAIT, priority=9, topic_epoch=1)
         live = there.producer_async(WAIT, name="live")
         first.close()
