@@ -15,6 +15,11 @@ MAX_NAME_BYTES = 240  # of the name of a group or resource
 MAX_GENERATION = 2**63 - 1
 LONGEST_SETTLE = 86400  # seconds
 LOWEST, HIGHEST = -(2**63), 2**63 - 1  # priorities
+LARGEST_LIMITS = {  # of what a producer queues
+    "max_batch_messages": 10_000_000,
+    "max_batch_bytes": 1 << 30,
+    "max_pending_bytes": 2**63 - 1,
+}
 MOST_QUOTED = 300  # characters of an argument in an error
 
 
@@ -39,6 +44,14 @@ def as_int(value: Any) -> Any:
         return operator.index(value)
     except TypeError:  # numpy's True, or an array of several numbers
         return value
+
+
+def as_limit(argument: str, value: Any, largest: int) -> int:
+    """A limit of what a producer queues, as an int; ValueError unless it is 1 to `largest`."""
+    value = as_int(value)
+    if not is_whole(value) or not 1 <= value <= largest:
+        raise ValueError(f"{argument}={value!r}: it takes a whole number, 1 to {largest}")
+    return value
 
 
 def check_flag(argument: str, value: object) -> None:

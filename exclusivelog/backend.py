@@ -19,7 +19,7 @@ from typing import (
 )
 
 from exclusivelog import _core
-from exclusivelog.arguments import as_int, check_seconds, is_whole
+from exclusivelog.arguments import LARGEST_LIMITS, as_limit, check_seconds
 from exclusivelog.errors import (
     ExclusiveLogError,
     OwnershipLostError,
@@ -103,12 +103,6 @@ class ProducerRequest:
 
 SENT_AT_ONCE = 64 << 10  # bytes; a larger message is queued, and checked first
 
-MOST = {
-    "max_batch_messages": 10_000_000,
-    "max_batch_bytes": 1 << 30,
-    "max_pending_bytes": 2**63 - 1,
-}
-
 
 @dataclass(frozen=True)
 class SessionOptions:
@@ -121,11 +115,8 @@ class SessionOptions:
     follow: bool = True
 
     def __post_init__(self) -> None:
-        for name, most in MOST.items():
-            value = as_int(getattr(self, name))
-            object.__setattr__(self, name, value)
-            if not is_whole(value) or not 1 <= value <= most:
-                raise ValueError(f"{name}={value!r}: it takes a whole number, 1 to {most}")
+        for name, largest in LARGEST_LIMITS.items():
+            object.__setattr__(self, name, as_limit(name, getattr(self, name), largest))
         check_seconds(self.linger, "linger", "seconds from 0 on")
 
 
@@ -388,12 +379,6 @@ class TransactionParts(Generic[Who]):
 # ---- reading -----------------------------------------------------------------------------
 
 
-class Place(Protocol):
-    """What stores a log: one object for all engines of this process that have it open."""
-
-    path: str
-
-
 class Cursor(Protocol):
     """A position in one topic, for one thread at a time. Reading advances it.
 
@@ -408,8 +393,9 @@ class Cursor(Protocol):
         """The offset of the next message to read; the topic may not have it yet."""
 
     @property
-    def ledger(self) -> Place:
-        """What it reads from."""
+    def ledger(self) -> object:
+        """Identifies what it reads from: one object for all engines of this process that have it
+        open."""
 
     def check(self) -> None:
         """Raise EngineClosedError or ReaderFencedError unless it can be used."""
@@ -490,7 +476,7 @@ class GroupCursor(Owned, Protocol):
         """{topic: generation of the claim}."""
 
     @property
-    def ledger(self) -> Place:
+    def ledger(self) -> object:
         """What stores the positions."""
 
     def check(self) -> None:
@@ -527,7 +513,7 @@ class ClaimSession(Protocol):
         """{resource: generation}."""
 
     @property
-    def ledger(self) -> Place:
+    def ledger(self) -> object:
         """What stores it."""
 
     def is_held(self) -> bool:
@@ -808,6 +794,7 @@ class EngineBackend(Protocol):
     """One open engine of a backend, for the public classes."""
 
     info: EngineInfo
+    path: str  # of what stores the log, or its URL
     closed: bool
     readonly: bool
     capabilities: frozenset[str]  # those of CAPABILITIES that it has
@@ -848,8 +835,9 @@ class EngineBackend(Protocol):
         """The same after so many seconds; never if the engine is closed or read-only by then."""
 
     @property
-    def ledger(self) -> Place:
-        """What stores the log; a transaction takes only producers and readers of the same one."""
+    def ledger(self) -> object:
+        """Identifies what stores the log; a transaction takes only producers and readers of the
+        same one."""
 
     def close(self) -> None:
         """Close it; closing twice does nothing."""

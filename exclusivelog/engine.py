@@ -53,7 +53,7 @@ class Engine(Closing):
         self.backend = backend  # what stores the log; not for applications
         self.info = info = backend.info
         self.ledger: Any = backend.ledger
-        self.id, self.name, self.path = info.id, info.name, backend.ledger.path
+        self.id, self.name, self.path = info.id, info.name, backend.path
 
     # ---- topics --------------------------------------------------------------------------
 

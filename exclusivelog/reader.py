@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from exclusivelog import _core
 from exclusivelog._core import Message
 from exclusivelog.arguments import as_int, check_count, check_flag, check_timeout
-from exclusivelog.backend import Cursor, EngineBackend, GroupCursor, Place
+from exclusivelog.backend import Cursor, EngineBackend, GroupCursor
 from exclusivelog.closing import Closing
 from exclusivelog.errors import (
     DeserializationError,
@@ -126,7 +126,7 @@ class Reader(GroupMember, Closing):
     # ---- the position --------------------------------------------------------------------
 
     @property
-    def _ledger(self) -> Place:
+    def _ledger(self) -> object:
         """The ledger that it reads from."""
         return self.cursor.ledger
 

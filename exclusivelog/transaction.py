@@ -547,7 +547,7 @@ class Transaction(OfThisProcess):
         or the time limit of a task queue) would leave producers paused."""
         self._running = running = concurrent.futures.Future[None]()
         try:
-            _committing.call(self._engine.ledger.path, functools.partial(self._commit_for, running))
+            _committing.call(self._engine.path, functools.partial(self._commit_for, running))
             in_slices(until_settled(running), None, self._engine.check_not_forked)
             running.result(0)
         finally:

@@ -36,7 +36,7 @@ class UnloadFuture(EngineFuture[list[Move]]):
         self._unloading.begin()
         thread = threading.Thread(target=self._run, name="exclusivelog-unload", daemon=True)
         try:
-            threads.start(self._engine.ledger.path, thread)
+            threads.start(self._engine.path, thread)
         except BaseException:
             self._unloading.give_up()
             raise

@@ -60,7 +60,7 @@ class Watch:
             if watch is None:
                 watch = cls(key, reader)
                 run = threading.Thread(target=watch._run, name="exclusivelog-watch", daemon=True)
-                threads.start(reader._ledger.path, run)
+                threads.start(reader._store.path, run)
                 cls._there[key] = watch
             return watch
 

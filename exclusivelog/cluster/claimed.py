@@ -111,9 +111,16 @@ def _row(record: Noting) -> list[Any]:
             name: [record.seen[name], generation] for name, generation in record.generations.items()
         }
         return [
-            "t", record.session, resources, record.engine_id, record.engine_name, record.pid,
-            record.properties or None, record.since, record.reads,
-        ]  # fmt: skip
+            "t",
+            record.session,
+            resources,
+            record.engine_id,
+            record.engine_name,
+            record.pid,
+            record.properties or None,
+            record.since,
+            record.reads,
+        ]
     if isinstance(record, Drop):
         return ["d", record.session, record.since]
     if isinstance(record, Commit):

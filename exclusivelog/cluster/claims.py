@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.admission import ClaimVerdict, judge_claim
-from exclusivelog.backend import ClaimSession, Held, Owned, Place
+from exclusivelog.backend import ClaimSession, Held, Owned
 from exclusivelog.cluster.claimed import Noting, Ruling, Take
 from exclusivelog.cluster.claiming import PREFIX, GroupLog, draw_session, group_of, log_name
 from exclusivelog.cluster.following import ANSWER_SECONDS, CLOSE_SECONDS, await_any, now_ms
@@ -66,7 +66,7 @@ class ClusterClaim:
         self._host = host
 
     @property
-    def ledger(self) -> Place:
+    def ledger(self) -> object:
         """Where it is kept."""
         return self._host.ledger
 

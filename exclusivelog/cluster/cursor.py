@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgpack
 
 from exclusivelog import _core
-from exclusivelog.backend import Epoch, Place
+from exclusivelog.backend import Epoch
 from exclusivelog.cluster.following import ANSWER_SECONDS, Changes, TopicLog, inspect
 from exclusivelog.cluster.frames import Content, Frame, Packed
 from exclusivelog.cluster.log import Reader
@@ -169,7 +169,7 @@ class ClusterCursor(_core.Cursor):
         self._caught_up = False
 
     @property
-    def ledger(self) -> Place:
+    def ledger(self) -> object:
         """The ledger that it reads."""
         return self._host.ledger
 

@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from exclusivelog import _core, threads
 from exclusivelog.cluster import checkpoints
@@ -53,7 +53,6 @@ from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
     LedgerIOError,
-    ProducerMovedError,
     WaitTimeoutError,
 )
 from exclusivelog.foreign import Ignoring
@@ -64,6 +63,7 @@ from exclusivelog.waits import READER_LOOK_UP_SECONDS, in_slices, wait_for
 
 if TYPE_CHECKING:
     from exclusivelog.cluster.engine import ClusterEngine
+    from exclusivelog.cluster.sessions import ClusterSession
 
 __all__ = [
     "ANSWER_SECONDS", "CLOSE_SECONDS", "Changes", "Owning", "Recent", "Registration", "Seen",
@@ -232,22 +232,6 @@ class Registration:
     exclusive: bool = True
 
 
-class Lost(Protocol):
-    """A session, which is notified of its loss."""
-
-    def reason_of(self, error: ExclusiveLogError) -> ExclusiveLogError:
-        """The error for its producers after the writer ended with this one."""
-
-    def lose(self, error: ExclusiveLogError) -> None:
-        """End the session for good."""
-
-    def notify_wanted(self) -> None:
-        """Notify the session that another producer waits for the topic."""
-
-    def hand_over(self, error: ProducerMovedError, target: str) -> None:
-        """Release the topic to the engine `target`; `error` is for producers that cannot follow."""
-
-
 class Owning:
     """The writer of one session, and its unread sends. Made by `TopicLog.ask`.
 
@@ -259,7 +243,7 @@ class Owning:
         self.writer = writer
         self.topic = topic
         self.appender: _core.Appender | None = None  # set when its session is opened
-        self._session: Callable[[], Lost | None] = _no_session
+        self._session: Callable[[], ClusterSession | None] = _no_session
         self._batches: dict[Ticket, _core.Batch] = {}  # unread batches
         self._taken: set[int] = set()  # their ids
         self._begun: dict[Ticket, float] = {}  # when they were appended
@@ -271,7 +255,7 @@ class Owning:
         self._reporting = threading.Lock()
         self.behind: tuple[Wait, ...] = ()  # of a shared session: the waiters when it joined
 
-    def connect(self, appender: _core.Appender | None, session: Lost) -> None:
+    def connect(self, appender: _core.Appender | None, session: ClusterSession) -> None:
         """Take messages from this appender, and notify this session of its loss."""
         self.appender, self._session = appender, weakref.ref(session)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from exclusivelog.backend import Owned, Place, ProducerSession, RoleDefinition, RoleParts
+from exclusivelog.backend import Owned, ProducerSession, RoleDefinition, RoleParts
 from exclusivelog.cluster.following import Registration, inspect
 from exclusivelog.cluster.refused import refuses
 from exclusivelog.cluster.sessions import ClusterSession
@@ -37,7 +37,7 @@ class SeatClaim:
         self._host = host
 
     @property
-    def ledger(self) -> Place:
+    def ledger(self) -> object:
         """Where it is kept."""
         return self._host.ledger
 

@@ -585,7 +585,7 @@ class Shared(_core.SharedBase, Closing):
         )
         kept = "snapshots" in self._engine.capabilities
         self._snapshots = Snapshots(
-            self._engine.ledger.path,
+            self._engine.path,
             topic.name,
             snapshot_every if kept else None,
             self._snapshot_unless_closed,
@@ -922,7 +922,7 @@ class Shared(_core.SharedBase, Closing):
         if self._closing:
             raise closed_error(self.topic.name)
         try:
-            with threads.needed(self._engine.ledger.path):
+            with threads.needed(self._engine.path):
                 return self._calls.submit(functools.partial(call, *args, **kwargs))
         except (RuntimeError, LedgerError):
             if self._closing:  # another thread has closed it
