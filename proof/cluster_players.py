@@ -9,7 +9,8 @@ Between sends, a process hands topics over to random engines, and claims resourc
 observations of claims, too (`Claimed`).
 
 Stale appends bypass the library: frames with the epoch of a session that was fenced are appended to
-the Pulsar topic directly. The fencing rule must not count them.
+the Pulsar topic directly, and claims that have ended are appended to the log of their group again.
+The rules must not count them.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ import json
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import exclusivelog as xl
+from exclusivelog.cluster import claimed
+from exclusivelog.cluster.claiming import log_name
 from exclusivelog.cluster.frames import Content, Frame, encode
 from exclusivelog.cluster.ordered import Answer, OrderedLog
 from proof import map_clients, traffic
@@ -124,25 +127,35 @@ class Player(traffic.Player):
             producer.close()  # else it is abandoned, and must not stay an owner
 
     def claim(self) -> None:
-        """Claim a resource, see whether the claim is valid for a while, and release or drop it."""
-        assert self.actions is not None
-        resource, begun = self.rng.choice(RESOURCES), time.monotonic_ns()
-        claim = self.engine.own(GROUP, {resource: None})
+        """Claim some resources, see whether the claim is valid for a while, and release or drop it.
+        Once it has ended, append its record again: it must not count."""
+        chosen = self.rng.sample(RESOURCES, self.rng.randrange(1, len(RESOURCES) + 1))
+        begun = time.monotonic_ns()
+        claim = self.engine.own(GROUP, dict.fromkeys(chosen))
         ended = time.monotonic_ns()
         try:
-            generation = claim.generations[resource]
+            self._saw("granted", claim.generations, begun, ended)
         except xl.OwnershipLostError:  # by now
             return
-        seen = resource, generation
-        self.actions.write(**vars(Claimed("granted", *seen, begun, ended)))
         for _ in range(self.rng.randrange(4)):
             time.sleep(self.rng.random() * 0.1)
             begun = time.monotonic_ns()
             if not claim.is_valid:
+                self._append_again(claim)
                 return
-            self.actions.write(**vars(Claimed("valid", *seen, begun, time.monotonic_ns())))
+            self._saw("valid", claim._session.generations, begun, time.monotonic_ns())
         if self.rng.random() < 0.7:
             claim.release()
+            self._append_again(claim)
+
+    def _saw(self, kind: str, generations: Mapping[str, int], begun: int, ended: int) -> None:
+        assert self.actions is not None
+        for resource, generation in generations.items():
+            self.actions.write(**vars(Claimed(kind, resource, generation, begun, ended)))
+
+    def _append_again(self, claim: xl.Claim) -> None:
+        session: Any = claim._session
+        self._raw(log_name(GROUP)).append(claimed.write(session.take))
 
     def hand_over(self, topic: xl.Topic) -> None:
         """Hand the topic over to any engine that lives, perhaps to this one."""
@@ -201,7 +214,7 @@ class Player(traffic.Player):
         self.send(topic, producer, exclusive, stale=True)
         if producer.state not in ("fenced", "moved"):  # it may be the owner still
             return
-        log, end = self._raw(topic), topic.next_offset
+        log, end = self._raw(topic.name), topic.next_offset
         for ahead in (0, 1):
             values = self.values(topic.name, 1)
             self.notes.end(
@@ -209,17 +222,17 @@ class Player(traffic.Player):
             )  # or it is a fault
             log.append(encode(_frame(producer, end + ahead, values, exclusive)))
 
-    def _raw(self, topic: xl.Topic) -> OrderedLog:
-        if topic.name not in self.raw:
+    def _raw(self, name: str) -> OrderedLog:
+        if name not in self.raw:
             place: Any = self.engine.backend
-            self.raw[topic.name] = place.place.open(topic.name)
-        return self.raw[topic.name]
+            self.raw[name] = place.place.open(name)
+        return self.raw[name]
 
     def _ignoring_the_rule(
         self, topic: xl.Topic, producer: xl.Producer, values: list[bytes]
     ) -> int:
         """The control: the broker has stored it, so it is taken to be in the log."""
-        first, stored, log = topic.next_offset, Future[bool](), self._raw(topic)
+        first, stored, log = topic.next_offset, Future[bool](), self._raw(topic.name)
 
         def answered(answer: Answer) -> None:
             if not stored.done():
