@@ -2,8 +2,8 @@
 
 The rule is the library's own (`exclusivelog.cluster.claimed`). Claims are made from what a log has
 at any time, with the decisions of `admission`; their records may arrive at any later time, in any
-order, and any number of times. So a claim that arrives late was made from what its engine had read long
-ago. After each arrival, the state is saved and restored.
+order, and any number of times. So a claim that arrives late was made from what its engine had read
+long ago. After each arrival, the state is saved and restored.
 
 Beside the rule, `Truth` keeps what its text promises, and both are compared after each step:
 
