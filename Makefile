@@ -71,7 +71,6 @@ test-long: WORKERS := 10
 test-long: $(READY)
 	$(PYTEST) --rest -m "not broker" --durations=10 tests proof/tests
 
-test-process: WORKERS := 4
 test-process: $(READY)
 	$(PYTEST) -m "not broker and not once" --durability=process tests testing proof/tests
 

@@ -94,9 +94,12 @@ def choose_rules(config: pytest.Config, numbers: list[str]) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """The name of a test marks it: test_b3_... backs rule B3."""
+    """The name of a test marks it: test_b3_... backs rule B3. One that has the durability as a
+    parameter is run with both in one run."""
     if named := rules.rules_of(item.name):
         item.add_marker(pytest.mark.rule(*named))
+    if isinstance(item, pytest.Function) and "durability" in item.fixturenames:
+        item.add_marker(pytest.mark.once)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -76,12 +76,14 @@ BAD = {
 }  # fmt: skip
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("history", GOOD.values(), ids=GOOD.keys())
 def test_the_checker_finds_an_order(history: list[Call]) -> None:
     assert check(history, WholeMap) is None
     assert check_per_key(history) is None
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("history", BAD.values(), ids=BAD.keys())
 def test_the_checker_says_where_there_is_none(history: list[Call]) -> None:
     failure = check_per_key(history)
@@ -114,6 +116,7 @@ def explained(history: list[Call]) -> bool:
     )
 
 
+@pytest.mark.once
 @pytest.mark.long
 def test_the_checker_agrees_with_brute_force() -> None:
     """Two thousand random histories of up to five calls, about as many good as bad ones."""

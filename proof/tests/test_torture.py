@@ -49,6 +49,7 @@ UNTOLD = [Call("four", (b"x", b"y"), 40), Call("five", (b"z",), 40), Call("five"
 STALE = Call("one", (b"old",), 40, stale=True)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("rule", "rows", "calls"),
     [
@@ -76,6 +77,7 @@ def test_controls_turn_the_judge_red(rule: str, rows: list[Row], calls: list[Cal
     assert rule in {broken.rule for broken in judge(rows, calls)}
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("begun", "start", "values", "sound"),
     [

@@ -18,6 +18,7 @@ from exclusivelog.errors import EngineClosedError
 from testing.children import finish
 from testing.processes import PATIENCE, UNSEEN_FORKS, collect, forked
 
+pytestmark = pytest.mark.once
 FORKS = {"os.fork": os.fork, **UNSEEN_FORKS}
 
 
