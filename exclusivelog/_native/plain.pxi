@@ -329,6 +329,16 @@ def _attributes(kind):
 cdef object _base_of_c(object kind):
     """The class that a class extends in whose objects C has something of its own: int of a subclass
     of int; None if there is none."""
+    cdef object found = _known_bases.get(kind, False)
+    if found is False:
+        found = _known_bases[kind] = _find_base_of_c(kind)
+    return found
+
+
+cdef dict _known_bases = {}  # by class
+
+
+cdef object _find_base_of_c(object kind):
     cdef object base
     while kind is not object:
         base = kind.__base__
