@@ -564,6 +564,25 @@ def test_h2_a_copy_that_shares_its_blocks_can_be_read_on_a_full_disk(tmp_path, k
 
 
 @pytest.mark.long
+@pytest.mark.once
+@pytest.mark.rule("H2")
+def test_h2_a_read_only_snapshot_of_btrfs_can_be_read(tmp_path) -> None:
+    """It is no read-only mount, but no file in it can be opened to write: LMDB locks nothing."""
+    with disk(tmp_path / "disk", 320, "btrfs") as where:
+        path = copyable(where, "btrfs") / "log"
+        with xl.open(path) as engine, engine.topic("t").producer() as producer:
+            producer.send(b"0")
+            snapshot = ["btrfs", "-q", "subvolume", "snapshot", "-r"]
+            subprocess.run([*snapshot, where / "original", where / "saved"], check=True)
+            producer.send(b"1")
+            with xl.open(where / "saved" / "log", readonly=True) as saved:
+                assert values(saved.topic("t")) == [b"0"]
+                assert saved.verify().ok
+        with pytest.raises(xl.LedgerError, match="readonly=True"):
+            xl.open(where / "saved" / "log")
+
+
+@pytest.mark.long
 @pytest.mark.rule("H2")
 def test_blocks_for_which_there_is_no_room_are_named_once(tmp_path, caplog, monkeypatch) -> None:
     monkeypatch.setattr(usage, "BLOCKS_SECONDS", 0.0)

@@ -20,7 +20,8 @@ REMOTE_FILE_SYSTEMS = {
     "ocfs2", "beegfs", "gpfs", "fuse", "fuseblk", "virtiofs", "vboxsf", "prl_fs",
 }  # fmt: skip
 # File systems that statfs(2) identifies by number, without reading the table of mounts.
-LOCAL_DISKS = {0xEF53: "ext4", 0x58465342: "xfs", 0x9123683E: "btrfs"}
+BTRFS = 0x9123683E
+LOCAL_DISKS = {0xEF53: "ext4", 0x58465342: "xfs", BTRFS: "btrfs"}
 # Those on which a copy can share blocks, and those that may be on top of one.
 SHARES_BLOCKS = {"xfs", "btrfs", "bcachefs", "overlay"}
 # File systems in memory, by number: a process in a chroot does not see all mounts in the table.
@@ -169,8 +170,21 @@ def refuse_elsewhere(directory: Directory, files: Mapping[str, int], power: bool
 
 
 def is_mounted_read_only(fd: int) -> bool:
-    """Is this open file on a read-only mount? Another mount of the same disk may be writable."""
-    return bool(os.fstatvfs(fd).f_flag & os.ST_RDONLY)
+    """Is this open file on a read-only mount, or in a read-only subvolume (a snapshot on btrfs)?
+    Another mount of the same disk may be writable."""
+    if os.fstatvfs(fd).f_flag & os.ST_RDONLY:
+        return True
+    path = f"/proc/self/fd/{fd}"
+    return file_system_magic(path.encode()) == BTRFS and _is_in_read_only_subvolume(path)
+
+
+def _is_in_read_only_subvolume(path: str) -> bool:
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+    except OSError as error:
+        pass_on_foreign(error)
+        return error.errno == errno.EROFS
+    return False
 
 
 def copy_up(directory: Directory, names: Iterable[str]) -> None:
