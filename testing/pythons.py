@@ -72,9 +72,11 @@ def with_library(version: str, path: str) -> Other:
     """That Python with the library as it is now; CalledProcessError if it cannot be had."""
     home = BUILDS / version
     python, built, mark = home / "venv/bin/python", home / "tree", home / "sources"
-    if not python.exists():
-        _run(path, "-m", "venv", str(home / "venv"))
+    installed = home / "installed"
+    if not installed.exists():  # also if that was interrupted
+        _run(path, "-m", "venv", "--clear", str(home / "venv"))
         _run(str(python), "-m", "pip", "install", "-q", *NEEDED, *BUILDERS)
+        installed.touch()
     sources = _sources()
     if not mark.exists() or mark.read_text() != sources:
         shutil.rmtree(built, ignore_errors=True)
