@@ -113,6 +113,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.long)
             seen.add(test)
     if config.getoption("--short"):
+        check_places(items)
         leave(config, items, is_short)
     if config.getoption("--rest"):
         leave(config, items, lambda item: not is_short(item))
@@ -120,6 +121,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         leave(config, items, lambda item: not wanted.isdisjoint(rules_behind(item)))
     if hasattr(config, "workerinput"):  # elsewhere, the tests of a module stay together
         items.sort(key=is_quick)
+
+
+LONG_TESTS = ("tests/", "proof/tests/")
+
+
+def check_places(items: list[pytest.Item]) -> None:
+    """Raise UsageError for a long test in another directory: `make test-long` would not find it."""
+    for item in items:
+        if not is_short(item) and not item.nodeid.startswith(LONG_TESTS):
+            raise pytest.UsageError(f"{item.nodeid} is long: it belongs into {LONG_TESTS}")
 
 
 def leave(

@@ -23,7 +23,9 @@ from exclusivelog.cluster.claiming import PREFIX, GroupLog, draw_session, group_
 from exclusivelog.cluster.following import ANSWER_SECONDS, CLOSE_SECONDS, await_any, now_ms
 from exclusivelog.cluster.refused import refuses
 from exclusivelog.errors import (
+    ClusterError,
     ExclusiveLogError,
+    LedgerVersionError,
     OwnershipError,
     OwnershipLostError,
     ReaderFencedError,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["ClusterClaims"]
 
 POLL_SECONDS = 0.02  # while waiting for a claim; deaths send no wake-up
+EARLIER = "__claim__/"  # begins the name of a resource's log, which earlier versions wrote
 
 
 # ---- one claim ---------------------------------------------------------------------------
@@ -167,6 +170,7 @@ class ClusterClaims:
 
     def __init__(self, host: ClusterEngine) -> None:
         self._host = host
+        self._checked = False
 
     def hold(
         self,
@@ -214,9 +218,25 @@ class ClusterClaims:
         )
 
     def _log(self, group: str) -> GroupLog:
+        if not self._checked:
+            self._refuse_earlier_claims()
+            self._checked = True
         log = self._host.topics.named(log_name(group))
         assert isinstance(log, GroupLog)
         return log
+
+    def _refuse_earlier_claims(self) -> None:
+        """LedgerVersionError if the place has claims of an earlier version: their generations would
+        begin anew, and be given twice (rule F2)."""
+        names: list[str] = []
+        with contextlib.suppress(ClusterError):  # the admin API cannot be used
+            names = [name for name in self._host.place.topics() if name.startswith(EARLIER)]
+        if names:
+            raise LedgerVersionError(
+                f"{self._host.place.url} has claims of an earlier development version, in "
+                f"{names[0]!r}; use another namespace, or delete the {len(names)} topics whose "
+                f"names begin with {EARLIER!r}: then generations begin at 1 again"
+            )
 
     def _judged(
         self, log: GroupLog, group: str, resources: Mapping[str, int | None], reads: bool

@@ -222,3 +222,12 @@ def test_f5_closing_an_engine_releases_its_claims(path: str, other: xl.Engine) -
     assert log_of(other).holdings.sessions == {}
     released = [(each.kind, each.reason, each.resource) for each in other.history(group="g")]
     assert released[-2:] == [("release", "closed", "a"), ("release", "closed", "b")]
+
+
+def test_f2_claims_of_an_earlier_version_are_refused(engine: xl.Engine, path: str) -> None:
+    """Their generations would be given again."""
+    place_of(path).open("__claim__/1/g/march")
+    with pytest.raises(xl.LedgerVersionError, match=r"earlier development version.*march"):
+        engine.own("g", {"march": None})
+    with pytest.raises(xl.LedgerVersionError, match="begin at 1 again"):
+        engine.topic("t").reader(group="g")
