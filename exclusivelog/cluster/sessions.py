@@ -266,22 +266,25 @@ class ClusterSession:
     def status(self) -> State:
         """Its state according to the log; changes nothing."""
         self._host.check_not_forked()
+        state = self._known_status()
+        if state == "open" and self.usable:
+            self.owning.topic.catch_up()
+            state = self._known_status()  # it may have ended meanwhile, for any reason
+        return state
+
+    def _known_status(self) -> State:
+        """Its state, as far as the log was read."""
         if self.closed:
             return "closed"
-        if isinstance(self._lost, ProducerMovedError | TopicTerminatedError):
-            return state_after(self._lost)
+        error = self._lost or self.owning.writer.error
+        if error is not None:
+            return state_after(self.reason_of(error))
         if self._following is not None:
             return "open" if self._following.is_within_reach else "moved"
         if self._handed_to is not None and self.owning.writer.status == "closed":
             follows = self.options.follow and self._host.engine_here(self._handed_to[0])
             return "open" if follows else "moved"  # its notification is about to come
-        if not self._is_fenced:  # as far as the log was read
-            self.owning.topic.catch_up()
-        return "fenced" if self._is_fenced else "open"
-
-    @property
-    def _is_fenced(self) -> bool:
-        return self._lost is not None or self.owning.writer.status == "fenced"
+        return "open"
 
     def verify(self) -> None:
         """ProducerFencedError unless the log still admits its appends."""
@@ -311,6 +314,11 @@ class ClusterSession:
             listener.ended()
         elif self.session.notify_on_contention and self.owning.is_wanted:
             listener.wanted()
+
+    @property
+    def has_producers(self) -> bool:
+        """Does any producer send by it? After a hand-over: has one not gone on yet?"""
+        return bool(self._listeners.all())
 
     def notify_wanted(self) -> None:
         """Notify the owner that another producer waits for the topic; if the owner was dropped,
@@ -412,7 +420,7 @@ class ClusterSession:
             with self._lock:
                 self._listeners.remove(listener)
         self._host.registry.unregister(self)
-        if opened and not found._listeners.all():  # all producers were closed meanwhile
+        if opened and not found.has_producers:  # all producers were closed meanwhile
             found.close()
 
     # ---- the end -------------------------------------------------------------------------
@@ -536,7 +544,9 @@ class Following:
 
     def _run(self, left: ClusterSession, outcome: Future[None]) -> None:
         try:
-            if left.lost is None:
+            # Another thread's call may have let all of them go on, and the topic may have moved
+            # again since: a session that is opened for none would take it from them.
+            if left.lost is None and left.has_producers:
                 self._find_next(left)
         except BaseException as error:
             outcome.set_exception(error)

@@ -466,6 +466,22 @@ def test_e4_a_grant_between_two_looks_of_a_move_does_not_cancel_it(
     assert (move.state, move.epoch, owner.state) == ("owned", 2, "moved")
 
 
+@pytest.mark.rule("E2")
+def test_e2_a_call_that_comes_late_to_follow_a_move_leaves_the_next_move_alone(
+    topic: xl.Topic, engine: xl.Engine, other: xl.Engine
+) -> None:
+    """Its thread was slow: meanwhile another one has followed, and the topic has moved again."""
+    producer = topic.producer(EXCLUSIVE)
+    former = producer._sender.session
+    assert engine.unload("orders", to=other.id, timeout=PATIENCE)[0].ok
+    assert producer.send(b"there") == 0
+    assert engine.unload("orders", to=engine.id, timeout=PATIENCE)[0].ok
+    assert former.follow(PATIENCE)
+    assert topic.epoch == 2
+    assert producer.send(b"back") == 1
+    assert topic.epoch == 3
+
+
 @pytest.mark.rule("E5")
 def test_e5_history_is_the_grants_and_releases(topic: xl.Topic, engine: xl.Engine) -> None:
     with topic.producer(EXCLUSIVE, name="leader", priority=4):
@@ -642,6 +658,24 @@ def test_c6_the_state_is_that_of_the_log_and_not_of_what_was_read_of_it(
     producer.send(b"x")  # the thread that follows the log is in `late` from now on
     with other.topic("orders").producer("exclusive_with_fencing"):
         assert producer.state == "fenced"
+
+
+@pytest.mark.rule("C6")
+def test_c6_a_producer_that_is_handed_over_while_its_state_is_read_is_moved(
+    engine: xl.Engine, topic: xl.Topic, other: xl.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = topic.producer(EXCLUSIVE, follow=False)
+    session, catch_up = producer._sender.session, TopicLog.catch_up
+
+    def meanwhile(log: TopicLog) -> None:
+        monkeypatch.setattr(TopicLog, "catch_up", catch_up)
+        assert engine.unload("orders", to=other.id, timeout=PATIENCE)[0].ok
+        until(lambda: session.lost)
+        catch_up(log)
+
+    monkeypatch.setattr(TopicLog, "catch_up", meanwhile)
+    assert producer.state == "moved"
+    assert session.lost
 
 
 # ---- outcomes ------------------------------------------------------------------------------
