@@ -140,6 +140,8 @@ def tables_of(changes: Changes) -> Tables:
 class MemoryLedger:
     """What the library's sessions use of a ledger."""
 
+    path = "a ledger in memory"
+
     def __init__(self) -> None:
         self.store: Store = {}
         self.watch: Watch | None = None

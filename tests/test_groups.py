@@ -89,6 +89,7 @@ def test_groups_share_no_temporary_files_and_leave_only_those_of_one_that_fails(
     assert [each.exists() for each in made] == [False, True, False]
     [root] = (place / "tmp").iterdir()
     assert list(root.iterdir()) == [made[1].parent]
+    assert (root.stat().st_mode & 0o777, made[1].parent.stat().st_mode & 0o7777) == (0o755, 0o1777)
     assert f"temporary files of what failed: {root}" in printed
 
 

@@ -67,6 +67,7 @@ class Group:
         """Run the target in a process group of its own, so that it can be ended as a whole."""
         self.began = time.monotonic()
         self.temporary.mkdir()
+        self.temporary.chmod(0o1777)  # as /tmp: tests run programs as other users, too
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 ["make", "--no-print-directory", self.target],
@@ -260,6 +261,7 @@ def main() -> int:
         signal.signal(signum, interrupted)
     OUTPUT.mkdir(exist_ok=True)
     root = Path(tempfile.mkdtemp(prefix="xl-"))  # short: paths of sockets have 107 bytes at most
+    root.chmod(0o755)
     groups = [
         Group(target, root / f"{number}-{target}")
         for number, target in enumerate(arguments.targets)

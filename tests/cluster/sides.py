@@ -118,14 +118,14 @@ class Side:
         self.made[label] = self.engines[engine].reader(TOPICS, group=group)
 
     def _role(self, label: str, engine: str, mode: str, **options: Any) -> None:
-        """Ask for a lock, and wait for that if the mode does."""
+        """Ask for a lock, and have that wait if the mode does, and it has no timeout."""
 
         def lost(role: xl.Role, error: xl.ExclusiveLogError) -> None:
             self._hear(label, "lost", role.name, self.error(error))
 
         made = self.engines[engine].role_async("job", access_mode=mode, on_lost=lost, **options)
         self.made[label] = made
-        if mode != WAIT:
+        if mode != WAIT or "timeout" in options:
             self.made[label] = made.result()
 
     def _check(self, label: str) -> None:
