@@ -46,7 +46,12 @@ cdef class SpareRoom:
             raise OSError(ENOSPC, "too many open ledgers")
         for each in files:
             xr_add_file(self.index, each)
-        self.fill()
+        try:
+            self.fill()
+        except BaseException:
+            xr_forget(self.index)
+            self.index = -1
+            raise
         self._protect(self.index)
 
     cdef _protect(self, int index):

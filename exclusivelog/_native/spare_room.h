@@ -11,12 +11,14 @@
 #include <sys/stat.h>
 
 #define XR_SPARES 1024      /* one for each open ledger */
+#define XR_FILLING 2
 #define XR_FILES 2          /* mapped files that are given blocks of their own at once */
 
 /* A program may close all descriptors, and open others with the same numbers. */
 typedef struct { int fd; uint64_t device, inode, size; } xr_file;
 
-/* `room`: the file without a name. `spent`: its blocks are freed; stores into the journal may fail. */
+/* `room`: the file without a name. `spent`: its blocks are freed, or (XR_FILLING) not allocated again yet;
+   stores into the journal may fail. */
 typedef struct { uint32_t used, spent; int count; xr_file room, files[XR_FILES]; } xr_spare;
 
 static xr_spare xr_spares[XR_SPARES];
@@ -97,8 +99,9 @@ static inline uint32_t xr_is_spent(int index) {
 static inline int xr_fill(int index, int64_t size) {
     xr_spare *spare = &xr_spares[index];
     if (!xr_is(&spare->room)) return EBADF;
+    xl_store(&spare->spent, XR_FILLING);
     if (fallocate(spare->room.fd, 0, 0, size)) return errno;
-    xl_store(&spare->spent, 0);
+    xl_swap(&spare->spent, XR_FILLING, 0);  /* unless a store of another thread has needed it meanwhile */
     return 0;
 }
 

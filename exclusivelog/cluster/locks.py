@@ -113,6 +113,11 @@ class ClusterRoles:
         seat = self._claims.pop(number)
         session = self._host.registry.find(number)
         if session is None:  # it was handed over meanwhile, or its engine was closed
+            if not self._host.closed:
+                [(name, _)] = seat.generations.items()
+                holding.lost(
+                    OwnershipLostError(f"role {name!r} was lost as soon as it was granted")
+                )
             return
         seat.session = session
         session.subscribe(holding, owner=False)

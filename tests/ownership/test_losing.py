@@ -20,6 +20,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog.local.session import LocalSession
 from exclusivelog.local.shm import slots
+from exclusivelog.local.storage import ledger
 from testing.children import child, finish, line, tell
 from testing.processes import (
     EXCLUSIVE,
@@ -883,6 +884,25 @@ OPENS_ITS_OWN = """
             producer.send(b"of the parent")
     print(len(list(topic.reader())), engine.verify().ok, flush=True)
 """
+
+
+def test_c5_threads_that_fork_at_once_shut_nobody_out(engine: xl.Engine) -> None:
+    """Each ends its own fork, although the one that began first ends while the other waits."""
+    gate = engine.ledger._environment.gate
+
+    def fork() -> None:
+        ledger._before_fork()
+        ledger._after_fork_in_parent()
+
+    with ThreadPoolExecutor(2) as pool:
+        with engine.ledger.read():
+            forks = [pool.submit(fork)]
+            until(lambda: gate.shut)
+            forks.append(pool.submit(fork))
+            until(lambda: len(ledger._forks) == 2)
+        for each in forks:
+            each.result(PATIENCE)
+    assert (gate.shut, ledger._forks) == (0, {})
 
 
 @pytest.mark.parametrize("transaction", ["read", "write_exclusive"])

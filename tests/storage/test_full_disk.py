@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import exclusivelog as xl
+from exclusivelog import _core
 from exclusivelog.local.blocks import (
     EXTENT,
     FIEMAP,
@@ -721,3 +722,15 @@ def test_h2_a_full_disk_does_not_kill_a_program_that_blocks_all_signals(
     assert said.strip() in (
         {"LedgerFullError"} if holes == "none" else {"LedgerFullError", "LedgerIOError"}
     )
+
+
+def test_h2_spare_room_that_a_disk_does_not_have_uses_up_no_place(engine: xl.Engine, path) -> None:
+    """It is tried again every second, and there are places for as many ledgers as can be open."""
+    fd = os.open(path, os.O_TMPFILE | os.O_RDWR)
+    try:
+        for _ in range(1100):
+            with pytest.raises(OSError, match=r"No space|too large"):
+                _core.SpareRoom(fd, 1 << 60, [], engine.ledger.journal, [])
+        _core.SpareRoom(fd, 4096, [], engine.ledger.journal, []).close()
+    finally:
+        os.close(fd)

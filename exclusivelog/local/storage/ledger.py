@@ -581,7 +581,7 @@ class Fork:
     """What a fork of this process has shut until it is over."""
 
     def __init__(self) -> None:
-        self.holds_opening = True
+        self.holds_opening = False
         self.shut: list[Ledger] = []
 
     def begin(self) -> None:
@@ -602,16 +602,21 @@ class Fork:
             _opening.release()
 
 
-_forks: list[Fork] = []  # a signal handler that forks may interrupt the beginning of another
+# By thread: two may fork at once, and a signal handler that forks may interrupt another fork.
+_forks: dict[int, list[Fork]] = {}
 
 
 def _before_fork() -> None:
-    _forks.append(Fork())
-    _forks[-1].begin()
+    fork = Fork()
+    _forks.setdefault(threading.get_ident(), []).append(fork)
+    fork.begin()
 
 
 def _after_fork_in_parent() -> None:
-    _forks.pop().end()
+    mine = _forks[threading.get_ident()]
+    mine.pop().end()
+    if not mine:
+        del _forks[threading.get_ident()]
 
 
 _inherited: list[Ledger] = []
