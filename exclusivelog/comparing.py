@@ -71,7 +71,11 @@ Part = tuple[Any, Any, str]  # of a, of b, and its path
 
 def _parts(a: Any, b: Any, path: str) -> list[Part]:
     return _known_parts(a, b, path) + [
-        (getattr(a, name, _NOTHING), getattr(b, name, _NOTHING), f"attribute {name}")
+        (
+            _core.attribute_of(a, name, _NOTHING),
+            _core.attribute_of(b, name, _NOTHING),
+            f"attribute {name}",
+        )
         for name in _core.extras_of(a, b)
     ]
 

@@ -270,7 +270,7 @@ def _by_msgspec(
     for each, _ in _types(inspect, info):
         if isinstance(each, inspect.Field):
             encode(each.name)  # it finds a name that is not ASCII only if its UTF-8 is known
-    if any(_omits_defaults(each) for each, _ in _types(inspect, info)):
+    if any(_writes_other_fields(_class_of(each)) for each, _ in _types(inspect, info)):
         whole = _Whole(_needed("msgspec", cls).UNSET)
         return lambda value: encode(whole.of(value)), decoder.decode, _core.Shape()
     return encode, decoder.decode, _TypeShapes(json, inspect).of(info)
@@ -282,10 +282,17 @@ def _unknown(inspect: Any, info: Any) -> str | None:
         if isinstance(each, inspect.CustomType):
             return f"{field} has type {each.cls.__name__}"
         if isinstance(each, inspect.DataclassType):  # also of attrs
-            base = _core.base_of_c(each.cls)
+            base = _core.base_of_c(_class_of(each))
             if base is not None:  # a dict that msgspec makes without that of C: a crash when read
                 return f"{each.cls.__name__} extends {base.__name__}, what that adds to its fields"
     return None
+
+
+def _class_of(info: Any) -> Any:
+    """The class of the objects of a type; None if it has no class. msgspec names that of `G[int]`,
+    whose attributes are not those of G, and gives the types of its fields."""
+    cls = getattr(info, "cls", None)
+    return typing.get_origin(cls) or cls
 
 
 def _types(inspect: Any, info: Any) -> Iterator[tuple[Any, str]]:
@@ -312,17 +319,19 @@ def _parts(inspect: Any, info: Any, field: str) -> Iterator[tuple[Any, str]]:
                 yield part, field
 
 
-# ---- Structs that leave their defaults out -----------------------------------------------
+# ---- Classes of which msgspec writes more or less than the fields ------------------------
 
 
-def _omits_defaults(info: Any) -> bool:
-    config = getattr(getattr(info, "cls", None), "__struct_config__", None)
-    return config is not None and bool(config.omit_defaults)
+def _writes_other_fields(cls: Any) -> bool:
+    """Whether msgspec leaves fields out that have their defaults, or writes slots that are none."""
+    config = getattr(cls, "__struct_config__", None)
+    omits = config is not None and bool(config.omit_defaults)
+    return omits or (hasattr(cls, "__attrs_attrs__") and bool(_core.keeps_computed(cls)))
 
 
 class _Whole:
     """Makes of an object what msgspec is to encode for it: with the defaults that a Struct would
-    leave out, as another process may have other ones."""
+    leave out, as another process may have other ones; without what attrs has computed."""
 
     def __init__(self, unset: Any) -> None:
         self._unset = unset  # the value of what is always left out
@@ -433,7 +442,7 @@ class _TypeShapes:
     def _of_class(self, info: Any) -> _core.Shape:
         if id(info) in self._known:  # a class may have fields of its own type
             return self._known[id(info)][1]
-        shape = _core.Shape(info.cls, "fields")
+        shape = _core.Shape(_class_of(info), "fields")
         self._known[id(info)] = info, shape  # `info` is kept, and so is its id
         if not _stores_what_it_is_given(info):
             shape.kind = None  # it holds nothing
@@ -448,7 +457,7 @@ class _TypeShapes:
 def _stores_what_it_is_given(info: Any) -> bool:
     """Whether an object made of its fields' values has these values: no code of the class, nor of
     attrs, runs meanwhile."""
-    kind = info.cls
+    kind = _class_of(info)
     if hasattr(kind, "__post_init__") or hasattr(kind, "__attrs_attrs__"):
         return False
     stored = (inspect.getattr_static(kind, field.name, None) for field in info.fields)

@@ -361,7 +361,10 @@ cdef list _slots_of(object kind):
     """The names of the slots that a class statement declares, as its objects have them."""
     if "__slots__" not in vars(kind):
         return []
-    return [name for name, each in vars(kind).items() if slot_offset(each) != 0]
+    return [
+        name for name, each in vars(kind).items()
+        if slot_offset(each) != 0 and each.__objclass__ is kind  # attrs copies those of others
+    ]
 
 
 def fields_of(kind):
@@ -519,7 +522,7 @@ cdef bint _are_equal(object x, object y):
 cdef int _same_attributes(object a, object b, int left) except -1:
     """Whether they have the same attributes beside what their class is compared by."""
     for name in _extras(a, b):
-        if not _same(getattr(a, name, _MISSING), getattr(b, name, _MISSING), left):
+        if not _same(_attribute(a, name), _attribute(b, name), left):
             return False
     return True
 
@@ -530,6 +533,29 @@ def extras_of(a, b):
     return _extras(a, b)
 
 
+def attribute_of(value, name, default):
+    """An attribute that `extras_of` names; `default` if the object does not have it."""
+    found = _attribute(value, name)
+    return default if found is _MISSING else found
+
+
+cdef object _attribute(object value, object name):
+    """What an object has by this name in a slot, in its `__dict__` or from its class; `_MISSING` if
+    nothing. No code of the application's runs, as a `__getattr__` that computes it."""
+    cdef object kind = type(value), inherited = _MISSING, found
+    for base in kind.__mro__:
+        found = vars(base).get(name, _MISSING)
+        if slot_offset(found) != 0 and issubclass(kind, found.__objclass__):
+            try:
+                return found.__get__(value)
+            except AttributeError:
+                return _MISSING
+        inherited = found if inherited is _MISSING else inherited
+    if kind.__dictoffset__ == 0:
+        return inherited
+    return PyObject_GenericGetDict(value, NULL).get(name, inherited)
+
+
 cdef tuple _extras(object a, object b):
     cdef object kind = type(a), known = _known_names.get(kind), found, other
     cdef tuple extras
@@ -537,7 +563,10 @@ cdef tuple _extras(object a, object b):
         known = _known_names[kind] = _compared_names(kind), _ignored_slots(kind)
     names, extras = known
     if extras:
-        extras = tuple([name for name in extras if hasattr(a, name) or hasattr(b, name)])
+        extras = tuple([
+            name for name in extras
+            if _attribute(a, name) is not _MISSING or _attribute(b, name) is not _MISSING
+        ])
     if names is None:
         return extras
     found, other = PyObject_GenericGetDict(a, NULL), PyObject_GenericGetDict(b, NULL)
@@ -552,6 +581,10 @@ cdef tuple _extras(object a, object b):
 cdef dict _known_names = {}  # by class: what its comparison knows, and the slots that it ignores
 
 
+# `G[int](1)` notes there what it was made by.
+cdef frozenset OF_TYPING = frozenset({"__orig_class__"})
+
+
 cdef object _compared_names(object kind):
     """The names of the fields of a class whose comparison ignores other attributes; None for other
     classes. A method of the application's is believed."""
@@ -559,12 +592,12 @@ cdef object _compared_names(object kind):
         return None
     names = _fields_of(kind)
     if names is not None:
-        return None if "__dict__" in names else frozenset(names)
+        return None if "__dict__" in names else OF_TYPING.union(names)
     definer = _definer_of_eq(kind)
     if not hasattr(vars(definer)["__eq__"], "__code__"):
-        return frozenset()
+        return OF_TYPING
     # A method of Python's own knows nothing of what a class that extends its own adds.
-    return frozenset() if _is_of_library(definer) and not _is_of_library(kind) else None
+    return OF_TYPING if _is_of_library(definer) and not _is_of_library(kind) else None
 
 
 cdef tuple _ignored_slots(object kind):
@@ -598,14 +631,31 @@ cdef bint _is_of_library(object kind):
 
 def names_of_slots(kind, until=None):
     """The names of the slots that an application's classes declare, of a class and those that it
-    extends, up to one of these."""
-    cdef set found = set()
+    extends, up to one of these. Not of those where attrs keeps what it computes."""
+    cdef set found = set(), computed = {"_attrs_cached_hash"}
     for base in kind.__mro__:
         if base is until:
             break
+        computed.update(_cached_by_attrs(base))
         if not _is_of_library(base):
-            found.update(_slots_of(base))
-    return found - {"_attrs_cached_hash"}
+            found.update([name for name in _slots_of(base) if name not in computed])
+    return found
+
+
+def keeps_computed(kind):
+    """Whether a class has slots for its cached properties."""
+    return any([_cached_by_attrs(base) for base in kind.__mro__])
+
+
+cdef tuple _cached_by_attrs(object kind):
+    """The names of the cached properties for which attrs makes slots in a class: its `__getattr__`
+    computes what is not there, and has them as a default."""
+    cdef object compute = vars(kind).get("__getattr__")
+    if "__attrs_attrs__" not in vars(kind) or not hasattr(compute, "__code__"):
+        return ()
+    if compute.__code__.co_varnames[2:3] != ("cached_properties",) or not compute.__defaults__:
+        return ()
+    return tuple(compute.__defaults__[0])
 
 
 def base_of_c(kind):

@@ -16,12 +16,13 @@ import dataclasses
 import datetime as dt
 import decimal
 import fractions
+import functools
 import json
 import pickle
 import subprocess
 import sys
 import time
-from typing import Annotated, Any, NewType
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, NewType, TypedDict, TypeVar, cast
 
 import attrs
 import msgspec
@@ -475,6 +476,180 @@ def test_g10_floats_of_a_subclass_are_compared_as_floats_are() -> None:
     kind = type("F", (float,), {})
     assert difference(kind("nan"), kind("nan")) is None
     assert difference(kind(0.0), kind(-0.0)) is not None
+
+
+# ---- what attrs computes -----------------------------------------------------------------
+
+
+@attrs.define
+class Circle:
+    radius: int
+    _unit: str = "m"
+
+    @functools.cached_property
+    def area(self) -> int:
+        """Refuses, or makes another object each time, which no library encodes."""
+        if self.radius < 0:
+            raise ValueError("no circle has that")
+        return self.radius**2 if self.radius > 1 else cast("int", object())
+
+
+@attrs.define
+class Named(Noted):
+    n: int
+    extent: ClassVar[Any]
+
+    @functools.cached_property
+    def extent(self) -> int:  # type: ignore[no-redef]
+        return self.n
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} is looked for")
+
+
+@attrs.define
+class Drawn:
+    circles: list[Circle]
+
+
+@pytest.mark.parametrize("radius", [-1, 1, 2])
+def test_g10_no_cached_property_is_computed_to_send_an_object(radius: int) -> None:
+    """attrs makes slots for those, and computes what is not there when it is looked at."""
+    for value in (Circle(radius, "km"), Drawn([Circle(radius)])):
+        codec: Any = serde.model(type(value))
+        assert codec.loads(codec.dumps(value)) == value
+    assert difference(Circle(radius), Circle(radius)) is None
+
+
+@pytest.mark.parametrize("radius", [1, 2])
+def test_g10_what_is_computed_is_not_sent(radius: int) -> None:
+    """Whether somebody has looked at it before makes no difference."""
+    codec: Any = serde.model(Drawn)
+    value = Drawn([Circle(radius)])
+    data = codec.dumps(value)
+    assert value.circles[0].area is value.circles[0].area
+    assert codec.dumps(value) == data
+    assert codec.loads(data) == value
+
+
+def test_g10_a_slot_beside_one_of_attrs_is_compared() -> None:
+    """It is read without a method of the class, and is not taken for a cached property."""
+    codec: Any = serde.model(Named)
+    value = Named(1)
+    assert value.extent == 1
+    assert codec.loads(codec.dumps(value)) == value
+    with pytest.raises(ValueError, match="the attribute note str 'kept nowhere'"):
+        codec.dumps(noted(value))
+
+
+# ---- generic classes ---------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass
+class Box(Generic[T]):
+    item: T
+
+
+@attrs.define
+class AttrsBox(Generic[T]):
+    item: T
+
+
+class StructBox(msgspec.Struct, Generic[T]):
+    item: T
+
+
+class ShortBox(msgspec.Struct, Generic[T], omit_defaults=True):
+    item: T
+    size: int = 1
+
+
+class TupleBox(NamedTuple, Generic[T]):
+    item: T
+
+
+class DictBox(TypedDict, Generic[T]):
+    item: T
+
+
+@pydantic.dataclasses.dataclass
+class PydanticBox(Generic[T]):
+    item: T
+
+
+@dataclasses.dataclass
+class Growing(Generic[T]):
+    """What is read is not what was written."""
+
+    item: T
+
+    def __post_init__(self) -> None:
+        self.item = [self.item]  # type: ignore[assignment]
+
+
+@dataclasses.dataclass
+class BoxedRow(list[int], Generic[T]):
+    item: T
+
+
+BOXES: list[Any] = [Box, AttrsBox, StructBox, ShortBox, TupleBox, DictBox, PydanticBox]
+
+
+def holder(kind: Any) -> Any:
+    return dataclasses.make_dataclass("Holder", [("box", kind)])
+
+
+@pytest.mark.parametrize("box", BOXES, ids=lambda each: each.__name__)
+def test_g10_objects_of_a_generic_class_come_back(box: Any, topic: xl.Topic) -> None:
+    """Those that are given as `Box[int](1)` note that: it is no part of what they are."""
+    kind = box[int]
+    hold = holder(kind)
+    pairs: list[tuple[Any, Any]] = [
+        (kind, kind(item=1)), (kind, box(item=1)), (list[kind], [box(item=1), kind(item=2)]),
+        (box[kind], box(item=box(item=3))), (dict[str, kind], {"a": box(item=1)}),
+        (kind | None, box(item=4)), (hold, hold(box(item=5))),
+    ]  # fmt: skip
+    for of, value in pairs:
+        codec: Any = serde.model(of)
+        assert difference(value, codec.loads(codec.dumps(value))) is None
+    with topic.producer(serializer=kind) as producer:
+        producer.send(box(item=6))
+    assert next(topic.reader(deserializer=kind)).value == box(item=6)
+
+
+@pytest.mark.parametrize("box", BOXES, ids=lambda each: each.__name__)
+def test_g10_what_is_no_type_of_a_generic_class_is_refused(box: Any) -> None:
+    kind = box[int]
+    hold = holder(kind)
+    for of, wrap in ((kind, lambda each: each), (list[kind], lambda each: [each]), (hold, hold)):
+        for item in ("a", True, None, 1.5, box(item=1)):
+            with pytest.raises(REFUSALS, match="int"):
+                serde.model(of).dumps(wrap(box(item=item)))  # type: ignore[operator]
+
+
+def test_g10_each_type_of_a_generic_class_has_a_shape_of_its_own() -> None:
+    @dataclasses.dataclass
+    class Both:
+        number: Box[int]
+        text: StructBox[str]
+
+    assert is_plain(Both, Both(Box(1), StructBox("a")))
+    assert not is_plain(Both, Both(Box("a"), StructBox("a")))  # type: ignore[arg-type]
+    assert not is_plain(Both, Both(Box(1), StructBox(1)))  # type: ignore[arg-type]
+
+
+def test_g10_the_default_of_a_generic_struct_is_stored() -> None:
+    codec: Any = serde.model(list[ShortBox[int]])
+    assert json.loads(codec.dumps([ShortBox(2)])) == [{"item": 2, "size": 1}]
+
+
+def test_g10_a_generic_class_is_looked_at_as_others_are() -> None:
+    with pytest.raises(ValueError, match="does not come back"):
+        serde.model(Growing[Any]).dumps(Growing(1))
+    with pytest.raises(TypeError, match="BoxedRow extends list"):
+        serde.model(BoxedRow[int])
 
 
 # ---- numbers that are too large ----------------------------------------------------------
