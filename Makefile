@@ -19,7 +19,7 @@ DEMO_READY := $(VENV)/ready-for-demo
 DOCS_READY := $(VENV)/ready-for-docs
 SOURCES := setup.py pyproject.toml $(wildcard exclusivelog/*.pyx exclusivelog/*.pxd exclusivelog/_native/*)
 
-.PHONY: demo test test-all test-short test-long test-process test-broker test-bench lint docs bench \
+.PHONY: demo test test-all test-short test-long test-spark test-process test-broker test-bench lint docs bench \
     torture proof wheels chromium clean
 .DELETE_ON_ERROR:
 
@@ -46,7 +46,7 @@ PYTEST = $(BIN)/python -m pytest -q -rs --benchmark-disable -n $(WORKERS)
 
 # `make test test-all` does not run twice what both contain.
 GROUPS := lint test-short
-REST := test-long test-process docs test-broker test-bench
+REST := test-long test-process test-spark docs test-broker test-bench
 
 test: $(READY)
 	@$(BIN)/python tools/groups.py $(GROUPS)
@@ -66,15 +66,19 @@ build/collected: $(READY) $(shell find tests testing proof bench -name '*.py')
 	@mkdir -p build
 	@$(BIN)/python -m pytest -q --collect-only >$@ || { cat $@; exit 1; }
 
-# There are more of them than of the others beside them: all should end at the same time.
-test-long: WORKERS := 10
+# Each worker that runs a test of Spark starts a JVM, and warms it up: these have few.
 test-long: $(READY)
-	$(PYTEST) --rest -m "not broker" --durations=10 tests proof/tests
+	$(PYTEST) --rest -m "not broker" --durations=10 tests proof/tests --ignore=tests/spark
 
+test-spark: WORKERS := 2
+test-spark: $(READY)
+	$(PYTEST) --rest -m "not broker" --durations=10 tests/spark
+
+test-process: WORKERS := 4
 test-process: $(READY)
 	$(PYTEST) -m "not broker and not once" --durability=process tests testing proof/tests
 
-test-broker: WORKERS := 4
+test-broker: WORKERS := 2
 test-broker: $(READY)
 	$(PYTEST) -m broker tests/cluster tests/conformance tests/spark proof/tests
 

@@ -148,11 +148,12 @@ def test_i1_all_have_their_turns(
     shared: Map, topic: xl.Topic, mapper: Callable[..., Worker]
 ) -> None:
     """Three processes write as fast as they can. None starves, none loses a write, and the
-    topic does not change hands for every one of them. Beside load, four seconds are few turns:
-    they are given more."""
+    topic does not change hands for every one of them. Beside load, four seconds are few turns, and
+    the kernel may run one process far less than the others: they are given more."""
     processes = [mapper(name=f"w{number}") for number in range(3)]
-    counts, longest = [0, 0, 0], 0.0
-    while sum(counts) < 1000:
+    counts, longest, rounds = [0, 0, 0], 0.0, 0
+    while rounds < 10 and (sum(counts) < 1000 or min(counts) <= sum(counts) / 20):
+        rounds += 1
         for process in processes:
             process.start(count_up, "n", 4.0)
         for number, process in enumerate(processes):
