@@ -54,6 +54,13 @@ def on_disk(path: str | Path) -> int:
     return sum(files(path).values())
 
 
+def is_freed(engine: xl.Engine, live: int) -> bool:
+    """Is there no more on the disk than that? A read of a thread in the background, which lasts
+    longer on a busy machine, may have kept a segment that was rewritten."""
+    engine.ledger.remove_unneeded()
+    return on_disk(engine.path) <= bound(live)
+
+
 def bound(live: int) -> int:
     """What docs/operations.md promises, and the alignment of the entries."""
     return 2 * live + 2 * (SEGMENT + LARGE)
@@ -74,7 +81,7 @@ def test_h2_a_lack_of_descriptors_gives_no_segment_up(engine, path, monkeypatch)
         rewrite(engine)
     assert not engine.ledger.segments.stuck
     rewrite(engine)
-    assert on_disk(path) <= bound(len(rare(40)) * LARGE)
+    until(lambda: is_freed(engine, len(rare(40)) * LARGE))
     assert values(engine.topic("rare")) == rare(40)
 
 
@@ -104,11 +111,11 @@ def test_g8_what_is_rewritten_counts_as_before(engine, path) -> None:
     """And the deletion does it, for programs that are over before the background begins."""
     fill_mixed(engine, 40)
     engine.delete_topic("bulk")
-    assert on_disk(path) <= bound(5 * LARGE)
+    until(lambda: is_freed(engine, 5 * LARGE))
     assert sizes(engine) == (known(engine), sum(known(engine).values()))
     assert values(engine.topic("rare")) == rare(40)
     engine.delete_topic("rare")
-    assert sizes(engine) == ({}, 0)
+    until(lambda: is_freed(engine, 0) and sizes(engine) == ({}, 0))
 
 
 @pytest.mark.rule("G8")
@@ -129,7 +136,7 @@ def test_g8_a_segment_whose_dead_bytes_nobody_has_counted_is_rewritten(engine, p
         for segment in tables.large.survey():
             tables.rows.delete("meta", b"dead" + segment.id.to_bytes(8))
     engine.delete_topic("bulk")
-    assert on_disk(path) <= bound(5 * LARGE)
+    until(lambda: is_freed(engine, 5 * LARGE))
     assert values(engine.topic("rare")) == rare(40)
 
 
@@ -446,7 +453,7 @@ def whole_after(path: Path) -> None:
         assert set(files(path)) == set(known(engine))
         rewrite(engine)
         assert values(engine.topic("rare")) == rare(40)
-        assert on_disk(path) <= bound(6 * LARGE)
+        until(lambda: is_freed(engine, 6 * LARGE))
         engine.delete_topic("rare")
         engine.delete_topic("bulk")
-        assert sizes(engine) == ({}, 0)
+        until(lambda: is_freed(engine, 0) and sizes(engine) == ({}, 0))
