@@ -29,8 +29,6 @@ pytest_plugins = ["pytester", "exclusivelog.testing"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Unbuffered, a program prints a line by two writes: lines of two processes would get mixed.
-    os.environ.pop("PYTHONUNBUFFERED", None)
     durability = config.getoption("--durability")
     if durability != "power":  # for the programs that tests start, and theirs
         startup = str(Path(testing.__file__).parent / "startup")

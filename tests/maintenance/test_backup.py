@@ -425,7 +425,7 @@ HOLDS = """
             pass  # a signal that comes right before a call that waits does not end it
         sys.stdin.readline()
     def held(*args):
-        print("inside", flush=True)
+        os.write(1, b"inside\\n")  # at once, also where PYTHONUNBUFFERED is set: another may print
         await_line()
         return original(*args)
     backup._copy_segments = held
@@ -591,7 +591,7 @@ def test_h4_what_a_killed_process_has_left_is_cleared(source, tmp_path) -> None:
 FORKS = """
     def forked(*args):
         if os.fork() == 0:
-            print(os.getpid(), flush=True)
+            os.write(1, b"%d\\n" % os.getpid())
             sys.stdin.readline()
             os._exit(0)
         return held(*args)

@@ -471,7 +471,8 @@ def test_no_stderr_hurts_a_call(path: str, full_pipe: int, how: str, handlers: s
         os.close(reading)
         assert told.count(b"no snapshot") == 20
         assert b"a long text" not in told  # it is longer than the pipe
-    assert (done.stdout, done.returncode) == (b"0 2\n", 0)
+    # 120: Python itself could not write what was left for stderr.
+    assert (done.stdout, done.returncode in (0, 120)) == (b"0 2\n", True)
 
 
 @pytest.mark.sampled
@@ -482,7 +483,8 @@ def test_a_stderr_that_is_closed_later_hurts_no_call(path: str, close: str) -> N
         [sys.executable, "-c", program, "a handler", path], stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, timeout=PATIENCE, check=False, cwd=ROOT,
     )  # fmt: skip
-    assert (done.stdout, done.returncode) == (b"0 2\n", 0)
+    # 120: Python itself could not write what was left for stderr.
+    assert (done.stdout, done.returncode in (0, 120)) == (b"0 2\n", True)
 
 
 def test_a_blocked_handler_is_left_out_and_the_others_are_not(full_pipe: int, broken) -> None:
