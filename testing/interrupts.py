@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import random
 import threading
@@ -58,6 +59,12 @@ class Interrupts:
         return not thread.is_alive()
 
     def _call(self, number: int) -> None:
+        # A thread that did not run for a second may have the second interrupt while it handles
+        # the first one.
+        with contextlib.suppress(Limit):
+            self._step_until_interrupted(number)
+
+    def _step_until_interrupted(self, number: int) -> None:
         try:
             self._begun.set()
             self._step(number)

@@ -297,6 +297,15 @@ class Side:
             found["heard"] = sorted(self._heard)
         return found
 
+    def knows_its_grants(self) -> bool:
+        """No future is still without the outcome that its request has in the log."""
+        futures = [made for made in self.made.values() if hasattr(made, "cancel")]
+        pending = [future for future in futures if not future.done()]
+        waiters = [waiter for name in TOPICS for waiter in self._topic("a", name).waiters]
+        if len(pending) > len(waiters):
+            waiters += [waiter for role in self.engines["a"].roles() for waiter in role.waiters]
+        return len(pending) <= len(waiters)
+
     def _state(self, made: Any) -> object:
         if isinstance(made, xl.Claim):
             return made.is_valid
@@ -327,7 +336,7 @@ class Pair:
 
     def make(self, *calls: Call) -> None:
         """Make these calls on both; Different if the outcomes, or what is seen after each, do not
-        become the same."""
+        become the same. Each is made when all have seen the outcomes of those before it."""
         for call in calls:
             self.calls.append(call)
             outcomes = self.first.make(call), self.second.make(call)
@@ -337,12 +346,14 @@ class Pair:
 
     def _compare_views(self) -> None:
         deadline, pause = time.monotonic() + PATIENCE, 0.0005
-        while (first := self.first.view()) != (second := self.second.view()):
+        while (first := self.first.view()) != (second := self.second.view()) or not (
+            self.first.knows_its_grants() and self.second.knows_its_grants()
+        ):
             if time.monotonic() > deadline:
                 unlike = [
                     what for what in {**first, **second} if first.get(what) != second.get(what)
                 ]
-                what = unlike[0]
+                what = unlike[0] if unlike else "a grant that its future does not know"
                 a, b = first.get(what), second.get(what)
                 if isinstance(a, list) and isinstance(b, list):
                     a, b = [x for x in a if x not in b], [x for x in b if x not in a]
