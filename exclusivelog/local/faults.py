@@ -107,6 +107,10 @@ def retry_damaged(read: Callable[[], Found]) -> Found:
             before = str(error)
 
 
+REPORTED = 1000  # damaged rows that are remembered
+_reported: set[tuple[str, str, str]] = set()
+
+
 def apart_if_damaged(
     path: str,
     some: Sequence[Item],
@@ -123,10 +127,18 @@ def apart_if_damaged(
         try:
             found += change([one])
         except LedgerCorruptedError as error:
-            logs.emit(
-                log, logs.ROW_DAMAGED, ledger=path, reason=str(error), consequence=consequence
-            )
+            report_damaged(path, error, consequence)
     return found
+
+
+def report_damaged(path: str, error: LedgerCorruptedError, consequence: str) -> None:
+    """Log a damaged row that work on others passes over; once, since that work is repeated."""
+    line = path, str(error), consequence
+    if line not in _reported:
+        if len(_reported) == REPORTED:
+            _reported.clear()
+        _reported.add(line)
+        logs.emit(log, logs.ROW_DAMAGED, ledger=path, reason=str(error), consequence=consequence)
 
 
 def map_full(path: str, pinned_by: str = "") -> LedgerFullError:

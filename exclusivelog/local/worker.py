@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 PLACE_PATIENCE_SECONDS = 5.0  # a closing engine waits so long for a file system
 RELEASED_AT_ONCE = 1000
+NOT_RELEASED = "its session is not released before this engine is closed"
 # The first round finds little to do. Until then, the interpreter is for the caller that opens the
 # engine, unless a notification comes.
 FIRST_ROUND_SECONDS = 0.05
@@ -259,7 +260,7 @@ class BackgroundWorker:
                     s.session.id for s in self._registry.sessions()
                 }
                 with self._ledger.read() as tables:
-                    sessions = tables.sessions.of_engine(self._engine_id)
+                    sessions = tables.sessions.of_engine(self._engine_id, NOT_RELEASED)
                     reserved = {
                         s.id
                         for s in sessions

@@ -441,6 +441,36 @@ def test_d4_a_damaged_hand_over_holds_up_no_other_topics_waiters(path, worker) -
         assert waiting.result(PATIENCE).topic_epoch == 2
 
 
+@pytest.mark.parametrize("table", ["holders", "queue"])
+def test_d4_a_damaged_session_row_holds_up_no_other_topics_waiters(
+    path, worker, table, caplog
+) -> None:
+    """Of two topics of a dead engine, the session's row of one is damaged, or its first waiter's;
+    shared producers of the same engine are evicted, too."""
+    owner = worker()
+    owner.call(own_orders_and, "broken")
+    owner.call(share, "shared")
+    with xl.open(path) as engine:
+        broken, shared = engine.topic("broken"), engine.topic("shared")
+        ahead = broken.producer_async("wait_for_exclusive")
+        until(lambda: len(broken.waiters) == 1)
+        waiting = engine.topic("orders").producer_async("wait_for_exclusive")
+        with engine.ledger.read() as tables:
+            [(rest, _)] = tables.rows.under(table, broken.id)
+        damage = Damage(engine, broken)
+        damage.put(0, b"\xc1", table=table, key=U64.pack(broken.id) + rest)
+        owner.kill()
+        assert waiting.result(PATIENCE).topic_epoch == 2
+        engine.backend.sessions.evict_gone()
+        assert shared.holders == []
+        assert not ahead.done()
+        until(lambda: "no waiter is promoted there" in caplog.text or "not evicted" in caplog.text)
+
+
+def share(state: State, name: str) -> None:
+    state.kept[name] = state.engine.topic(name).producer("shared")
+
+
 def close_the_engine(state: State) -> None:
     state.engine.close()
 

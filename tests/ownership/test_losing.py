@@ -163,7 +163,7 @@ def test_c2_all_sessions_of_a_dead_engine_are_evicted(
 
     def sessions() -> list[Any]:
         with engine.ledger.read() as tables:
-            return tables.sessions.of_engine(gone)
+            return tables.sessions.of_engine(gone, "")
 
     assert len(sessions()) == 5
     waiter = topic.producer_async(WAIT)

@@ -336,7 +336,7 @@ def test_d9_a_topic_with_a_damaged_row_fails_alone(
             assert (error.topic, repr(table) in str(error)) == (name, True)
         granted = {f"t{i}" for i, future in enumerate(futures) if not future.exception(0)}
         with engine.ledger.read() as tables:
-            mine = tables.sessions.of_engine(engine.id)
+            mine = tables.sessions.of_engine(engine.id, "")
         assert {session.topic for session in mine} == {engine.topic(name).id for name in granted}
         for future in futures:
             if not future.exception(0):

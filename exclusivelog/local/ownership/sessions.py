@@ -1055,7 +1055,7 @@ class Sessions:
         size = EVICTED_AT_FIRST
         for waiters in (False, True):  # of these there may be ten thousand, and no topic needs them
             with self._ledger.read() as tables:
-                order = _by_urgency(tables, tables.sessions.of_engine(engine, waiters))
+                order = _by_urgency(tables, tables.sessions.of_engine(engine, NOT_EVICTED, waiters))
             while order:
                 if not self._evict_some(engine, order[:size], until):
                     return
@@ -1092,25 +1092,20 @@ class Sessions:
         with self._ledger.read() as tables:
             for engine, slot in tables.sessions.engines():
                 if not self._living.exists(slot, engine):
-                    with contextlib.suppress(LedgerCorruptedError):  # those of others go
-                        gone += [
-                            session
-                            for session in tables.sessions.of_engine(engine)
-                            if not (session.exclusive and session.epoch)
-                        ]
+                    gone += [
+                        session
+                        for session in tables.sessions.of_engine(engine, NOT_EVICTED)
+                        if not (session.exclusive and session.epoch)
+                    ]
         for start in range(0, len(gone), EVICTED_AT_ONCE):
             chunk = gone[start : start + EVICTED_AT_ONCE]
-            try:
-                self._evict_all(chunk)
-            except LedgerCorruptedError:  # of one of them: the others go
-                for session in chunk:
-                    with contextlib.suppress(LedgerCorruptedError):
-                        self._evict_all([session])
+            faults.apart_if_damaged(self._ledger.path, chunk, self._evict_all, NOT_EVICTED)
 
-    def _evict_all(self, sessions: Sequence[Session]) -> None:
+    def _evict_all(self, sessions: Sequence[Session]) -> list[None]:
         with self._ledger.write_exclusive() as tables:
             for session in sessions:
                 self.succession.leave(tables, session, "evict", "dead")
+        return []
 
     def yielding_owner(self, topic: int) -> int:
         """The session that owns the topic, if it has agreed to release it when another one waits;
@@ -1291,7 +1286,9 @@ def _by_urgency(tables: Tables, sessions: list[Session]) -> list[Session]:
     """Sort by the best waiter of each session's topic; sessions without a waiter come last."""
 
     def urgency(session: Session) -> tuple[bool, tuple[int, ...]]:
-        best = next(tables.sessions.waiters(session.topic), None) if session.epoch else None
+        best: Session | None = None
+        with contextlib.suppress(LedgerCorruptedError):  # those of other topics are sorted
+            best = next(tables.sessions.waiters(session.topic), None) if session.epoch else None
         return best is None, () if best is None else best.place
 
     return sorted(sessions, key=urgency)

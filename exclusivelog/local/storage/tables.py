@@ -87,6 +87,7 @@ from exclusivelog.errors import (
     TopicNotFoundError,
 )
 from exclusivelog.foreign import Ignoring
+from exclusivelog.local.faults import report_damaged
 from exclusivelog.local.records import (
     ANNOUNCED,
     APPLIED_JOURNAL,
@@ -295,13 +296,7 @@ class TopicTable:
         try:
             return self.get(topic)
         except LedgerCorruptedError as error:
-            logs.emit(
-                log,
-                logs.ROW_DAMAGED,
-                ledger=self.rows.path,
-                reason=str(error),
-                consequence=consequence,
-            )
+            report_damaged(self.rows.path, error, consequence)
             return None
         except TopicNotFoundError:
             return None
@@ -1352,13 +1347,21 @@ class SessionTable:
         rows = self.rows.under("claimants", claimant)
         return self._found((value[0], value[1:]) for key, value in rows if key)
 
-    def _found(self, places: Iterable[tuple[int, bytes]]) -> list[Session]:
+    def _found(
+        self, places: Iterable[tuple[int, bytes]], consequence: str | None = None
+    ) -> list[Session]:
+        """The sessions at these places. Damage raises an error unless it has a consequence."""
         found: list[Session] = []
         for kind, key in places:
             table = "holders" if kind == HOLDER else "queue"
-            data = self.rows.get(table, key)
-            if data is not None:
-                found.append(self.rows.decode(table, unpack_session, data))
+            try:
+                data = self.rows.get(table, key)
+                if data is not None:
+                    found.append(self.rows.decode(table, unpack_session, data))
+            except LedgerCorruptedError as error:
+                if consequence is None:
+                    raise
+                report_damaged(self.rows.path, error, consequence)
         return found
 
     def topics_of(self, engine: str) -> Iterator[int]:
@@ -1366,13 +1369,13 @@ class SessionTable:
         for _, value in self.rows.under("engines", int(engine, 16)):
             yield u64(value[2:10])
 
-    def of_engine(self, engine: str, waiters: bool = True) -> list[Session]:
+    def of_engine(self, engine: str, consequence: str, waiters: bool = True) -> list[Session]:
         """An engine's sessions, those that hold a topic first; without those that wait, unless
-        `waiters`."""
+        `waiters`. One whose row is damaged is left out, and logged with the consequence."""
         rows = self.rows.under("engines", int(engine, 16))
         if not waiters:
             rows = itertools.takewhile(lambda row: row[0][0] == HOLDER, rows)
-        return self._found((key[0], value[SLOT.size :]) for key, value in rows)
+        return self._found(((key[0], value[SLOT.size :]) for key, value in rows), consequence)
 
 
 class NotificationTable:
