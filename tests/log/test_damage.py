@@ -467,6 +467,19 @@ def test_d4_a_damaged_session_row_holds_up_no_other_topics_waiters(
         until(lambda: "no waiter is promoted there" in caplog.text or "not evicted" in caplog.text)
 
 
+def test_d4_a_damaged_notification_holds_up_no_other_topics_waiters(engine) -> None:
+    """An engine that waits for two topics hears of the second grant."""
+    names = ("broken", "orders")
+    owners = [engine.topic(name).producer("exclusive") for name in names]
+    waiting = [engine.topic(name).producer_async("wait_for_exclusive") for name in names]
+    with engine.ledger.write_exclusive() as tables:
+        key = PAIR.pack(int(engine.id, 16), tables.rows.next_id(b"mail"))
+        tables.rows.put("mail", key, b"\xc1")
+    owners[1].close()
+    assert waiting[1].result(PATIENCE).topic_epoch == 2
+    assert not waiting[0].done()
+
+
 def share(state: State, name: str) -> None:
     state.kept[name] = state.engine.topic(name).producer("shared")
 

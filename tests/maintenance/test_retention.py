@@ -24,7 +24,7 @@ from exclusivelog import _core
 from exclusivelog.local import topics
 from exclusivelog.local.maintenance import deletion, retention, views
 from exclusivelog.local.ownership import notifications
-from exclusivelog.local.records import PAIR
+from exclusivelog.local.records import PAIR, U64
 from exclusivelog.local.storage import segments
 from testing.journals import never_pack, no_checkpoints
 from testing.kills import die_at_commit, garbage, killable, say
@@ -833,6 +833,22 @@ def test_g8_a_damaged_topic_does_not_keep_the_others(engine, often) -> None:
     one.retention(max_age=3600)
     other.retention(max_age=0.0)
     until(lambda: other.first_offset == 8)
+
+
+@pytest.mark.parametrize("table", ["retention", "trash"])
+def test_g8_a_damaged_row_of_one_topic_does_not_keep_the_others(engine, often, table) -> None:
+    """Of its limits, or of what is to be deleted of it."""
+    one, other = engine.topic("one"), engine.topic("other")
+    for topic in (one, other):
+        fill(topic, 8)
+    engine.ledger.checkpoint()
+    with engine.ledger.write_exclusive() as tables:
+        tables.rows.put(table, U64.pack(one.id), b"\xc1")
+    other.retention(max_age=0.0)
+    until(lambda: other.first_offset == 8)
+    engine.delete_topic("other")
+    with engine.ledger.read() as tables:
+        assert other.id not in tables.deletions.all()
 
 
 def test_g8_an_age_without_end_keeps_no_other_topic_from_being_trimmed(engine, often) -> None:

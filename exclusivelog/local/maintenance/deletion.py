@@ -10,7 +10,10 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from exclusivelog.errors import LedgerCorruptedError
+from exclusivelog.local.faults import report_damaged
 from exclusivelog.local.records import View
+from exclusivelog.local.storage.tables import NOT_DELETED
 
 if TYPE_CHECKING:
     from exclusivelog.local.storage.ledger import Ledger
@@ -33,12 +36,16 @@ def delete_pending(
     for topic, before in discarded.items():
         while most > 0 and not ended():
             most -= 1
-            with ledger.write_concurrent() as tables:
-                if tables.is_kept():
-                    return  # it would free nothing before a long read ends; a later call does it
-                if not tables.entries.drop(topic, DROPPED_AT_ONCE, before):
-                    tables.deletions.remove(topic, before)
-                    break
+            try:
+                with ledger.write_concurrent() as tables:
+                    if tables.is_kept():
+                        return  # it would free nothing before a long read ends
+                    if not tables.entries.drop(topic, DROPPED_AT_ONCE, before):
+                        tables.deletions.remove(topic, before)
+                        break
+            except LedgerCorruptedError as error:  # those of other topics go
+                report_damaged(ledger.path, error, NOT_DELETED)
+                break
 
 
 def give_up_view(ledger: Ledger, topic: int, view: View | None) -> None:

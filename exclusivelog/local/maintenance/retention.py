@@ -364,9 +364,11 @@ class RetentionWorker:
             except (LedgerCorruptedError, MissingLibraryError, TopicNotFoundError) as error:
                 # Go on with the other topics.
                 logs.emit(log, logs.RETENTION_REFUSED, ledger=self._ledger.path, reason=str(error))
-        delete_pending(self._ledger, ended=self._ended.is_set)
-        forget_ended(self._ledger, ended=self._ended.is_set)
-        compress_old(self._ledger, self._ended.is_set)
+        for step in (delete_pending, forget_ended, compress_old):
+            try:
+                step(self._ledger, ended=self._ended.is_set)
+            except LedgerCorruptedError as error:
+                logs.emit(log, logs.RETENTION_REFUSED, ledger=self._ledger.path, reason=str(error))
         self._ledger.remove_unneeded()
         rewrite(self._ledger, self._ended.is_set)
 

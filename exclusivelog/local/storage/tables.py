@@ -109,6 +109,7 @@ from exclusivelog.local.records import (
     U64,
     VOID,
     Claimant,
+    Decoded,
     Rows,
     Session,
     Transfer,
@@ -1378,6 +1379,11 @@ class SessionTable:
         return self._found(((key[0], value[SLOT.size :]) for key, value in rows), consequence)
 
 
+NOT_NOTIFIED = "one session does not hear of a change"
+NOT_DELETED = "the messages of one topic are not deleted"
+NOT_TRIMMED = "one topic is not trimmed"
+
+
 class NotificationTable:
     """Notifications of engines about changes of ownership."""
 
@@ -1393,9 +1399,10 @@ class NotificationTable:
         self.to_notify.add(session.slot)
 
     def read(self, engine: str, after: int) -> list[tuple[int, list[Any]]]:
-        """(number, [kind, session, ...]) of an engine's notifications behind number `after`."""
+        """(number, [kind, session, ...]) of an engine's notifications behind number `after`. One
+        whose row is damaged is left out, and logged: the others concern other sessions."""
         rows = self.rows.under("mail", int(engine, 16), U64.pack(after + 1))
-        return [(u64(key), self.rows.decode("mail", msgpack.unpackb, data)) for key, data in rows]
+        return list(_undamaged(self.rows, "mail", msgpack.unpackb, rows, NOT_NOTIFIED))
 
     def engines(self) -> Iterator[str]:
         """The engines that have notifications, dead or alive."""
@@ -1637,12 +1644,10 @@ class DeletionTable:
         return self.rows.get("trash", U64.pack(topic)) is not None
 
     def all(self) -> dict[int, int | None]:
-        """{topic: the offset before which its entries are to be deleted, or None: all of it}."""
-        return {
-            u64(key): u64(value) if value else None
-            for key, value in self.rows.cursor("trash")
-            if len(value) != MAKER.size
-        }
+        """{topic: the offset before which its entries are to be deleted, or None: all of it}. A
+        damaged row is left out, and logged."""
+        rows = (row for row in self.rows.cursor("trash") if len(row[1]) != MAKER.size)
+        return dict(_undamaged(self.rows, "trash", _unpack_deletion, rows, NOT_DELETED))
 
     def remove(self, topic: int, before: int | None) -> None:
         """Remove what `all` returned, which is deleted now; keep what was added since."""
@@ -1779,11 +1784,10 @@ class RetentionTable:
         self.rows = rows
 
     def all(self) -> dict[int, tuple[float | None, int | None]]:
-        """{topic: (max_age in seconds, max_bytes)} of the topics with a retention."""
-        return {
-            u64(key): self.rows.decode("retention", _unpack_limits, row)
-            for key, row in self.rows.cursor("retention")
-        }
+        """{topic: (max_age in seconds, max_bytes)} of the topics with a retention. A damaged row is
+        left out, and logged."""
+        rows = self.rows.cursor("retention")
+        return dict(_undamaged(self.rows, "retention", _unpack_limits, rows, NOT_TRIMMED))
 
     def get(self, topic: int) -> tuple[float | None, int | None]:
         """A topic's (max_age in seconds, max_bytes); (None, None) if it has no retention."""
@@ -1828,6 +1832,26 @@ class RetentionTable:
 
 def _unpack_view(data: bytes) -> View:
     return View(*PAIR.unpack(data))
+
+
+def _undamaged(
+    rows: Rows,
+    table: str,
+    decode: Callable[[bytes], Decoded],
+    found: Iterable[tuple[bytes, bytes]],
+    consequence: str,
+) -> Iterator[tuple[int, Decoded]]:
+    """The numbers and decoded data of these rows, which concern different topics or sessions: one
+    that is damaged is left out, and logged with the consequence."""
+    for key, data in found:
+        try:
+            yield u64(key), rows.decode(table, decode, data)
+        except LedgerCorruptedError as error:
+            report_damaged(rows.path, error, consequence)
+
+
+def _unpack_deletion(data: bytes) -> int | None:
+    return u64(data) if data else None
 
 
 def _unpack_limits(data: bytes) -> tuple[float | None, int | None]:
