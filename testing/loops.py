@@ -18,6 +18,8 @@ from testing.patience import PATIENCE, patience_now
 from testing.processes import collect, threads_since, until
 
 STARVED = 100  # the part of the patience for which a runnable thread may get no core: 1.2 s of 120
+WATCH_SECONDS = 0.01  # a turn of what watches a loop
+STRETCHED = 4  # times that a turn may take
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -68,7 +70,8 @@ class Heartbeat:
     """`async with Heartbeat() as heartbeat`: how long the loop stood still at most.
 
     A task counts up all the time. A thread watches it, and takes down what the loop's thread does
-    while it does not.
+    while it does not. Where the whole process gets no core, the watch has no turns either, and each
+    of them stands for a bounded time.
     """
 
     def __init__(self) -> None:
@@ -96,8 +99,10 @@ class Heartbeat:
             await asyncio.sleep(0.001)
 
     def _watch(self, loop: int) -> None:
-        while not self._over.wait(0.01):
-            gap = time.monotonic() - self._beat
+        beat, turns = self._beat, 0
+        while not self._over.wait(WATCH_SECONDS):
+            beat, turns = self._beat, turns + 1 if beat == self._beat else 0
+            gap = min(time.monotonic() - beat, turns * STRETCHED * WATCH_SECONDS)
             if gap > self.longest:
                 self.longest = gap
                 self.where = "".join(traceback.format_stack(sys._current_frames()[loop]))

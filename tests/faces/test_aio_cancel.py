@@ -18,6 +18,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import aio
+from exclusivelog.aio import calls
 from exclusivelog.life import _engines
 from testing.loops import cancelled_after, free, held, play, soon
 from testing.processes import PATIENCE, collect, until, values
@@ -26,9 +27,17 @@ from testing.states import add, everything, one_more
 EXCLUSIVE, WAIT, FENCING = "exclusive", "wait_for_exclusive", "exclusive_with_fencing"
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled call waits for its clean-up as long as a test does: its thread may get no core
+    for a second."""
+    monkeypatch.setattr(calls, "GIVEN_BACK_SECONDS", PATIENCE)
+
+
 # ---- cancelling a producer ---------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("patient")
 def test_d5_a_cancelled_wait_leaves_the_queue(
     path: str, engine: xl.Engine, topic: xl.Topic
 ) -> None:
@@ -53,6 +62,7 @@ def test_d5_a_cancelled_wait_leaves_the_queue(
     assert (owner.state, topic.epoch) == ("open", 1)
 
 
+@pytest.mark.usefixtures("patient")
 def test_d5_so_does_one_that_is_cancelled_while_it_queues(
     path: str, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,21 +196,23 @@ def test_b9_a_cancelled_send_is_in_the_log_or_not_and_harms_no_other(
 ) -> None:
     """The others' messages are all there, in order; of those that were cancelled, some."""
 
-    async def main() -> list[bytes]:
-        acknowledged = []
+    async def main() -> dict[int, bytes]:
+        acknowledged = {}
         async with aio.open(path) as mine, mine.topic("orders").producer() as producer:
             for number in range(60):
                 delay = -(number % 4) - 1 if number % 2 else number * 0.0001
                 await cancelled_after(delay, producer.send(b"cancelled %d" % number))
                 await cancelled_after(delay, producer.send_many([b"cancelled %d" % number] * 3))
                 await cancelled_after(delay, producer.flush())
-                acknowledged.append(b"%d" % number)
-                assert await producer.send(acknowledged[-1]) == topic.next_offset - 1
+                value = b"%d" % number
+                # A batch that was cancelled may be behind it: its thread has begun later.
+                acknowledged[await producer.send(value)] = value
         return acknowledged
 
     acknowledged = play(main)
     found = values(topic)
-    assert [value for value in found if not value.startswith(b"cancelled")] == acknowledged
+    others = {n: value for n, value in enumerate(found) if not value.startswith(b"cancelled")}
+    assert list(others.items()) == list(acknowledged.items())
     assert all(found.count(value) in (1, 3, 4) for value in found if value.startswith(b"c"))
 
 
@@ -422,7 +434,7 @@ def test_i1_creating_one_that_was_cancelled_leaves_nothing(path: str, topic: xl.
 def test_d5_a_map_s_cancelled_write_leaves_the_queue(path: str, topic: xl.Topic) -> None:
     owner = topic.producer(EXCLUSIVE)
 
-    async def main() -> list[Any]:
+    async def main() -> None:
         async with aio.open(path) as mine:
             async with aio.SharedMap(mine.topic("orders")) as shared:
                 writing = asyncio.create_task(shared.put("a", 1))
@@ -430,12 +442,10 @@ def test_d5_a_map_s_cancelled_write_leaves_the_queue(path: str, topic: xl.Topic)
                 writing.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await writing
-                await asyncio.sleep(0.3)
-                waiters = topic.waiters
+                await soon(lambda: not topic.waiters)
                 owner.close()
-                return waiters
 
-    assert play(main) == []
+    play(main)
 
 
 def test_c1_a_map_whose_write_was_cancelled_can_be_closed(path: str, topic: xl.Topic) -> None:

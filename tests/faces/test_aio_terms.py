@@ -195,9 +195,10 @@ def test_so_does_one_that_the_body_turns_into_the_error_of_the_loss(
 
 def test_a_timeout_around_the_loop_expires(path: str, topic: xl.Topic) -> None:
     async def main() -> None:
-        async with opened(path) as mine, asyncio.timeout(0.05):
+        async with opened(path) as mine, asyncio.timeout(None) as limit:
             async for term in mine.terms():
                 async with term:
+                    limit.reschedule(asyncio.get_running_loop().time() + 0.05)
                     await asyncio.sleep(NEVER)
 
     with pytest.raises(TimeoutError):
