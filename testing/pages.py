@@ -101,13 +101,20 @@ class Job:
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
         )
         self.seen = ""
+        self._seeing = threading.Lock()  # protects it
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.seen += line
+            with self._seeing:
+                self.seen += line
+
+    def pass_by(self, end: int) -> None:
+        """Forget so much of what it has printed."""
+        with self._seeing:
+            self.seen = self.seen[end:]
 
     def end(self) -> None:
         """Kill it, and wait for it."""
@@ -235,7 +242,7 @@ class Reader:
             )
             time.sleep(0.01)
         self._learn(block.text, match)
-        job.seen = job.seen[match.end() + 1 :]
+        job.pass_by(match.end() + 1)
 
     def _compare(self, block: Block, found: str, after: str = "") -> None:
         lines = "\n".join(line.rstrip() for line in found.strip().splitlines())

@@ -82,7 +82,7 @@ class Failed(Exception):
 class Worker:
     """One process with one engine on `path`. `options` go to `xl.open`."""
 
-    _patience: dict[int, bytes] | None = None  # its own keepalives, while it has others
+    _patience: dict[int, int] | None = None  # its own keepalives, while it has others
     _ended = False
     _unanswered = 1  # calls; the first answer is its engine's id
 
@@ -132,42 +132,14 @@ class Worker:
         """Send a signal: SIGKILL, SIGSTOP, SIGCONT, SIGINT."""
         assert self.pid is not None
         if number == signal.SIGCONT and self._patience is not None:
-            self._set_keepalives(self._patience)
+            _write_keepalives(self.path, self._patience)
             self._patience = None
         os.kill(self.pid, number)
 
     def set_keepalive(self, seconds: float) -> None:
         """Make it count as unresponsive after so many seconds, until SIGCONT."""
-        with xl.open(self.path, readonly=True) as watcher, self._words() as words:
-            slots = [
-                SLOTS + slot * SLOT_SIZE
-                for slot, _ in watcher.ledger.lockfile.slots.in_process(self.pid)
-            ]
-            self._patience = {at: os.pread(words, 8, at + KEEPALIVE) for at in slots}
-            for at in slots:
-                os.pwrite(words, struct.pack("=Q", _core.now()), at + HEARTBEAT)
-        self._set_keepalives(dict.fromkeys(slots, struct.pack("=Q", int(seconds * 1e9))))
-
-    def _set_keepalives(self, keepalives: dict[int, bytes]) -> None:
-        with self._words() as words:
-            for at, value in keepalives.items():
-                os.pwrite(words, value, at + KEEPALIVE)
-            with mmap.mmap(words, 0) as memory:  # as an engine does that joins with a short one
-                atomics = _core.SharedWords(memory)
-                atomics.add(ARRIVALS, 1)
-                atomics.wake(ARRIVALS)
-                for index, _ in atomics.taken(SLOTS + ALIVE, SLOT_SIZE, SLOT_COUNT):
-                    atomics.add(SLOTS + index * SLOT_SIZE + WAKE_UPS, 1)
-                    atomics.wake(SLOTS + index * SLOT_SIZE + WAKE_UPS)
-                del atomics
-
-    @contextlib.contextmanager
-    def _words(self) -> Iterator[int]:
-        file = os.open(Path(self.path) / NAME, os.O_RDWR)
-        try:
-            yield file
-        finally:
-            os.close(file)
+        assert self.pid is not None
+        self._patience = set_keepalive(self.path, self.pid, seconds)
 
     def threads(self) -> set[int]:
         """The ids of its threads."""
@@ -211,6 +183,43 @@ class Worker:
 
 
 W = TypeVar("W", bound=Worker)
+
+
+def set_keepalive(path: str, pid: int, seconds: float) -> dict[int, int]:
+    """Make the engines of any process count as unresponsive after so many seconds from now on, and
+    not before. {the place of its slot: the ns that each had}."""
+    with xl.open(path, readonly=True) as watcher, _words(path) as words:
+        slots = [
+            SLOTS + slot * SLOT_SIZE for slot, _ in watcher.ledger.lockfile.slots.in_process(pid)
+        ]
+        before = {at: struct.unpack("=Q", os.pread(words, 8, at + KEEPALIVE))[0] for at in slots}
+        for at in slots:
+            os.pwrite(words, struct.pack("=Q", _core.now()), at + HEARTBEAT)
+    _write_keepalives(path, dict.fromkeys(slots, int(seconds * 1e9)))
+    return before
+
+
+def _write_keepalives(path: str, keepalives: dict[int, int]) -> None:
+    with _words(path) as words:
+        for at, ns in keepalives.items():
+            os.pwrite(words, struct.pack("=Q", ns), at + KEEPALIVE)
+        with mmap.mmap(words, 0) as memory:  # as an engine does that joins with a short one
+            atomics = _core.SharedWords(memory)
+            atomics.add(ARRIVALS, 1)
+            atomics.wake(ARRIVALS)
+            for index, _ in atomics.taken(SLOTS + ALIVE, SLOT_SIZE, SLOT_COUNT):
+                atomics.add(SLOTS + index * SLOT_SIZE + WAKE_UPS, 1)
+                atomics.wake(SLOTS + index * SLOT_SIZE + WAKE_UPS)
+            del atomics
+
+
+@contextlib.contextmanager
+def _words(path: str) -> Iterator[int]:
+    file = os.open(Path(path) / NAME, os.O_RDWR)
+    try:
+        yield file
+    finally:
+        os.close(file)
 
 
 def _serve(

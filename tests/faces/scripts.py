@@ -7,14 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from testing.commands import SLOW
 from testing.processes import PATIENCE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Warnings that are true: of a machine that is busy, and of engines that a program kills and stops.
-WARNINGS = re.compile(
-    "waited half a second for the writer lock|a flush of the journal took|"
-    "(is|are) (dead|unresponsive) "
-)
+WARNINGS = re.compile(SLOW + "|(is|are) (dead|unresponsive) ")
 
 
 def run(script: str, *options: object) -> tuple[int, str, str]:

@@ -11,6 +11,7 @@ import base64
 import contextlib
 import json
 import os
+import select
 import shlex
 import signal
 import subprocess
@@ -511,13 +512,15 @@ def test_a_table_is_drawn_on_a_terminal(engine, path) -> None:
     ours, its = os.openpty()
     try:
         subprocess.run([*PROGRAM, "topics", path], stdout=its, timeout=PATIENCE, check=True)
-        drawn = os.read(ours, 4096).decode()
+        drawn = b""
+        while b"orders" not in drawn:
+            assert select.select([ours], [], [], PATIENCE)[0], drawn
+            drawn += os.read(ours, 4096)
     finally:
         os.close(its)
         os.close(ours)
-    assert "orders" in drawn
-    assert "\u2500\u2500\u2500" in drawn
-    assert "\t" not in drawn
+    assert "\u2500\u2500\u2500".encode() in drawn
+    assert b"\t" not in drawn
 
 
 def words(text: str) -> str:

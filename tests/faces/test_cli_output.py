@@ -59,7 +59,8 @@ def ledger(path: str) -> Iterator[str]:
         with one.topic(LONG).producer("exclusive", name=f"producer-of-{LONG}") as producer:
             producer.send_many([b"v" * 300, b"w"], keys=["k" * 90, "k"])
             waiting = two.topic(LONG).producer_async("wait_for_exclusive", name=f"next-{LONG}")
-            one.topic("plain").producer().send(b"x")
+            with one.topic("plain").producer() as other:
+                other.send(b"x")
             one.topic("plain").reader(group=f"group-of-{LONG}").commit()
             one.own(f"claims-of-{LONG}", {f"resource-{LONG}": None})
             one.role(f"role-{LONG}", topics=["a", "b"])

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import exclusivelog as xl
-from testing.processes import FENCING, PATIENCE, until, within
+from testing.processes import FENCING, PATIENCE, set_keepalive, stop_outside, until, within
 
 pytestmark = [pytest.mark.once, pytest.mark.long]
 
@@ -77,7 +77,7 @@ def begun(said: Path, count: int = 1) -> tuple[int, int]:
 
 def has_ended(pid: int) -> bool:
     """It is gone, or a zombie that nobody reaps here."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     return True
 
@@ -237,22 +237,12 @@ def test_the_command_dies_with_its_parent(start: Start, engine: xl.Engine, said:
 def test_one_that_was_paused_ends_its_command_when_it_resumes(
     start: Start, engine: xl.Engine, said: Path
 ) -> None:
-    first = start("--keepalive", "0.5", "--", "sh", "-c", WAITS, str(said))
+    first = start("--keepalive", "600", "--", "sh", "-c", WAITS, str(said))
     begun(said)
     start("--", "sh", "-c", WAITS, str(said))
     until(lambda: waiting(engine) == 1)
-
-    def is_outside() -> bool:
-        """Stop it, but not inside of the critical section, where it would block the others."""
-        first.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, first.pid, os.WSTOPPED)
-        inside = engine.inside()
-        if inside is not None and inside.pid == first.pid:
-            first.send_signal(signal.SIGCONT)
-            return False
-        return True
-
-    until(is_outside)
+    stop_outside(engine.path, first.pid)
+    assert [*set_keepalive(engine.path, first.pid, 0.5).values()] == [600_000_000_000]
     assert begun(said, 2)[0] == 2
     assert "TERM" not in lines(said)  # nobody has told it yet
     first.send_signal(signal.SIGCONT)
@@ -261,16 +251,17 @@ def test_one_that_was_paused_ends_its_command_when_it_resumes(
 
 LEAVES = """
     trap '' USR1
-    sh -c 'trap "sleep 0.3; echo over >> \\"$0\\"; exit" TERM; while :; do sleep 0.05; done' "$0" &
+    sh -c 'trap "sleep 0.3; echo over >> \\"$0\\"; exit" TERM
+           : > "$0.trap"; while :; do sleep 0.05; done' "$0" &
     echo "$EXCLUSIVELOG_EPOCH $$" >> "$0"
-    sleep 0.2
+    until test -e "$0.trap"; do sleep 0.01; done
 """
 
 
 def test_nothing_of_its_process_group_runs_once_the_lock_is_released(
     start: Start, engine: xl.Engine, said: Path
 ) -> None:
-    process = start("--", "sh", "-c", LEAVES, str(said))
+    process = start("--grace", f"{PATIENCE}", "--", "sh", "-c", LEAVES, str(said))
     begun(said)
     with engine.lock("job", PATIENCE):
         assert lines(said)[-1] == "over"

