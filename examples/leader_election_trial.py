@@ -132,7 +132,7 @@ def main() -> int:
         type=float,
         default=PATIENCE,
         metavar="SECONDS",
-        help="to wait for the next leader (default: %(default)g)",
+        help="to wait for the third leader (default: %(default)g)",
     )
     parser.add_argument("--path", help="the ledger's directory, kept (default: a temporary one)")
     options = parser.parse_args()
@@ -146,7 +146,7 @@ def main() -> int:
         killed = story.await_leader()
         until("the others wait", lambda: len(story.topic.waiters) == options.workers - 1)
         story.kill(killed)
-        zombie = story.await_leader(options.patience)
+        zombie = story.await_leader()
         story.stop(zombie)
         story.await_leader(options.patience)
         loss = story.go_on(zombie)
