@@ -326,12 +326,20 @@ SHORT_OF_FILES = """
         producer.send(bytes(200_000))
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, hard))
+        others = []
+        try:
+            while True:     # a thread of the engine may have had one open for a moment
+                others.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError:
+            pass
         try:
             topic.reader().read_next(0)
             raise SystemExit("there was a file left")
         except xl.LedgerError as error:
             assert not error.maybe_written and "ulimit" in str(error), error
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for other in others:
+            os.close(other)
         assert len(topic.reader().read_next(0).value) == 200_000
         assert producer.send(b"small") == 1
 

@@ -145,14 +145,21 @@ def test_a_commit_of_many_producers_is_counted(engine: xl.Engine) -> None:
 
 def test_the_time_to_wake_a_reader_is_measured(topic: xl.Topic) -> None:
     reader = topic.reader(start="latest")
+    rounds = 0
     with topic.producer() as producer, ThreadPoolExecutor(1) as pool:
-        for _ in range(5):
-            found = pool.submit(reader.read_next, 10)
-            time.sleep(0.05)  # long enough for it to sleep
+
+        def has_slept() -> bool:
+            nonlocal rounds
+            found = pool.submit(reader.read_next, PATIENCE)
+            time.sleep(0.05)  # mostly long enough for it to sleep
             producer.send(b"x")
             assert found.result(PATIENCE).value == b"x"
+            rounds += 1
+            return rounds >= 5 and topic.engine.stats().wake_up_seconds.count > 0
+
+        until(has_slept)
     wakes = topic.engine.stats().wake_up_seconds
-    assert 1 <= wakes.count <= 5
+    assert 1 <= wakes.count <= rounds
     assert 0 < wakes.sum < 10
     assert wakes.quantile(1.0) < 10
 
@@ -169,12 +176,17 @@ def test_an_announcement_that_no_reader_met_is_not_measured_later() -> None:
     words.add(4, 1)  # a dead reader's count
     words.announce(0)
     time.sleep(0.2)
-    seen = words.load(0)
-    timer = threading.Timer(0.05, words.announce, [0])
-    timer.start()
-    took = words.sleep(0, seen, 10_000_000_000)
-    timer.join()
-    assert 0 <= took < 150_000_000
+    seen, begun = words.load(0), time.monotonic_ns()
+
+    def announce() -> None:
+        until(lambda: words.load(4) == 2)  # the other one sleeps
+        words.announce(0)
+
+    thread = threading.Thread(target=announce)
+    thread.start()
+    took = words.sleep(0, seen, int(PATIENCE * 1e9))
+    assert 0 <= took < time.monotonic_ns() - begun
+    thread.join(PATIENCE)
     assert words.load(4) == 1
 
 
@@ -205,7 +217,7 @@ def test_checkpoints_are_counted(topic: xl.Topic) -> None:
 
 
 def test_queues_groups_and_sizes(engine: xl.Engine, topic: xl.Topic) -> None:
-    with topic.producer(linger=10.0) as producer:
+    with topic.producer(linger=10 * PATIENCE) as producer:
         producer.send_many([b"x"] * 5)
         reader = topic.reader(group="billing")
         reader.read_next(PATIENCE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import math
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import logs
+from exclusivelog.local.shm import slots
 from exclusivelog.local.storage import checkpointer, usage
 from testing.operations import PAGE, ROOT, lines_of, table
 from testing.processes import PATIENCE, Worker, open_producer, send, stop_outside, until
@@ -116,7 +118,14 @@ def test_a_life_of_an_engine_and_of_an_owner(path: str, heard: Heard) -> None:
     assert only([r for r in heard("closed") if r.engine == "a"]).engine_id == identity
 
 
-def test_no_line_is_logged_for_a_send(topic: xl.Topic, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_line_is_logged_for_a_send(
+    topic: xl.Topic, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in (
+        (usage, "SLOW_FLUSH_SECONDS"), (checkpointer, "OF_NOTE_SECONDS"),
+        (slots, "LASTING_SECONDS"), (slots, "BUSY_SECONDS"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, math.inf)  # what a slow machine tells
     with topic.producer() as producer:
         caplog.set_level(logging.DEBUG)
         caplog.clear()
@@ -163,6 +172,7 @@ def test_a_promotion_of_another_process_is_told_by_who_makes_it(
     until(lambda: topic.waiters)
     owner.close()
     process.answer()
+    until(lambda: heard("promoted"))
     record = only(heard("promoted"))
     assert (record.engine, record.pid, record.reason) == ("heir", process.pid, "promotion")
     assert (record.topic, record.epoch) == ("orders", 2)
@@ -194,7 +204,7 @@ def test_claims_are_told_of(engine: xl.Engine, heard: Heard) -> None:
 def test_c2_a_dead_engine_is_named_with_its_topics(
     topic: xl.Topic, worker: Callable[..., Worker], heard: Heard, mode: str
 ) -> None:
-    process = worker(name="doomed", keepalive=5.0)
+    process = worker(name="doomed")
     process.call(open_producer, mode)
     process.call(send, b"x")
     waiting = topic.producer_async("wait_for_exclusive")
@@ -217,6 +227,7 @@ def test_c3_an_unresponsive_owner_is_named_with_how_long_it_was_silent(
         topic.producer("wait_for_exclusive", timeout=PATIENCE).close()
     finally:
         process.signal(signal.SIGCONT)
+    until(lambda: heard("engine_gone"))
     record = only(heard("engine_gone"))
     assert (record.reason, record.engine) == ("unresponsive", "stopped")
     assert re.search(r"silent for [0-9.]+ s", record.getMessage())
@@ -285,9 +296,10 @@ def test_a_checkpoint_of_note_is_told(
 
 
 def unattended(engine: xl.Engine) -> usage.Room:
-    """What checks the ledger's room, once the background worker has: it checks again in 10 s."""
+    """What checks the ledger's room, once the background worker has, which checks no more."""
     left = engine.ledger.usage.room
     until(lambda: not left.due and not left._interval._checking.locked())
+    left._interval._next = math.inf
     return left
 
 

@@ -114,8 +114,7 @@ def test_a_hand_over_tells_what_became_of_each_topic(
     engine: xl.Engine, spans: Spans, tmp_path: Path
 ) -> None:
     with xl.open(engine.path, name="two") as two:
-        for name in "a", "b":
-            engine.topic(name).producer("exclusive")
+        kept = [engine.topic(name).producer("exclusive") for name in "ab"]
         moves = engine.unload(["a", "b"], to=two.id)
         span = spans.one("hand over 2 topics")
         told = [(e.name, e.attributes["messaging.destination.name"]) for e in span.events]
@@ -126,6 +125,8 @@ def test_a_hand_over_tells_what_became_of_each_topic(
         with pytest.raises(xl.LedgerError):
             engine.unload("b", to="nobody")
         assert spans.one("hand over b").status.status_code is StatusCode.ERROR
+        for producer in kept:
+            producer.close()
 
 
 def test_sends_of_an_event_loop_are_spans_of_its_tasks(spans: Spans, tmp_path: Path) -> None:
