@@ -16,6 +16,7 @@ NAMES = [f"t{i:03}" for i in range(250)]
 
 
 @pytest.mark.sampled
+@pytest.mark.usefixtures("only_who_sends_follows")
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [(1e-9, [32, 32, 32, 29] * 2), (1e9, [32, 64, 29, 125])],

@@ -135,7 +135,7 @@ def test_f5_no_producer_is_bound_to_a_claim_that_its_own_request_moves(
     source.call(open_producer, "exclusive")
     topic, claim = engine.topic("orders"), engine.own("g", {"orders": None})
     with xl.open(path, name="destination") as destination:
-        fall_while_releasing(source, coordinator, destination.id, 20.0, groups=["g"])
+        fall_while_releasing(source, coordinator, destination.id, PATIENCE, groups=["g"])
         assert claim.is_valid
         with pytest.raises(xl.OwnershipLostError):
             within(lambda: topic.producer("wait_for_exclusive", claim=claim, timeout=PATIENCE))
@@ -173,7 +173,7 @@ def test_a1_who_ends_with_a_claim_while_the_dead_are_evicted_is_counted_once(
     source.call(open_bound, "shared", name="y")
     with xl.open(path, name="destination") as destination:
         beside = topic.producer(name="z")
-        fall_while_releasing(source, coordinator, destination.id, 20.0, producer="x", groups=["g"])
+        fall_while_releasing(source, coordinator, destination.id, PATIENCE, producer="x", groups=["g"])
         waiter = topic.producer_async("wait_for_exclusive")
         assert counts(engine, "orders") == (2, 1)  # z, and the seat of x
         moved = destination.topic("orders").producer(name="x")
@@ -193,7 +193,7 @@ def test_a6_the_name_of_a_seat_that_was_on_its_way_is_taken(
     source, coordinator = quick("source"), quick("coordinator")
     source.call(open_producer, "shared", name="x")
     with xl.open(path, name="destination") as destination:
-        fall_while_releasing(source, coordinator, destination.id, 20.0, producer="x")
+        fall_while_releasing(source, coordinator, destination.id, PATIENCE, producer="x")
         with pytest.raises(BUSY, match="in use by"):
             topic.producer(name="x")
         assert destination.topic("orders").producer(name="x").send(b"") == 0
