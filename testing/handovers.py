@@ -198,6 +198,29 @@ def unload(state: State, topics: Any, to: str, timeout: float = 20.0) -> list[tu
     return [(move.topic, move.state) for move in state.engine.unload(topics, to, timeout)]
 
 
+def unload_and_tell(state: State, to: str, flag: str) -> list[tuple[str, str]]:
+    """Move the topic, and make the file once the call waits for its release."""
+    wait = state.engine.backend.hand_over.wait_for_a_change
+
+    def tell_and_wait(*about: Any) -> None:
+        Path(flag).touch()
+        wait(*about)
+
+    state.engine.backend.hand_over.wait_for_a_change = tell_and_wait
+    try:
+        return unload(state, "orders", to, PATIENCE)
+    finally:
+        del state.engine.backend.hand_over.wait_for_a_change
+
+
+def begin_to_wait(worker: Worker, to: str) -> None:
+    """Let a worker move the topic; returns once its call waits for the release. An interrupt before
+    that may leave the move to go on without it."""
+    flag = f"{worker.path}.waits"
+    worker.start(unload_and_tell, to, flag)
+    until(lambda: os.path.exists(flag))
+
+
 def queue_up(state: State, **options: Any) -> None:
     """Wait for the topic, without waiting here."""
     state.kept["future"] = state.topic.producer_async(WAIT, **options)

@@ -67,6 +67,38 @@ def ask(state: State, mode: str, **options: Any) -> None:
     state.kept["future"] = state.topic.producer_async(mode, **options)
 
 
+def ask_in_a_thread(state: State, mode: str) -> None:
+    """Request another one in a thread, which waits in its call."""
+    state.kept["second"] = begin(state.topic.producer, mode)
+
+
+def answer_of_the_thread(state: State) -> int:
+    """The epoch that it got."""
+    return int(state.kept["second"].result(PATIENCE).topic_epoch)
+
+
+def arrivals(state: State) -> int:
+    """How many requests of this engine wait for a release."""
+    return len(state.engine.backend.pending._arrivals.all())
+
+
+def ask_and_tell(state: State, mode: str, flag: str) -> int:
+    """Open a producer, and make the file once the request waits for a release."""
+    add_and_tell(flag)
+    return open_producer(state, mode)
+
+
+def add_and_tell(flag: str) -> None:
+    """From now on, make the file when a request of this process has to wait for a release."""
+    add = Arrivals.add
+
+    def tell(self: Arrivals, *args: Any) -> None:
+        add(self, *args)
+        Path(flag).touch()
+
+    Arrivals.add = tell
+
+
 def registered(engine: xl.Engine) -> dict[str, Any]:
     """Who holds or awaits what, and what was told of it."""
     return {
@@ -104,16 +136,16 @@ def test_e3_a_request_at_the_destination_waits_for_the_release(
     moving = begin_release(engine, source, destination)
     before = registered(engine)
     destination.call(ask, mode)
-    destination.start(open_producer, mode)  # another one, which waits in its call
-    assert not destination.answered(0.5)
+    destination.call(ask_in_a_thread, mode)  # another one, which waits in its call
+    until(lambda: destination.call(arrivals) == 2)
     assert registered(engine) == before
     thaw(source)
     assert moving.result(PATIENCE)[0].ok
     if mode == EXCLUSIVE:  # the first one has it
         with pytest.raises(Failed, match=r"ProducerFencedError.*engine 'destination'"):
-            destination.answer()
+            destination.call(answer_of_the_thread)
     else:
-        assert destination.answer() == 1
+        assert destination.call(answer_of_the_thread) == 1
     assert destination.call(take_writer_lock) == (2 if mode == EXCLUSIVE else 1)
     assert destination.call(send, b"after") == 1
     Chronicle(engine).read() if mode == EXCLUSIVE else None
@@ -302,7 +334,7 @@ def test_e4_a_request_that_waits_is_refused_when_the_hand_over_ends_without_rele
     source.call(open_producer, EXCLUSIVE)
     freeze(source)
     third.start(unload_for, destination.id, PATIENCE if how == "cancelled" else 2.0)
-    until(lambda: rows(engine)["transfers"])
+    until(lambda: "releasing" in [event.kind for event in engine.history("orders")])
     if how == "coordinator":  # no process is left to end the move: its deadline does
         third.kill()
     destination.call(ask, mode)
@@ -420,7 +452,9 @@ def test_d5_ctrl_c_ends_the_wait_for_a_release(
     source, destination = quick("source", keepalive=None), quick("destination")
     source.call(open_producer, EXCLUSIVE)
     moving = begin_release(engine, source, destination)
-    destination.start(open_producer, EXCLUSIVE)
+    flag = f"{engine.path}.arrived"
+    destination.start(ask_and_tell, EXCLUSIVE, flag)
+    until(lambda: os.path.exists(flag))
     assert not destination.answered(0.3)
     destination.signal(signal.SIGINT)
     with pytest.raises(Failed, match="KeyboardInterrupt"):
@@ -438,7 +472,7 @@ def test_d5_a_cancel_that_races_with_the_release_leaves_no_orphan(path: str) -> 
         topic, chronicle = source.topic("orders"), Chronicle(source)
         ends = set()
         for _ in range(60):
-            owner = topic.producer(EXCLUSIVE)
+            owner = topic.producer(EXCLUSIVE, follow=False)
             with HeldUp(source) as release:
                 moving = begin(source.unload, "orders", destination.id)
                 release.await_it()
@@ -533,12 +567,12 @@ class Asking(Stage):
 
 
 def release_behind(state: State, flag: str) -> None:
-    """Release topics only once the file is there, or after a while."""
+    """Release topics only once the file is there."""
     release = HandOver.release
 
     def release_late(self: HandOver, sessions: Any) -> Any:
         with contextlib.suppress(AssertionError):
-            until(lambda: os.path.exists(flag), 2.0)
+            until(lambda: os.path.exists(flag))
         return release(self, sessions)
 
     state.engine.backend.hand_over.release = functools.partial(
@@ -549,13 +583,7 @@ def release_behind(state: State, flag: str) -> None:
 def ask_on(state: State, flag: str) -> None:
     """Request the topic until it is granted, or `retire` is called; make the file when a request
     has to wait for its release."""
-    add = Arrivals.add
-
-    def add_and_tell(self: Arrivals, *args: Any) -> None:
-        add(self, *args)
-        Path(flag).touch()
-
-    Arrivals.add = add_and_tell
+    add_and_tell(flag)
     state.producer = None
     state.kept["stop"] = stop = threading.Event()
     state.kept["sender"] = thread = threading.Thread(target=_ask_on, args=(state, stop))
@@ -565,7 +593,8 @@ def ask_on(state: State, flag: str) -> None:
 def _ask_on(state: State, stop: threading.Event) -> None:
     while not stop.wait(0.001):
         try:
-            state.producer = state.topic.producer(EXCLUSIVE, timeout=0.5)
+            # One that ended before the release would be followed by one that comes after it.
+            state.producer = state.topic.producer(EXCLUSIVE, timeout=PATIENCE)
         except xl.ExclusiveLogError:
             continue
         return
