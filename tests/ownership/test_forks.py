@@ -276,9 +276,9 @@ def test_c8_a_child_that_drops_a_read_leaves_the_parent_s_place_in_the_table_of_
 
 
 ORDINARY_EXIT = """
-    import ctypes, os, sys
+    import os, sys
     import exclusivelog as xl
-    from testing.patience import PATIENCE
+    from testing.processes import PATIENCE, c_fork
     engine = xl.open(sys.argv[1])
     topic = engine.topic("orders")
     producer = topic.producer("exclusive", linger=60)
@@ -287,7 +287,7 @@ ORDINARY_EXIT = """
     waiter = topic.producer_async("wait_for_exclusive")
     names = xl.SharedMap(engine.topic("names"))
     names.put("a", 1)
-    if ctypes.PyDLL(None).fork() == 0:
+    if c_fork() == 0:
         sys.exit(0)
     assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
     print(producer.send(b"after"), producer.state, flush=True)
@@ -352,11 +352,11 @@ def test_c8_a_fork_of_a_fork_is_another_process(engine: xl.Engine, topic: xl.Top
 
 
 DAEMON = """
-    import ctypes, os, signal, sys
+    import os, signal, sys
     import exclusivelog as xl
+    from testing.processes import c_fork as fork
     engine = xl.open(sys.argv[1])
     producer = engine.topic("orders").producer("exclusive")
-    fork = ctypes.PyDLL(None).fork
     if fork():
         os._exit(0)
     signal.alarm(int(sys.argv[2]))

@@ -238,6 +238,7 @@ def test_f6_a_request_for_several_topics_that_is_refused_fences_no_other(
     filled: xl.Engine, topics: Any, options: dict[str, Any], error: type[Exception]
 ) -> None:
     kept = filled.reader(NAMES, group="g")
+    filled.ledger.checkpoint()  # else one may come between
     before = rows(filled)
     with pytest.raises(error):
         filled.reader(topics, **{"group": "g", **options})
@@ -493,7 +494,7 @@ def test_f6_exactly_once_over_several_topics_by_readers_that_die(
         killed = worker(name=f"killed{round_}")
         killed.start(copy, round_)
         had = topic.next_offset
-        until(lambda had=had: topic.next_offset > had + 5)
+        until(lambda had=had: topic.next_offset > min(had + 5, 299))  # it may be faster than this
         killed.kill()
         filled.verify()
     copiers = [worker(name=f"w{number}") for number in range(2)]

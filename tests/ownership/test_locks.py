@@ -12,7 +12,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import aio
 from testing.loops import play, soon
-from testing.processes import FENCING, PATIENCE, State, Worker, until
+from testing.processes import FENCING, PATIENCE, State, Worker, hang, until
 
 pytestmark = pytest.mark.once
 
@@ -88,8 +88,7 @@ def test_processes_that_die_or_hang_lose_it(
     until(lambda: waiters(engine) == ["paused", "third"])
     killed.kill()
     assert paused.answer() == 2
-    paused.set_keepalive(0.5)
-    paused.signal(signal.SIGSTOP)
+    hang(paused, 0.5)
     assert third.answer() == 3
     paused.signal(signal.SIGCONT)
     assert paused.call(is_lost) == (True, False)
