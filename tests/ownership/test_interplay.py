@@ -173,7 +173,8 @@ def test_a1_who_ends_with_a_claim_while_the_dead_are_evicted_is_counted_once(
     source.call(open_bound, "shared", name="y")
     with xl.open(path, name="destination") as destination:
         beside = topic.producer(name="z")
-        fall_while_releasing(source, coordinator, destination.id, PATIENCE, producer="x", groups=["g"])
+        about = {"producer": "x", "groups": ["g"]}
+        fall_while_releasing(source, coordinator, destination.id, PATIENCE, **about)
         waiter = topic.producer_async("wait_for_exclusive")
         assert counts(engine, "orders") == (2, 1)  # z, and the seat of x
         moved = destination.topic("orders").producer(name="x")
