@@ -341,15 +341,16 @@ class Owning:
             fenced = self.writer.status == "fenced" and not self._lost
             self._lost = self._lost or fenced
             error = self.writer.error if fenced else None
-        session = self._session()
-        if error is not None and session is not None:
+        # The session is kept only where it is told: meanwhile no drop of its producers is noticed.
+        if error is not None and (session := self._session()) is not None:
             error = session.reason_of(error)
+            del session
         appender = self.appender
         if appender is not None:
             self._settle(appender, ended, error)
         with self.topic.changed:  # only now: until they are settled, the appender gives them again
             self._taken -= {id(batch) for batch, _ in ended}
-        if error is not None and session is not None:
+        if error is not None and (session := self._session()) is not None:
             session.lose(error)
 
     def _settle(
@@ -399,10 +400,10 @@ class Owning:
         """If the topic is assigned to another engine, have the session release it. Then its
         producers raise ProducerMovedError."""
         assigned = self.topic.waiters.assigned_at(now_ms())
-        session = self._session()
-        if assigned is None or assigned.session != self.writer.session or session is None:
+        if assigned is None or assigned.session != self.writer.session:
             return
-        if self.writer.status == "owner":
+        session = self._session()
+        if session is not None and self.writer.status == "owner":
             name = self.writer.holder.producer_name
             error = handed_over(self.topic.name, name, assigned.target)
             session.hand_over(error, assigned.engine_id)

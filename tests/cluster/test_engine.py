@@ -10,6 +10,7 @@ import random
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,29 @@ def test_a6_a_request_releases_dropped_producers_of_its_own_topic_alone(
     assert released == ["orders"]
     topic.producer(EXCLUSIVE).close()
     assert engine.topic("idle").owner is not None
+
+
+@pytest.mark.rule("A6")
+def test_a6_a_producer_that_is_dropped_while_its_send_is_settled_blocks_no_request(
+    topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle, settled, go_on = Owning._settle, threading.Event(), threading.Event()
+
+    def late(owning: Owning, *facts: Any) -> None:
+        settle(owning, *facts)
+        settled.set()
+        assert go_on.wait(PATIENCE)
+
+    monkeypatch.setattr(Owning, "_settle", late)
+    producer = topic.producer(EXCLUSIVE, name="p")
+    session = weakref.ref(producer._sender.session)
+    producer.send_async(b"x")
+    assert settled.wait(PATIENCE)
+    del producer
+    kept = session()
+    go_on.set()
+    assert kept is None
+    assert topic.producer(EXCLUSIVE, name="p").send(b"y") == 1
 
 
 @pytest.mark.rule("G5")
