@@ -16,7 +16,7 @@ import pytest
 
 from exclusivelog.local import followers
 from testing.broker import Namespace
-from testing.processes import EXCLUSIVE, FENCING, MODES, SHARED, WAIT
+from testing.processes import EXCLUSIVE, FENCING, MODES, PATIENCE, SHARED, WAIT
 from tests.cluster.sides import SETTLED, SHORT, Call, Different, Pair, pair, random_calls
 
 pytestmark = [pytest.mark.rule("J5"), pytest.mark.once]
@@ -39,7 +39,7 @@ def owned(label: str, engine: str = "a", wanted: int | None = None, **options: o
 
 
 def moved(engine: str, to: str) -> Call:
-    return Call("unload", "", {"engine": engine, "topics": "one", "to": to, "timeout": 60})
+    return Call("unload", "", {"engine": engine, "topics": "one", "to": to, "timeout": PATIENCE})
 
 
 # ---- the listed calls --------------------------------------------------------------------
@@ -120,7 +120,7 @@ def reserved() -> Calls:
     yield waiting("waiter", "a", name="p")
     for label, mode in (("takes", FENCING), ("waits", WAIT), ("asks", EXCLUSIVE)):
         yield moved("a", "b")
-        timeout = {"timeout": 60} if mode == WAIT else {}
+        timeout = {"timeout": PATIENCE} if mode == WAIT else {}
         yield opened(label, mode, "b", name="p", **timeout)
         yield Call("send", label)
         yield moved("b", "a")
@@ -155,11 +155,13 @@ def settling() -> Calls:
         yield opened(f"known{priority}", WAIT, priority=priority)
         yield Call("close", f"known{priority}")
     # "At once" is before the end of a much longer delay; "delayed": not within a short one.
-    for number, (priority, patience) in enumerate(((5, 60), (1, SHORT), (9, 60), (5, SHORT))):
+    for number, (priority, patience) in enumerate(
+        ((5, PATIENCE), (1, SHORT), (9, PATIENCE), (5, SHORT))
+    ):
         options = {"priority": priority, "settle": SETTLED, "timeout": patience}
         yield opened(f"settles{number}", WAIT, "b", **options)
         yield Call("close", f"settles{number}")
-    yield opened("none", WAIT, "b", priority=1, timeout=60)
+    yield opened("none", WAIT, "b", priority=1, timeout=PATIENCE)
 
 
 def claims() -> Calls:
