@@ -27,7 +27,7 @@ from exclusivelog.cluster.log import Reader
 from exclusivelog.cluster.memory import MemoryLog, MemoryPlace
 from exclusivelog.cluster.rule import Judged, State
 from exclusivelog.types import AccessMode
-from testing.processes import EXCLUSIVE, PATIENCE, WAIT, values
+from testing.processes import EXCLUSIVE, PATIENCE, WAIT, until, values
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.once]
 
@@ -244,8 +244,7 @@ def test_waiters_are_in_a_checkpoint(path: str) -> None:
             owner.send(b"x")
         place = MemoryPlace.named(path.partition("://")[2])
         with xl.open(path) as late:
-            found = load(place, "t", place.open("t"))
-            assert found is not None
+            found = until(lambda: load(place, "t", place.open("t")))  # a thread saves it
             assert [
                 each.producer_name for each in found.queue if isinstance(each, waiting.Wait)
             ] == ["w"]

@@ -225,6 +225,8 @@ def test_closing_ends_all_calls_and_says_what_is_in_doubt(
     producer = topic.producer(EXCLUSIVE)
     link._chances = Chances(lost=1.0)
     receipt = producer.send_async(b"x")
+    owning = producer._sender.session.owning
+    until(lambda: owning._begun)  # the commit thread has sent it: only now it is in doubt
     within(topic.engine.close)
     error = receipt.exception(PATIENCE)
     assert isinstance(error, xl.ExclusiveLogError)
