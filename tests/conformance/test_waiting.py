@@ -65,14 +65,21 @@ def test_d7_a_better_waiter_that_comes_while_the_topic_settles_gets_it(
     topic: xl.Topic, path: str
 ) -> None:
     with xl.open(path) as other:
-        owner = topic.producer(EXCLUSIVE)
-        first = topic.producer_async(WAIT, settle=1.0)
-        owner.close()
-        better = other.topic("orders").producer_async(WAIT, priority=5, settle=1.0)
-        assert better.result(PATIENCE).topic_epoch == 2
+        for _ in range(50):
+            owner = topic.producer(EXCLUSIVE)
+            first = topic.producer_async(WAIT, settle=1.0)
+            began = time.monotonic()
+            owner.close()
+            better = other.topic("orders").producer_async(WAIT, priority=5, settle=1.0)
+            if time.monotonic() - began < 1.0:
+                break
+            # On a busy machine, it came too late.
+            for each in concurrent.futures.as_completed([first, better], PATIENCE):
+                each.result().close()
+        assert better.result(PATIENCE).topic_epoch == owner.topic_epoch + 1
         assert not first.done()
         better.result().close()
-        assert first.result(PATIENCE).topic_epoch == 3
+        assert first.result(PATIENCE).topic_epoch == owner.topic_epoch + 2
 
 
 @pytest.mark.sampled
