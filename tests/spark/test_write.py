@@ -538,7 +538,7 @@ def test_a_running_query_stops_when_it_is_fenced(spark, path, tmp_path) -> None:
             with engine.topic("out").producer("exclusive_with_fencing") as other:
                 other.send(b"mine")
         fill(path, count=10, start=10)
-        refused("PRODUCER_FENCED", lambda: query.awaitTermination(60) or None)
+        refused("PRODUCER_FENCED", lambda: query.awaitTermination(int(PATIENCE)) or None)
         assert not query.isActive
     finally:
         query.stop()

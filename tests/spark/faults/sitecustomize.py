@@ -8,6 +8,7 @@ EXCLUSIVELOG_TEST_ELSEWHERE=DIR    while DIR/away exists: another machine, which
 
 import os
 import signal
+import time
 from pathlib import Path
 
 KILL, ELSEWHERE = "EXCLUSIVELOG_TEST_KILL", "EXCLUSIVELOG_TEST_ELSEWHERE"
@@ -17,11 +18,29 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def _stop(pid: int) -> None:
+    """SIGSTOP; returns once no thread of it runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    while any(_runs(thread) for thread in Path(f"/proc/{pid}/task").iterdir()):
+        time.sleep(0.001)
+
+
+def _runs(thread: Path) -> bool:
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0] != "T"
+    except OSError:  # it has ended
+        return False
+
+
 def _kill_the_driver() -> None:
-    pid = os.getpid()
-    while Path(f"/proc/{pid}/comm").read_text().strip() != "java":
-        pid = _parent(pid)
-    for killed in (_parent(pid), pid, os.getpid()):
+    """All of it at once: a JVM that sees its program die ends in good order, and removes what is
+    staged; a program that sees its JVM die ends by an exception."""
+    jvm = os.getpid()
+    while Path(f"/proc/{jvm}/comm").read_text().strip() != "java":
+        jvm = _parent(jvm)
+    program = _parent(jvm)
+    _stop(program)
+    for killed in (jvm, program, os.getpid()):
         os.kill(killed, signal.SIGKILL)
 
 
