@@ -34,6 +34,7 @@ from testing.processes import values
 PACER, PACER_COUNT, SPRINTERS = 0, 1, 2  # numbers in the notes: go on?, count, counts
 LONGEST_LIFE = 0.015  # seconds of a sprinter, from its first message on
 SLOW = 0.4  # seconds without a message of the surviving sender
+LONGEST_LOOK = 0.02  # seconds between two looks of a process that runs
 SLICE = 250  # kills on one ledger
 SECONDS_OF_A_KILL = 2.0  # at most, on a busy machine, the judgement included
 Notes = memoryview  # of 64-bit numbers: each is stored at once, unlike with struct.pack_into
@@ -142,20 +143,26 @@ def sprint_to_death(
     notes[PACER] = 1
     time.sleep(dice.random() * LONGEST_LIFE)
     os.kill(pid, signal.SIGKILL)
-    began, seen = time.monotonic(), notes[PACER_COUNT]
-    wait_for(lambda: notes[PACER_COUNT] > seen + 1)
-    pause = time.monotonic() - began
+    seen = notes[PACER_COUNT]
+    pause = wait_for(lambda: notes[PACER_COUNT] > seen + 1)
     notes[PACER] = 0
     assert killed(pid), "it has failed by itself"
     return pause
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Poll: a killed process sends no wake-up."""
-    deadline = time.monotonic() + PATIENCE
+def wait_for(condition: Callable[[], bool]) -> float:
+    """Poll: a killed process sends no wake-up. Returns the seconds that this took. Of the time
+    between two looks, so much counts: in a longer one this process did not run, as on a busy
+    machine, and the others did not run either."""
+    last = time.monotonic()
+    waited, deadline = 0.0, last + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, "no sender goes on"
+        assert last < deadline, "no sender goes on"
         time.sleep(0.0001)
+        now = time.monotonic()
+        waited += min(now - last, LONGEST_LOOK)
+        last = now
+    return waited
 
 
 # ---- the judge ---------------------------------------------------------------------------

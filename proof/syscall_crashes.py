@@ -27,6 +27,7 @@ from testing.journals import CAPACITY, small_journal
 from testing.processes import values, within
 from testing.strace import ForkServer, Point, fork_server, points
 
+TICK = 0.005  # seconds
 AT_ONCE = 2.0  # seconds, on a busy machine; nothing in the library takes half of that
 EARLY = "early"  # a deliberate defect: a step is acknowledged before it is made
 
@@ -73,33 +74,43 @@ def chosen(found: list[Point], most: int, part: tuple[int, int]) -> list[Point]:
 @dataclass
 class Bystander:
     """An engine in this process that has the ledger open while the child process dies, and sends
-    to another topic."""
+    to another topic. `longest`: the longest of these sends, in seconds of `clock`, which stands
+    still while this process does not run, as on a busy machine."""
 
     engine: xl.Engine
     sent: int = 0
+    clock: float = 0.0
     longest: float = 0.0
     stop: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
         with self.engine.topic("others").producer("exclusive") as producer:
             while not self.stop.wait(0.001):
-                began = time.monotonic()
+                began = self.clock
                 assert producer.send(b"%d" % self.sent) == self.sent
-                self.longest = max(self.longest, time.monotonic() - began)
+                self.longest = max(self.longest, self.clock - began)
                 self.sent += 1
+
+    def tick(self) -> None:
+        last = time.monotonic()
+        while not self.stop.wait(TICK):
+            now = time.monotonic()
+            self.clock += min(now - last, 4 * TICK)
+            last = now
 
 
 @contextlib.contextmanager
 def bystander(path: Path, durability: Durability) -> Iterator[Bystander]:
     with xl.open(path, durability=durability, name="bystander") as engine:
         other = Bystander(engine)
-        with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(other.run)
+        with ThreadPoolExecutor(2) as pool:
+            running = [pool.submit(other.run), pool.submit(other.tick)]
             try:
                 yield other
             finally:
                 other.stop.set()
-                running.result(PATIENCE)
+                for each in running:
+                    each.result(PATIENCE)
 
 
 def judge_beside(other: Bystander, path: Path, count: int) -> list[str]:

