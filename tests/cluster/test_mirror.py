@@ -197,9 +197,13 @@ def test_a_follower_that_is_idle_costs_no_cpu(topic: xl.Topic, namespace: Namesp
         producer.send(b"x")
         until(lambda: [one.position for one in running.progress()] == [1])
         time.sleep(1.0)
-        before = time.process_time()
-        assert not running.wait(6.0)
-        assert time.process_time() - before < 0.06  # 1 %
+
+        def is_idle() -> bool:
+            before = time.process_time()
+            assert not running.wait(6.0)
+            return time.process_time() - before < 0.06  # 1 %
+
+        until(is_idle)  # what other tests have left in this process may end first
 
 
 def test_progress_tells_the_lag(topic: xl.Topic, namespace: Namespace) -> None:

@@ -152,7 +152,8 @@ def test_the_awaitable_interface_by_url(url: str) -> None:
             async with aio.SharedMap(await engine.topic("map")) as counts:
                 await counts.update("n", lambda value: (value or 0) + 1)
                 assert await counts.get("n", latest=True) == 1
-            assert [move.ok for move in await engine.unload("orders", to=engine.id)] == [True]
+            moves = await engine.unload("orders", to=engine.id, timeout=PATIENCE)
+            assert [move.ok for move in moves] == [True]
             assert [event.kind async for event in engine.history("orders")][:2] == [
                 "grant", "release"
             ]  # fmt: skip

@@ -686,7 +686,7 @@ FORKING = """
 import os, sys, threading, time
 from testing.broker import Namespace
 from testing.peers import open_log
-from testing.processes import PATIENCE, forked
+from testing.processes import PATIENCE, forked, until
 
 room, stop, answers = threading.Semaphore(200), threading.Event(), []
 
@@ -708,6 +708,7 @@ with open_log(Namespace(*sys.argv[1:])) as log:
             if time.monotonic() > enough:
                 break
             assert forked(os.getpid, 10.0) != os.getpid()
+        until(lambda: len(answers) > 400)
     finally:
         stop.set()
         sender.join(PATIENCE)
