@@ -19,6 +19,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import aio, serde
 from exclusivelog.state.shared import Shared
+from testing.journals import no_checkpoints
 from testing.processes import PATIENCE, until
 
 Map = xl.SharedMap[Any, Any]
@@ -26,7 +27,8 @@ Map = xl.SharedMap[Any, Any]
 
 @pytest.fixture
 def shared(topic: xl.Topic) -> Iterator[Map]:
-    with xl.SharedMap(topic) as shared:
+    # A checkpoint keeps the journal's lock for a moment, on a busy machine for longer.
+    with no_checkpoints(topic.engine), xl.SharedMap(topic) as shared:
         shared.put("k", 0)  # it is the owner from now on,
         shared.put("k", 0)  # has seen that it is,
         shared.get_async("k").result(PATIENCE)  # and has threads for what has to wait
