@@ -339,21 +339,22 @@ def within(function: Callable[[], Any], timeout: float = PATIENCE) -> Any:
 
 def c_fork() -> int:
     """fork() as C code calls it: Python's hooks do not run. It keeps the GIL, as uWSGI does."""
-    with _no_requests_for_the_gil():
+    with no_requests_for_the_gil():
         return int(ctypes.PyDLL(None).fork())
 
 
 def bare_fork() -> int:
     """The system call alone, of which the C library does not know either."""
     call = {"x86_64": 56, "aarch64": 220}[os.uname().machine]  # clone(2)
-    with _no_requests_for_the_gil():
+    with no_requests_for_the_gil():
         return int(ctypes.PyDLL(None).syscall(call, signal.SIGCHLD, 0, 0, 0, 0))
 
 
 @contextlib.contextmanager
-def _no_requests_for_the_gil() -> Iterator[None]:
-    """A child that inherits a thread's request for the GIL waits for that thread for ever, in
-    Python itself. A thread requests it after it has waited for so long."""
+def no_requests_for_the_gil() -> Iterator[None]:
+    """This thread keeps the GIL as long as it does not give it away: others request it only after
+    they have waited for so long. A child that inherits a thread's request for the GIL waits for
+    that thread for ever, in Python itself."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(100)
     try:

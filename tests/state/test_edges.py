@@ -220,7 +220,7 @@ def test_c1_closing_waits_no_longer_than_a_write_s_timeout(topic: xl.Topic) -> N
     with topic.producer("exclusive"), ThreadPoolExecutor(1) as pool:
         shared: Map = xl.SharedMap(topic, timeout=0.5)
         waiting = pool.submit(shared.put, "a", 1)
-        until(lambda: topic.waiters)
+        until(lambda: topic.waiters or waiting.done())
         within(shared.close)
         assert isinstance(waiting.exception(PATIENCE), (xl.WaitTimeoutError, xl.EngineClosedError))
 

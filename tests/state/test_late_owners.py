@@ -20,7 +20,15 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.state.shared import LOOKS, LOST_BEFORE_KEPT
-from testing.processes import PATIENCE, State, Worker, stop, stop_outside, until
+from testing.processes import (
+    PATIENCE,
+    State,
+    Worker,
+    no_requests_for_the_gil,
+    stop,
+    stop_outside,
+    until,
+)
 from testing.states import call_map, count_up, count_up_slowly, one_more, open_map
 
 pytestmark = pytest.mark.rule("I8")
@@ -51,9 +59,10 @@ def ends(engine: xl.Engine) -> list[tuple[str, str]]:
 def keep_the_gil(state: State, pipe: str) -> None:
     """As a regular expression or a sort does: no other thread of the process runs until somebody
     writes to the pipe."""
-    file = os.open(pipe, os.O_RDWR)
-    Path(f"{pipe}.in").touch()
-    ctypes.PyDLL(None).read(file, ctypes.create_string_buffer(1), 1)
+    file, room, libc = os.open(pipe, os.O_RDWR), ctypes.create_string_buffer(1), ctypes.PyDLL(None)
+    with no_requests_for_the_gil():  # nor does one run between these two calls
+        libc.creat(os.fsencode(f"{pipe}.in"), 0o600)
+        libc.read(file, room, 1)
     os.close(file)
 
 

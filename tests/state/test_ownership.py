@@ -149,11 +149,12 @@ def test_i1_all_have_their_turns(
 ) -> None:
     """Three processes write as fast as they can. None starves, none loses a write, and the
     topic does not change hands for every one of them. Beside load, four seconds are few turns, and
-    the kernel may run one process far less than the others: they are given more."""
+    the kernel may run one process far less than the others, or none for a while: they are given
+    more."""
     processes = [mapper(name=f"w{number}") for number in range(3)]
-    counts, longest, rounds = [0, 0, 0], 0.0, 0
-    while rounds < 10 and (sum(counts) < 1000 or min(counts) <= sum(counts) / 20):
-        rounds += 1
+    counts, longest, rounds = [0, 0, 0], 4.0, 0
+    while rounds < 10 and (sum(counts) < 1000 or min(counts) <= sum(counts) / 20 or longest >= 4):
+        longest, rounds = 0.0, rounds + 1
         for process in processes:
             process.start(count_up, "n", 4.0)
         for number, process in enumerate(processes):
@@ -182,8 +183,11 @@ def test_i1_one_busy_with_many_threads_lets_others_have_their_turns(
 
     with ThreadPoolExecutor(4) as pool:
         threads = [pool.submit(write) for _ in range(4)]
+        theirs, longest, rounds = 0, 0.0, 0
         try:
-            theirs, longest = process.call(count_up, "n", 3.0)
+            while theirs < 10 and rounds < 10:  # beside load, three seconds are few turns
+                times, took = process.call(count_up, "n", 3.0)
+                theirs, longest, rounds = theirs + times, max(longest, took), rounds + 1
         finally:
             ended.set()
         ours = sum(thread.result(PATIENCE) for thread in threads)
@@ -317,12 +321,13 @@ def test_i1_a_write_that_is_fenced_while_it_waits_begins_anew(
 def test_c3_a_write_that_hangs_while_it_waits_begins_anew(
     topic: xl.Topic, mapper: Callable[..., Worker]
 ) -> None:
-    process = mapper(keepalive=0.3)
+    process, slots = mapper(), topic.engine.ledger.lockfile.slots
     with topic.producer("exclusive"):
         process.start(call_map, "put", "a", 1)
         until(lambda: topic.waiters)
-        hang(process)
-        time.sleep(0.5)
+        hang(process, 0.3)
+        [(slot, there)] = slots.in_process(process.pid)
+        until(lambda: not slots.alive(slot, there.id))
     with topic.producer("exclusive"):  # the one that hangs is passed over
         process.signal(signal.SIGCONT)
     assert process.answer() is None
@@ -363,11 +368,7 @@ def test_d5_ctrl_c_ends_a_wait_and_leaves_nothing(
     with topic.producer("exclusive"):
         process.start(call_map, "put", "a", 1)
         until(lambda: topic.waiters)
-        for _ in range(5):
-            # CPython can lose one that strikes between the last look at it and a thread's sleep.
-            process.signal(signal.SIGINT)
-            if process.answered(3):
-                break
+        process.signal(signal.SIGINT)  # right before a sleep, it is seen at the next look
         with pytest.raises(Failed, match="KeyboardInterrupt"):
             process.answer()
         until(lambda: not topic.waiters)
@@ -558,9 +559,10 @@ def test_i1_fenced_again_and_again_a_write_succeeds_in_the_end(
 
     def bully() -> None:
         while not ended.is_set():
+            began = time.monotonic()
             with contextlib.suppress(xl.ExclusiveLogError):
                 take_over(other)
-            time.sleep(0.005)
+            time.sleep(max(0.005, time.monotonic() - began))  # a busy machine writes more slowly
 
     with ThreadPoolExecutor(1) as pool:
         bullying = pool.submit(bully)

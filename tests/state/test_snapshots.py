@@ -482,7 +482,7 @@ def test_i4_one_that_fails_is_told_and_costs_no_write(
             until(lambda: "'orders': no snapshot: no room" in caplog.text)
         with pytest.raises(xl.LedgerFullError):
             shared.snapshot()
-        assert not garbage(engine)
+        until(lambda: not garbage(engine))  # another one may fail in the background just now
         patch.undo()
         fill(shared, 10)
         until(lambda: horizon(topic))
