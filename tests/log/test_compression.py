@@ -3,6 +3,7 @@ costs a block and is named (rules G9, H6)."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import exclusivelog as xl
@@ -291,7 +292,7 @@ SMALL = compressed(encode(
 
 
 @pytest.mark.long
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.integers(0, len(SMALL) - 1), st.integers(0, 255)), max_size=8),
     st.booleans(),
@@ -319,7 +320,7 @@ def test_h6_what_is_written_over_a_compressed_entry_is_refused_or_read(
 
 
 @pytest.mark.long
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=8), st.data())
 def test_h6_sizes_of_chunks_that_do_not_fit_are_refused(sizes: list[int], data: Any) -> None:
     changed = bytearray(SMALL)
@@ -1070,7 +1071,9 @@ def test_h1_a_process_that_dies_in_a_checkpoint_of_a_compressed_topic_loses_noth
 
     items, dice = events(2000), random.Random(4)
     acknowledged = 0
-    for _ in range(sweep(6, 12)):
+    for number in itertools.count():  # at least until one has sent something: it may begin late
+        if number >= sweep(6, 12) and acknowledged:
+            break
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(DYING), path, str(dice.uniform(0.02, 0.4))],
             stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=False, env={**os.environ},
@@ -1086,7 +1089,6 @@ def test_h1_a_process_that_dies_in_a_checkpoint_of_a_compressed_topic_loses_noth
             assert found == items * (len(found) // len(items))
             assert engine.verify().ok
             acknowledged = len(found)
-    assert acknowledged > 0
 
 
 def write(state: State, setting: str, start: int, stop: int) -> int:

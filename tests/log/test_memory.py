@@ -47,6 +47,8 @@ SETUP = """
 """
 
 ALLOCATIONS = """
+    # Else the main thread may go on in the middle of a commit, and one of its allocations fail.
+    sys.setswitchinterval(PATIENCE)
     armed = []
     lead = appending.Committer._commit
 

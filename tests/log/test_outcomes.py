@@ -88,7 +88,7 @@ def test_b9_an_interrupted_commit_leaves_no_call_without_an_outcome(
     is; and all three can go on at once."""
     told: list[Any] = []
     size = LARGE if large else b""
-    mine, others = topic.producer(name="mine"), [topic.producer(linger=60) for _ in range(2)]
+    mine, *others = [topic.producer(linger=60) for _ in range(3)]
     waiting = [producer.send_async(b"theirs" + size) for producer in others]
     for receipt in waiting:
         receipt.add_done_callback(lambda r: told.append(r.exception(0)))
@@ -147,8 +147,8 @@ def test_b9_the_outcome_is_unknown_only_where_the_ledger_cannot_tell(engine, top
             raise xl.LedgerIOError("the disk is gone")
 
         with Failing(engine, MemoryError("now"), after=True, large=True):
-            receipt = producer.send_async(LARGE)
             engine.ledger.read = unreadable
+            receipt = producer.send_async(LARGE)
             error = receipt.exception(PATIENCE)
         engine.ledger.read = read
         assert isinstance(error, xl.LedgerIOError)

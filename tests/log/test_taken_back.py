@@ -24,7 +24,7 @@ from exclusivelog.local import commits
 from exclusivelog.local.storage import ledger
 from exclusivelog.members import GroupMember
 from testing.interrupts import Interrupts, Limit, raise_in
-from testing.processes import PATIENCE, until, within
+from testing.processes import PATIENCE, collect, until, within
 
 # Python reports what is raised inside a finalizer, and pytest takes that for an error.
 dropped = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -385,7 +385,7 @@ def test_g11_what_was_read_after_a_commit_within_a_transaction_is_read_again(
     if end == "abort":
         txn.abort()
     del txn
-    gc.collect()
+    collect()
     assert value_of(next(reader)) == b"1"
 
 
@@ -403,7 +403,7 @@ def test_g11_a_transaction_within_another_one_takes_back_what_it_has_read(
         if end == "abort":
             inner.abort()
         del inner
-        gc.collect()
+        collect()
         if reads:
             invoices.send(value_of(next(reader)), transaction=outer)
             outer.commit_cursor(reader)
@@ -430,7 +430,7 @@ def test_g11_readers_note_no_callers_that_have_ended(path) -> None:
 
             for number in range(300):
                 await asyncio.create_task(read(number))
-            gc.collect()
+            collect()
             return len(reader.sync.spans), len(reader.sync.alone)
 
     spans, alone = asyncio.run(main())
@@ -841,7 +841,7 @@ def test_g11_each_order_is_billed_once_although_transactions_are_dropped(
     while reader.has_message_available():
         with contextlib.suppress(Failed):
             bill()
-        gc.collect()
+        collect()
     assert billed(engine) == [b"0", b"1", b"2", b"3", b"4"]
     assert group_position(engine) == 5
 
@@ -855,7 +855,7 @@ def test_g11_a_dropped_transaction_takes_its_reader_back_whatever_comes_next(
     value_of(next(reader))
     txn.commit_cursor(reader)
     del txn
-    gc.collect()
+    collect()
     assert position(reader) == 0
     reader.commit()
     assert group_position(engine) == 0
@@ -863,7 +863,7 @@ def test_g11_a_dropped_transaction_takes_its_reader_back_whatever_comes_next(
     txn = engine.transaction()
     txn.commit_cursor(reader)
     del txn
-    gc.collect()
+    collect()
     txn = engine.transaction()
     with pytest.raises(ValueError, match="read again"):
         txn.commit_cursor(reader)
@@ -879,7 +879,7 @@ def test_g11_garbage_takes_no_reader_back_for_a_later_transaction(engine, orders
     with engine.transaction() as txn:
         values = [next(reader).value]
         del cycle
-        gc.collect()
+        collect()
         values.append(next(reader).value)
         txn.commit_cursor(reader)
     assert (values, reader.position) == ([b"0", b"1"], 2)
@@ -904,7 +904,7 @@ def test_g11_tasks_drop_transactions_too(path) -> None:
             for number in range(6):
                 with contextlib.suppress(Failed):
                     await bill(engine, reader, out, number % 2 == 0)
-                gc.collect()
+                collect()
             return [m.value async for m in await engine.topic("invoices").reader()]
 
     assert asyncio.run(main()) == [b"0", b"1", b"2"]
@@ -931,7 +931,7 @@ def test_g11_two_open_transactions_do_not_share_a_reader(engine, reader, end) ->
     elif end == "abort":
         first.abort()
     del first
-    gc.collect()
+    collect()
     while reader.has_message_available():
         with engine.transaction() as txn:
             invoices.send(value_of(next(reader)), transaction=txn)
@@ -1092,7 +1092,7 @@ def test_g11_garbage_takes_no_reader_back_that_a_later_transaction_reads(
     if ends == "committed":
         later.commit()
     del cycle
-    gc.collect()
+    collect()
     assert [*offsets, next(reader).offset] == [0, 1]
 
 
@@ -1132,7 +1132,7 @@ def held_garbage(engine) -> Iterator[Callable[[], Any]]:
         cycle.append(cycle)
         return cycle[0]
 
-    gc.collect()
+    collect()
     gc.disable()
     try:
         yield begin
@@ -1160,7 +1160,7 @@ def test_g11_garbage_takes_no_reader_back_that_was_committed_since(
         reader.commit()
     if reads:
         value_of(next(reader))
-    gc.collect()
+    collect()
     with engine.transaction() as txn:
         txn.commit_cursor(reader)
     assert group_position(engine) == position(reader) == 1 + reads
@@ -1175,7 +1175,7 @@ def test_g11_no_other_thread_commits_past_what_garbage_has_read(
     del garbage
     with pytest.raises(ValueError, match="of another thread or task"):
         within(lambda: commit_position(engine, reader))
-    gc.collect()
+    collect()
     assert within(lambda: value_of(next(reader))) == b"0"
 
 
@@ -1192,7 +1192,7 @@ def test_g11_garbage_takes_no_reader_back_that_another_thread_has_sought(
     def go_on() -> list[bytes]:
         reader.seek(2)
         values = [value_of(next(reader))]
-        gc.collect()
+        collect()
         return [*values, value_of(next(reader))]
 
     assert within(go_on) == [b"2", b"3"]
@@ -1206,7 +1206,7 @@ def test_g11_garbage_takes_back_what_was_read_for_it_and_nobody_has_moved(
     garbage.commit_cursor(reader)
     del garbage
     value_of(next(reader))
-    gc.collect()
+    collect()
     assert position(reader) == 0
     assert value_of(next(reader)) == b"0"
 

@@ -146,7 +146,7 @@ def test_g3_offsets_tell_where_each_producers_messages_are(desk) -> None:
 
 
 def test_g3_an_empty_transaction_commits_and_changes_nothing(desk) -> None:
-    before = rows(desk.engine)
+    before = settled(desk)
     with desk.engine.transaction() as txn:
         pass
     assert (txn.state, txn.offsets) == ("committed", {})
@@ -245,14 +245,19 @@ def keep(state: State, **kept: Any) -> None:
 @pytest.mark.long
 def test_g3_who_sees_one_message_sees_its_companions(desk, worker) -> None:
     watchers = [worker(), worker(readonly=True)]
-    for other in watchers:
-        other.call(keep, until=399)
-        other.start(watch, "abc")
-    for number in range(400):
-        with desk.engine.transaction() as txn:
-            for producer in reversed(desk.producers):
-                producer.send(b"%d" % number, transaction=txn)
-    assert all(other.answer() > 3 for other in watchers)
+
+    def looks_at(numbers: range) -> list[int]:
+        for other in watchers:
+            other.call(keep, until=numbers[-1])
+            other.start(watch, "abc")
+        for number in numbers:
+            with desk.engine.transaction() as txn:
+                for producer in reversed(desk.producers):
+                    producer.send(b"%d" % number, transaction=txn)
+        return [other.answer() for other in watchers]
+
+    rounds = (range(start, start + 400) for start in itertools.count(0, 400))
+    until(lambda: min(looks_at(next(rounds))) > 3)  # a watcher may hardly run on a busy machine
 
 
 # ---- G3: giving it up --------------------------------------------------------------------
@@ -378,7 +383,7 @@ def test_c5_a_forked_child_cannot_commit_the_parents_transaction(desk) -> None:
     txn = desk.engine.transaction()
     txn.commit_cursor(desk.reader)
     with pytest.raises(Failed) as caught:
-        forked(txn.commit, timeout=4)
+        forked(txn.commit)
     assert caught.value.kind == "EngineClosedError"
 
 
