@@ -22,7 +22,7 @@ import google_crc32c
 import hypothesis.strategies as st
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 
 from exclusivelog import _core
 from exclusivelog.local import records
@@ -37,6 +37,7 @@ pytestmark = pytest.mark.once
 INT64 = st.integers(-(2**63), 2**63 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
 MAYBE_BYTES = st.none() | st.binary(max_size=40)
+SLOW = [HealthCheck.too_slow]  # so is a busy machine
 
 # ---- entries -----------------------------------------------------------------------------
 
@@ -80,7 +81,7 @@ def timed(data: bytes, times: list[int]) -> bytes:
     rows=rows, name=st.text(max_size=30), base=st.integers(0, 2**62), epoch=UINT64,
     session=UINT64, published=st.integers(-(2**53), 2**53), first=st.integers(-1, 2**60),
 )  # fmt: skip
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=SLOW)
 def test_an_entry_gives_back_what_went_in(
     rows, name, base, epoch, session, published, first
 ) -> None:
@@ -110,7 +111,7 @@ def test_an_entry_gives_back_what_went_in(
     gaps=st.lists(st.integers(0, 3) | st.integers(0, 2**26), min_size=1, max_size=30),
     published=st.integers(-(2**53), 2**53), name=st.binary(max_size=9).map(bytes.hex),
 )  # fmt: skip
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=SLOW)
 def test_g4_an_entry_keeps_the_publish_time_of_each_message(gaps, published, name) -> None:
     times = list(itertools.accumulate([0, *gaps[1:]]))
     plain = encode([(b"%d" % n, None, None, None, None) for n in times], name.encode(),
@@ -131,7 +132,7 @@ def test_g4_an_entry_keeps_the_publish_time_of_each_message(gaps, published, nam
 
 @given(items=st.lists(MAYBE_BYTES, min_size=1, max_size=60), most=st.integers(1, 20),
        size=st.integers(1, 100))  # fmt: skip
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=SLOW)
 def test_a_large_batch_is_cut_into_entries_that_join_seamlessly(items, most, size) -> None:
     appender = _core.Appender(b"p", 9, most, size)
     made = appender.make_batch(_core.strings(items), _core.strings(items), None, None)
@@ -182,6 +183,7 @@ def test_the_checksum_is_the_crc32c_of_the_whole_entry() -> None:
 
 
 @given(st.binary(max_size=50_000), st.integers(0, 9))
+@settings(deadline=None, suppress_health_check=SLOW)
 def test_the_core_s_crc32c_is_google_s(data: bytes, start: int) -> None:
     part = memoryview(data)[start:]
     assert _core.crc32c(part) == google_crc32c.value(bytes(part))
@@ -391,7 +393,7 @@ ROW_FIELDS = {
 
 
 @given(fields=st.fixed_dictionaries(ROW_FIELDS))
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=SLOW)
 def test_a_topic_row_gives_back_what_went_in(fields) -> None:
     row = _core.TopicRow.unpack(make_row(**fields).pack())
     assert {name: getattr(row, name) for name in fields} == fields
@@ -476,7 +478,7 @@ def whose_turn_it_is(
     freed=st.integers(0, 2**62), left=st.integers(0, 2**45) | st.integers(0, 3000),
     known=known_priorities, target=st.none() | st.just(TARGET), until=st.integers(1, 2**62),
 )  # fmt: skip
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=SLOW)
 def test_d1_d4_d7_the_selection_is_as_the_rules_say(
     waiters, epoch, dead, freed, left, known, target, until
 ) -> None:
@@ -499,6 +501,7 @@ def test_d1_d4_d7_the_selection_is_as_the_rules_say(
     priority=INT64, settle=st.integers(0, 2**64 - 1), known=known_priorities, created=UINT64,
     freed=UINT64,
 )  # fmt: skip
+@settings(deadline=None, suppress_health_check=SLOW)
 def test_d7_delays_are_exact_at_the_ends_of_64_bits(
     priority, settle, known, created, freed
 ) -> None:
@@ -517,7 +520,7 @@ def select(rows, **facts) -> _core.Selection:
 
 @pytest.mark.long
 @given(waiter=sessions, data=st.data())
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=SLOW)
 def test_g9_a_damaged_waiter_is_refused_never_misread(waiter, data) -> None:
     """Cut off anywhere it is none; with any byte changed it is none, or it is read as msgpack
     reads it."""
@@ -658,7 +661,7 @@ def test_a_wait_does_not_keep_other_threads_from_running(words) -> None:
 
 def test_wake_counts_those_it_wakes(words) -> None:
     assert words.wake(0) == 0
-    threads = [threading.Thread(target=words.wait, args=(0, 0, 10**10)) for _ in range(3)]
+    threads = [threading.Thread(target=words.wait, args=(0, 0, FOR_LONG)) for _ in range(3)]
     for thread in threads:
         thread.start()
     woken = 0
@@ -698,11 +701,12 @@ def shared(tmp_path) -> Iterator[tuple[Path, _core.SharedWords]]:
 
 @pytest.mark.parametrize(
     "wait",
-    ["words.wait(8, 0, 20 * 10**9)", "words.wait_any([0, 4, 8], [0, 0, 0], 20 * 10**9)"],
+    ["words.wait(8, 0, FOR_LONG)", "words.wait_any([0, 4, 8], [0, 0, 0], FOR_LONG)"],
 )
 def test_a_wake_reaches_another_process(shared, wait) -> None:
     path, words = shared
     told = f"""
+        FOR_LONG = {FOR_LONG}
         print("waiting", flush=True)
         before = time.monotonic()
         {wait}
@@ -715,7 +719,7 @@ def test_a_wake_reaches_another_process(shared, wait) -> None:
         words.wake(8)
         value, waited = line(process).split()
     assert value == "5"
-    assert float(waited) < 15
+    assert float(waited) < PATIENCE
 
 
 HOLD = """
@@ -808,7 +812,7 @@ def test_a_held_word_is_refused_to_others_until_it_is_released(words) -> None:
     assert hold.tid == words.load(0) != 0
     with pytest.raises(OSError):
         _core.Hold(words, 0, 16, 4)
-    waiter = threading.Thread(target=words.wait, args=(0, hold.tid, 20 * 10**9))
+    waiter = threading.Thread(target=words.wait, args=(0, hold.tid, FOR_LONG))
     waiter.start()
     time.sleep(0.05)
     hold.release()
@@ -858,7 +862,7 @@ def test_a_gate_closes_once_no_thread_is_inside() -> None:
     gate.enter()
     assert not gate.close(0.05)  # still somebody there, but shut
     threading.Timer(0.1, gate.leave).start()
-    assert gate.close(10)
+    assert gate.close(PATIENCE)
     assert gate.inside == 0
 
 

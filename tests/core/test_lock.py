@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -44,6 +44,12 @@ def taken(leave: threading.Event) -> Iterator[Lock]:
     yield lock
     leave.set()
     thread.join(PATIENCE)
+
+
+def with_an_alarm(wait: Callable[[], object]) -> None:
+    """Wait, and be struck by SIGALRM: on a busy machine perhaps before the wait has begun."""
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    wait()
 
 
 @pytest.mark.rule("K4")
@@ -91,9 +97,8 @@ def test_k4_a_wait_that_ends_leaves_it_to_others(
         if how == "timeout":
             assert not taken.acquire(timeout=0.05)
         else:
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
             with pytest.raises(ZeroDivisionError):
-                taken.acquire()
+                with_an_alarm(taken.acquire)
         other.start()
         leave.set()
         assert had.wait(PATIENCE)
@@ -175,9 +180,8 @@ def test_a_handler_that_raises_ends_a_wait(taken: Lock) -> None:
     before = signal.signal(signal.SIGALRM, strike)
     try:
         for wait in (taken.acquire, Holding(taken).__enter__):
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
             with pytest.raises(Struck):
-                wait()
+                with_an_alarm(wait)
             assert not taken.held_here()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -194,10 +198,9 @@ def test_c5_a_child_that_is_forked_during_a_wait_does_not_wait_on(taken: Lock) -
             raise Struck
 
     before = signal.signal(signal.SIGALRM, fork)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
     code = 1
     try:
-        taken.acquire()
+        with_an_alarm(taken.acquire)
     except EngineClosedError:
         code = 42
     except Struck:

@@ -136,10 +136,17 @@ static void test_liveness(void) {
 
 typedef struct { xj_header words; uint64_t count; uint32_t ready; } journal;
 
+/* On a busy machine, who has it may not run for longer than a call waits. */
+static void lock_at_last(xj_header *w) {
+    int got;
+    while ((got = xj_lock(w)) == ETIMEDOUT) {}
+    CHECK(got == 0);
+}
+
 static void *append_some(void *arg) {
     journal *j = arg;
     for (int i = 0; i < 5000; i++) {
-        if (i % 3) CHECK(xj_lock(&j->words) == 0);
+        if (i % 3) lock_at_last(&j->words);
         else
             for (int got = EBUSY; got; got = xj_try_lock(&j->words)) CHECK(got == EBUSY);
         j->count += 1; /* a plain store: only the mutex orders it */
@@ -770,7 +777,8 @@ int main(int count, char **names) {
     for (size_t i = 0; i < sizeof TESTS / sizeof *TESTS; i++) {
         if (count == 1) puts(TESTS[i].name);
         else if (strcmp(names[1], TESTS[i].name) == 0) {
-            alarm(120);
+            const char *patience = getenv("EXCLUSIVELOG_TEST_PATIENCE");
+            alarm(patience ? (unsigned)atoi(patience) : 120);
             TESTS[i].run();
             return 0;
         }
