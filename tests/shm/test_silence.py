@@ -15,6 +15,7 @@ import subprocess
 import textwrap
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
@@ -64,6 +65,23 @@ def test_c9_the_time_in_which_an_observer_was_paused_is_no_silence_of_others() -
     assert observer.missed(0) == observer.missed(9 * SECOND) == 5 * SECOND
     assert observer.missed(12 * SECOND) == 3 * SECOND
     assert observer.missed(15 * SECOND) == 0
+
+
+def test_c9_a_pause_that_two_threads_note_at_once_counts_once() -> None:
+    """Else who hangs would be taken for well again, for as long as the pause was."""
+
+    class NotedMeanwhile(deque[tuple[int, int]]):
+        def append(self, pause: tuple[int, int]) -> None:
+            super().append(pause)
+            if len(self) == 1:  # the first thread has yet to say that it runs
+                observer.note(pause[1] + 1)
+
+    observer = observer_of(0.5)
+    observer._pauses = NotedMeanwhile()
+    observer.note(10 * SECOND)
+    assert len(observer._pauses) == 2
+    assert observer.missed(0) == 9 * SECOND + SECOND // 2 + 1
+    assert observer.missed(4 * SECOND) == 6 * SECOND + 1
 
 
 def test_c9_an_observer_that_is_always_late_still_hears_who_is_silent() -> None:

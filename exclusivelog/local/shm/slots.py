@@ -157,11 +157,13 @@ class Observer:
 
     def missed(self, since: int) -> int:
         """For how long this process has not run since then."""
-        total = 0
+        total, counted = 0, 2**64  # later than any
         for begin, end in reversed(self._pauses.copy()):
             if end <= since:
                 break
-            total += end - max(begin, since)
+            # Two threads may have noted the same pause.
+            total += max(0, min(end, counted) - max(begin, since))
+            counted = min(counted, begin)
         return total
 
 
