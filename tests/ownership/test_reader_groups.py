@@ -25,6 +25,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog.local import runtime
 from exclusivelog.local.shm import lockfile
+from testing.journals import checkpoint
 from testing.processes import (
     PATIENCE,
     Failed,
@@ -325,6 +326,7 @@ def test_f6_a_fenced_reader_s_commit_changes_nothing(
         for position in (0, 5, 10):
             reader.seek(position)
             reader.commit()
+            checkpoint(orders.engine)  # else one in the background might change the rows
             before = rows(orders.engine)
             with pytest.raises(Failed, match="ReaderFencedError"):
                 process.call(commit_kept)
@@ -556,7 +558,13 @@ def test_f6_many_threads_take_a_group_from_each_other_without_jamming(
 ) -> None:
     """Threads open, read, wait, commit and close, on two topics and in two groups, while others
     send and take claims. No call waits for ever."""
-    end = time.monotonic() + 2.0
+    end, met = time.monotonic() + 2.0, threading.Event()
+
+    def goes_on() -> bool:
+        """On a busy machine, it takes longer until they meet."""
+        return time.monotonic() < end or (
+            not met.is_set() and time.monotonic() < end + PATIENCE / 2
+        )
 
     def consume_once(chance: random.Random) -> None:
         topic = engine.topic(chance.choice(("orders", "payments")))
@@ -565,29 +573,28 @@ def test_f6_many_threads_take_a_group_from_each_other_without_jamming(
                 reader.read_next(timeout=chance.choice((0, 0.01)))
             reader.commit()
 
-    def consume(seed: int) -> int:
-        chance, fenced = random.Random(seed), 0
-        while time.monotonic() < end:
+    def consume(seed: int) -> None:
+        chance = random.Random(seed)
+        while goes_on():
             try:
                 consume_once(chance)
             except xl.WaitTimeoutError:
                 pass
             except FENCED:
-                fenced += 1
-        return fenced
+                met.set()
 
-    def disturb(seed: int) -> int:
-        while time.monotonic() < end:
+    def disturb(seed: int) -> None:
+        while goes_on():
             with engine.topic("payments").producer() as producer:
                 producer.send(b"x")
             engine.own("a", {"orders": None}).release()
-        return 0
 
     with ThreadPoolExecutor(10) as pool:
         work = [pool.submit(consume, seed) for seed in range(8)]
         work += [pool.submit(disturb, seed) for seed in range(2)]
-        fenced = sum(each.result(PATIENCE) for each in work)
-    assert fenced > 0
+        for each in work:
+            each.result(PATIENCE)
+    assert met.is_set()
     assert rows(engine)["claimants"] == []
     assert engine.verify().ok
 
@@ -626,16 +633,22 @@ def test_f6_what_rivals_have_committed_fits_together(
     """Three processes take the group from each other as fast as they can. Each commit that
     succeeded began where the one before it had ended: together they are the whole topic,
     nothing twice and nothing left out."""
-    count = 1500
-    with topic.producer() as producer:
-        for number in range(count // 5):
-            producer.send_many([b"%d" % number] * 5)
+    count, ranges = 0, []
     processes = [worker(name=f"w{number}") for number in range(3)]
-    for seed, process in enumerate(processes):
-        process.start(consume_in_turn, seed, count)
-    shares = [process.answer(2 * PATIENCE) for process in processes]
-    assert sum(1 for share in shares if share) > 1, "they have never met"
-    ranges = sorted(pair for share in shares for pair in share)
+    for _ in range(10):  # on a busy machine, one may be through before another begins
+        count += 1500
+        with topic.producer() as producer:
+            for number in range(300):
+                producer.send_many([b"%d" % number] * 5)
+        for seed, process in enumerate(processes):
+            process.start(consume_in_turn, seed, count)
+        shares = [process.answer(2 * PATIENCE) for process in processes]
+        ranges += [pair for share in shares for pair in share]
+        if sum(1 for share in shares if share) > 1:
+            break
+    else:
+        raise AssertionError("they have never met")
+    ranges.sort()
     assert [first for first, _ in ranges] == [0, *(last for _, last in ranges[:-1])]
     assert ranges[-1][1] == count == cursor(topic, "g")
 
