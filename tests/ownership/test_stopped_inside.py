@@ -13,6 +13,7 @@ import itertools
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Thread
@@ -22,7 +23,7 @@ import pytest
 
 import exclusivelog as xl
 import exclusivelog.aio
-from exclusivelog import threads
+from exclusivelog import _core, threads
 from exclusivelog.local.ownership import pending
 from exclusivelog.producer import ProducerFuture
 from exclusivelog.waits import give_up_all
@@ -134,6 +135,19 @@ def waiting(topic: xl.Topic, **options: Any) -> ProducerFuture:
     return future
 
 
+def time_out(engine: xl.Engine, *futures: Any) -> None:
+    """The timeouts of these requests in a queue are over now: what happens before may take as long
+    as it does on a busy machine."""
+    for future in futures:
+        engine.backend.pending.queue(future, _core.monotonic())
+
+
+def result_in_time(engine: xl.Engine, future: Any) -> Any:
+    """What becomes of a request whose timeout is over now."""
+    time_out(engine, future)
+    return within(future.result)
+
+
 @pytest.mark.long
 @pytest.mark.rule("D5")
 @pytest.mark.parametrize("place", PLACES)
@@ -143,12 +157,12 @@ def test_d5_a_waiter_that_was_queued_before_ends_at_its_timeout(
     """Its row stays until the writer lock is free."""
     process = worker(name="stopped")
     assert process.call(open_producer, EXCLUSIVE) == 1
-    future = waiting(topic, timeout=SOON)
+    future = waiting(topic, timeout=PATIENCE)
     with (
         blocked_by(process, place) as names_it,
         pytest.raises(xl.WaitTimeoutError, match=names_it) as e,
     ):
-        within(future.result)
+        result_in_time(topic.engine, future)
     assert "it is held by producer 'stopped-" in str(e.value)
     assert e.value.holder is not None
     assert e.value.holder.pid == process.pid
@@ -167,12 +181,13 @@ def test_d5_a_waiter_ends_beside_a_request_without_a_timeout(
     process, pending = worker(name="stopped"), topic.engine.backend.pending
     assert process.call(open_producer, EXCLUSIVE) == 1
     other = topic.engine.topic("other")
-    future, called = waiting(topic, timeout=SOON), Event()
+    future, called = waiting(topic, timeout=PATIENCE), Event()
     future.add_done_callback(lambda _: called.set())
     with ThreadPoolExecutor(1) as pool:
         with blocked_by(process) as names_it:
             patient = pool.submit(other.producer, EXCLUSIVE)
             until(lambda: not _is_free(pending.lock))
+            time_out(topic.engine, future)
             with pytest.raises(xl.WaitTimeoutError, match=names_it):
                 within(future.result)
             assert called.wait(PATIENCE)
@@ -190,10 +205,10 @@ def test_d5_a_grant_to_a_waiter_that_has_timed_out_is_released_at_once(
     has no timeout, is promoted after it."""
     process = worker(name="stopped")
     assert process.call(open_producer, EXCLUSIVE) == 1
-    future = waiting(topic, timeout=SOON, name="late", priority=1)
+    future = waiting(topic, timeout=PATIENCE, name="late", priority=1)
     patient = topic.producer_async(WAIT, name="patient")
     with stopped(process, "", release_and_stop), pytest.raises(xl.WaitTimeoutError):
-        within(future.result)
+        result_in_time(topic.engine, future)
     process.answer()
     with patient.result(PATIENCE) as producer:
         assert producer.topic_epoch == 3
@@ -226,9 +241,10 @@ def test_d4_waiters_that_have_timed_out_are_released_together(
     """At most one of them is promoted, in the transaction that the process is stopped in."""
     process = worker(name="stopped")
     assert process.call(open_producer, EXCLUSIVE) == 1
-    late = [topic.producer_async(WAIT, timeout=SOON, priority=1) for _ in range(20)]
+    late = [topic.producer_async(WAIT, timeout=PATIENCE, priority=1) for _ in range(20)]
     patient = topic.producer_async(WAIT)
     with stopped(process, "", release_and_stop):
+        time_out(topic.engine, *late)
         for future in late:
             with pytest.raises(xl.WaitTimeoutError):
                 within(future.result)
@@ -246,11 +262,12 @@ def test_a2_a_request_is_not_refused_for_one_that_has_timed_out(
     """It has the same name, and gets the writer lock before the background thread does."""
     process, background = worker(name="stopped"), topic.engine.backend.worker
     assert process.call(open_producer, EXCLUSIVE) == 1
-    future = waiting(topic, timeout=SOON, name="same")
+    future = waiting(topic, timeout=PATIENCE, name="same")
     release, again = background._release_abandoned, Event()
     monkeypatch.setattr(background, "_release_abandoned", lambda: (again.wait(PATIENCE), release()))
     with ThreadPoolExecutor(1) as pool:
         with stopped(process, "", release_and_stop):
+            time_out(topic.engine, future)
             with pytest.raises(xl.WaitTimeoutError):
                 within(future.result)
             second = pool.submit(topic.producer, mode, name="same", timeout=PATIENCE)
@@ -270,7 +287,7 @@ def test_d5_a_waiter_ends_although_no_thread_could_be_started(
     """Neither the one that ends it, nor the one of its callback; the next attempt succeeds."""
     process, count = worker(name="stopped"), itertools.count()
     assert process.call(open_producer, EXCLUSIVE) == 1
-    future, called = waiting(topic, timeout=SOON), Event()
+    future, called = waiting(topic, timeout=PATIENCE), Event()
     future.add_done_callback(lambda _: called.set())
     start = threads.start
 
@@ -281,7 +298,7 @@ def test_d5_a_waiter_ends_although_no_thread_could_be_started(
 
     monkeypatch.setattr(threads, "start", start_most)
     with blocked_by(process) as names_it, pytest.raises(xl.WaitTimeoutError, match=names_it):
-        within(future.result)
+        result_in_time(topic.engine, future)
     assert called.wait(PATIENCE)
     assert next(count) > refused + 1
 
@@ -309,10 +326,11 @@ def test_d5_a_waiter_ends_while_its_engine_is_being_closed(
     """To close the engine takes until the process resumes."""
     process, other = worker(name="stopped"), xl.open(topic.engine.path, name="other")
     assert process.call(open_producer, EXCLUSIVE) == 1
-    future = other.topic("orders").producer_async(WAIT, timeout=SOON)
+    future = other.topic("orders").producer_async(WAIT, timeout=PATIENCE)
     patient = other.topic("orders").producer_async(WAIT)
     with ThreadPoolExecutor(1) as pool:
         with blocked_by(process) as names_it:
+            time_out(other, future)
             closing = pool.submit(other.close)
             with pytest.raises(xl.WaitTimeoutError, match=names_it):
                 within(future.result)
@@ -412,10 +430,10 @@ def test_d5_a_role_that_was_queued_before_ends_at_its_timeout(
     process = worker(name="stopped")
     process.call(hold_role)
     future = engine.role_async("billing", topics=["orders"], claims={"g": {"r": None}},
-                               timeout=SOON)  # fmt: skip
+                               timeout=PATIENCE)  # fmt: skip
     until(lambda: engine.backend.pending.queued)
     with blocked_by(process) as names_it, pytest.raises(xl.WaitTimeoutError, match=names_it):
-        within(future.result)
+        result_in_time(engine, future)
     until(lambda: not any(role.waiters for role in engine.roles()))
     process.call(end_role)
     with engine.role("billing", topics=["orders"], claims={"g": {"r": None}}, timeout=PATIENCE):
@@ -480,9 +498,17 @@ def test_d5_a_claim_that_waits_for_its_holder_ends_at_its_timeout(
     process = worker(name="stopped")
     process.call(own_shard)
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(engine.own, {"shard": 1}, timeout=SOON)
-        with blocked_by(process) as names_it, pytest.raises(xl.WaitTimeoutError, match=names_it):
-            future.result(PATIENCE)
+        for timeout in (SOON, 4 * SOON, 16 * SOON):
+            future, began = pool.submit(engine.own, {"shard": 1}, timeout=timeout), time.monotonic()
+            with blocked_by(process) as names_it:
+                if time.monotonic() - began > timeout / 2:  # a busy machine: perhaps too late
+                    future.exception(PATIENCE)
+                    continue
+                with pytest.raises(xl.WaitTimeoutError, match=names_it):
+                    future.result(PATIENCE)
+                break
+        else:
+            raise AssertionError("the process was always stopped too late")
     [claim] = engine.claims()
     assert claim.generations == {"shard": 5}
 
@@ -504,11 +530,13 @@ def test_d5_tasks_that_wait_end_at_their_timeouts(
     async def wait() -> None:
         async with xl.aio.open(path, name="tasks") as engine:
             orders = await engine.topic("orders")
-            timed = orders.producer_async(WAIT, timeout=SOON)
+            timed = orders.producer_async(WAIT, name="timed", timeout=PATIENCE)
             cancelled = orders.producer_async(WAIT)
             while len(topic.waiters) < 2:
                 await asyncio.sleep(0.01)
+            requests = engine.sync.backend.pending.queued.futures()
             with blocked_by(process) as names_it:
+                time_out(engine.sync, *(each for each in requests if each.session.name == "timed"))
                 with pytest.raises(xl.WaitTimeoutError, match=names_it):
                     await asyncio.wait_for(timed, PATIENCE)
                 cancelled.cancel()
@@ -555,11 +583,13 @@ def test_e4_a_move_whose_source_is_stopped_inside_fails_at_its_deadline(
     topic: xl.Topic, worker: Callable[..., Worker], keepalive: float | None
 ) -> None:
     """Also if the source is unresponsive, so that it would be evicted."""
-    process, engine = worker(name="stopped", keepalive=keepalive), topic.engine
+    process, engine = worker(name="stopped", keepalive=None), topic.engine
     assert process.call(open_producer, EXCLUSIVE) == 1
     process.call(keep_pausing)
     future = engine.unload_async("orders", to=engine.id, timeout=SOON)
     with blocked_by(process):
+        if keepalive is not None:  # not before: a busy machine might let it be silent for as long
+            process.set_keepalive(keepalive)
         [move] = within(future.result)
     assert (move.state, move.ok) == ("failed", False)
     process.call(end_pausing)
@@ -592,11 +622,12 @@ def test_e4_a_cancel_of_a_move_ends_beside_an_unresponsive_source(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
     """The move tries to evict the source, and waits for the writer lock."""
-    process, engine = worker(name="stopped", keepalive=0.5), topic.engine
+    process, engine = worker(name="stopped"), topic.engine
     assert process.call(open_producer, EXCLUSIVE) == 1
     process.call(keep_pausing)
     future = engine.unload_async("orders", to=engine.id, timeout=2 * PATIENCE)
     with blocked_by(process) as names_it:
+        process.set_keepalive(0.5)  # not before: a busy machine might let it be silent for as long
         until(engine.backend.sessions.find_dead)
         assert not within(future.cancel)
         with pytest.raises(xl.WaitTimeoutError, match=names_it):
