@@ -351,7 +351,7 @@ def test_c4_a_reused_process_id_does_not_keep_the_dead_one_s_snapshot(path: str)
                 assert line(first) == "ready"
                 dead = die(first)
             with reborn(LIVES_ON, dead):
-                assert engine.stats()["oldest_reader"] is None
+                until(lambda: engine.stats()["oldest_reader"] is None)  # others read, too
                 for number in range(150):
                     engine.topic("orders").producer().close()
                 print(engine.stats()["used_bytes"])

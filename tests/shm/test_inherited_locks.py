@@ -27,8 +27,6 @@ from testing.seccomp import NUMBERS
 
 pytestmark = [pytest.mark.once, pytest.mark.rule("C8")]
 
-A_WHILE = 5.0  # seconds: a process that was killed ends sooner
-
 READS = """
     import sys
     import exclusivelog as xl
@@ -96,7 +94,7 @@ def test_c8_a_child_of_c_code_keeps_no_read_of_its_dead_parent(
     with forked_in_c(engine.path, fork) as (process, _):
         assert readers(engine) == {process.pid}
         end(process, reaped)
-        until(lambda: not readers(engine), A_WHILE)
+        until(lambda: not readers(engine))
 
 
 @pytest.mark.long
@@ -106,7 +104,7 @@ def test_c8_where_the_system_refuses_that_the_child_keeps_it(engine: xl.Engine) 
     with forked_in_c(engine.path, "fork in C", "close_range") as (process, _):
         end(process, reaped=True)
         assert readers(engine) == {process.pid}
-    until(lambda: not readers(engine), A_WHILE)
+    until(lambda: not readers(engine))
 
 
 @pytest.mark.long

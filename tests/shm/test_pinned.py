@@ -130,7 +130,7 @@ def test_c3_kill_stalled_ends_who_is_stopped_inside_a_read(
         assert len(told()) == 1
         turn_over(engine, 50)
         assert turn_over(engine) < HELD_UP
-        assert engine.stats()["oldest_reader"] is None
+        until(lambda: engine.stats()["oldest_reader"] is None)  # a thread beside it reads, too
         assert engine.verify().ok
 
 
@@ -180,7 +180,7 @@ def test_c3_a_long_read_of_this_process_is_named_with_its_thread(
     finally:
         done.set()
         thread.join(PATIENCE)
-    assert engine.stats()["oldest_reader"] is None
+    until(lambda: engine.stats()["oldest_reader"] is None)  # a thread beside it reads, too
 
 
 @pytest.mark.smoke
@@ -239,7 +239,8 @@ def test_c3_many_short_reads_are_no_long_one(
 def test_c3_lmdb_s_listing_is_understood(engine: xl.Engine) -> None:
     """Header, places without a read, and no table at all."""
     assert parse_readers("(no active readers)\n") == parse_readers("(no reader locks)\n") == []
-    with engine.ledger.environment() as env, env.begin():
-        [found] = parse_readers(env.readers())
-        last = env.info()["last_txnid"]
-    assert found == Reading(os.getpid(), threading.get_ident(), last)
+    with engine.ledger.environment() as env, env.begin() as read:
+        listed = parse_readers(env.readers())
+        here, seen = threading.get_ident(), read.id()
+    [found] = [each for each in listed if each.thread == here]  # a thread beside it reads, too
+    assert found == Reading(os.getpid(), here, seen)

@@ -16,8 +16,10 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +33,7 @@ from exclusivelog.local.files import (
     standard_descriptors_taken,
 )
 from exclusivelog.local.shm.slots import FILES, Presence
-from exclusivelog.local.storage.environment import parse_readers
+from exclusivelog.local.storage.environment import Reading, parse_readers
 from testing.children import ROOT, child, command, finish, line, tell
 from testing.journals import no_checkpoints
 from testing.processes import PATIENCE, open_producer, send, until, values
@@ -337,8 +339,9 @@ FATES = {
 }
 
 
-def send_until(deadline: float, producer: xl.Producer) -> None:
-    while time.monotonic() < deadline:
+def send_for(seconds: float, producer: xl.Producer) -> None:
+    """Not counting the time in which a busy machine does not let this process run."""
+    for _ in range(int(seconds / 0.01)):
         producer.send(b"after")
         time.sleep(0.01)
 
@@ -352,7 +355,7 @@ def test_c7_an_owner_whose_directory_goes_is_told_within_a_beat(tmp_path, fate) 
         producer.send(b"before")
         FATES[fate](path)
         with pytest.raises(xl.LedgerError, match=str(path)):
-            send_until(time.monotonic() + 2.0 / 4 + 4.0, producer)
+            send_for(2.0 / 4 + 4.0, producer)
         with pytest.raises(xl.LedgerError):
             producer.send(b"again")
         with pytest.raises(xl.LedgerError):
@@ -523,11 +526,17 @@ def test_h2_a_reader_that_copies_its_own_directory_is_not_taken_for_dead(path) -
         producer.send(b"0")
         with engine.ledger.environment() as env, engine.ledger.read():
             shutil.copytree(path, f"{path}-copy")
-            before = parse_readers(env.readers())
+            before = reads_of_this_thread(env)
             with xl_in_a_child(path) as process:
                 tell(process, "child")
                 assert line(process) == "1"
-            assert parse_readers(env.readers()) == before != []
+            assert reads_of_this_thread(env) == before != []
+
+
+def reads_of_this_thread(env: Any) -> list[Reading]:
+    """Those beside it, and in the other process, come and go."""
+    here = os.getpid(), threading.get_ident()
+    return [each for each in parse_readers(env.readers()) if (each.pid, each.thread) == here]
 
 
 def test_h2_the_place_of_a_reader_that_has_died_is_freed(path) -> None:
@@ -543,12 +552,12 @@ def test_h2_the_place_of_a_reader_that_has_died_is_freed(path) -> None:
     with xl.open(path) as engine, engine.ledger.environment() as env:
         with child(source, path) as process:
             assert line(process) == "reading"
-            assert [reading.pid for reading in parse_readers(env.readers())] == [process.pid]
+            assert process.pid in {reading.pid for reading in parse_readers(env.readers())}
             process.kill()
             process.wait(PATIENCE)
         with child("import sys, exclusivelog as xl; xl.open(sys.argv[1]).close()", path) as other:
             assert other.wait(PATIENCE) == 0
-        assert parse_readers(env.readers()) == []
+        assert {reading.pid for reading in parse_readers(env.readers())} <= {os.getpid()}
 
 
 def test_h2_descriptors_and_open_file_locks(tmp_path) -> None:
@@ -740,7 +749,7 @@ def test_c7_a_journal_that_is_cut_off_is_missed(path) -> None:
         producer.send(b"x")
         os.truncate(Path(path) / "journal", 0)
         with pytest.raises(xl.LedgerError):
-            send_until(time.monotonic() + 2.0 / 4 + 4.0, producer)
+            send_for(2.0 / 4 + 4.0, producer)
 
 
 def test_h2_a_bus_error_is_survived_though_another_handler_came_meanwhile(path) -> None:
