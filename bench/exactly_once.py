@@ -105,9 +105,11 @@ def by_threads(steps: list[Callable[[], None]], _: object) -> list[float]:
     end, count = start + SECONDS, [0] * len(steps)
 
     def work(number: int) -> None:
-        while time.perf_counter() < end:
+        while True:
             steps[number]()
             count[number] += 1
+            if time.perf_counter() >= end:
+                return
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(len(steps))]
     for thread in threads:

@@ -328,8 +328,10 @@ def begin_beside(state: State) -> None:
 
 
 def now_and_then(send: Callable[[], object], stop: threading.Event, samples: list[float]) -> None:
-    while not stop.wait(PAUSE_SECONDS):
+    while True:  # at least once, also if the topics move before this process has a core
         samples += latencies(send, 1)
+        if stop.wait(PAUSE_SECONDS):
+            return
 
 
 def end_beside(state: State) -> float:

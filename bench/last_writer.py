@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import time
@@ -30,6 +31,7 @@ PUTS_IN_TURN = 20  # per round
 SECONDS = 0.5  # that all processes put, per round
 GIL_SECONDS = 1.5  # that the GIL is kept at least
 LONGEST = 0.15
+TRIES = 10  # of a put beside a process that keeps the GIL until it evicts that
 SLOW = re.compile(r"(a+)+$")  # twice as long with each "a" before a "b"
 IDLE, GIL = "idle", "keeping the GIL"
 DURABILITIES = {"power": POWER, "process": PROCESS}
@@ -95,11 +97,13 @@ class LastWriter:
     def have_kept_the_gil(self) -> None:
         self.kept.append(self.worker.answer())
 
-    def count_evictions(self, state: str) -> None:
+    def count_evictions(self, state: str) -> int:
+        """Count those since the last call, and return their number."""
         history = self.topic.engine.history(self.topic.name)
         count = sum(event.kind == "evict" for event in history)
-        self.evicted[state] = self.evicted.get(state, 0) + count - self.seen
-        self.seen = count
+        new, self.seen = count - self.seen, count
+        self.evicted[state] = self.evicted.get(state, 0) + new
+        return new
 
     def kept_the_gil_at(self, moment: float) -> bool:
         begin, end = self.kept[-1]
@@ -146,14 +150,15 @@ def _name(state: str, durability: str) -> str:
 
 def _arm(shared: xl.SharedMap[str, int], writer: LastWriter, state: str, durability: str) -> Arm:
     def work(_: object) -> list[float]:
-        while True:
+        for number in itertools.count(1):
             began = time.monotonic()
             samples = latencies(partial(shared.put, "n", 2), 1)
             END[state](writer)
-            writer.count_evictions(state)
-            if state != GIL or writer.kept_the_gil_at(began):
-                return samples
-            writer.keep_the_gil()  # this process came too late
+            evicted = writer.count_evictions(state) or number >= TRIES
+            if state != GIL or (evicted and writer.kept_the_gil_at(began)):
+                break
+            writer.keep_the_gil()  # this process came too late, or when that was nearly over
+        return samples
 
     prepare = partial(BEGIN[state], writer)
     survives = DURABILITIES[durability]
@@ -228,11 +233,13 @@ def put(state: State, value: int) -> float:
 
 
 def levels_for(state: State, seconds: float) -> int:
-    """How many "a" occupy the regular expression for so long."""
+    """How many "a" occupy the regular expression for so long, on a core of its own."""
     levels, lasted = 16, 0.0
     while lasted < seconds:
         levels += 1
-        lasted = latencies(partial(SLOW.match, "a" * levels + "b"), 1)[0]
+        began = time.thread_time()
+        SLOW.match("a" * levels + "b")
+        lasted = time.thread_time() - began
     return levels
 
 

@@ -141,9 +141,11 @@ def by_threads(shared: xl.SharedMap[str, bytes], count: int) -> float:
     end, made = start + SECONDS, [0] * count
 
     def work(number: int) -> None:
-        while time.perf_counter() < end:
+        while True:
             shared.put(f"k{number}", b"x" * VALUE)
             made[number] += 1
+            if time.perf_counter() >= end:
+                return
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
     for thread in threads:
@@ -159,10 +161,11 @@ def by_tasks(shared: xl.SharedMap[str, bytes], count: int) -> float:
 
     async def work(number: int, end: float) -> int:
         made = 0
-        while time.perf_counter() < end:
+        while True:
             await mine.put(f"k{number}", b"x" * VALUE)
             made += 1
-        return made
+            if time.perf_counter() >= end:
+                return made
 
     async def main() -> float:
         start = time.perf_counter()

@@ -22,7 +22,7 @@ from typing import Literal
 import exclusivelog as xl
 from testing.children import child, line, script, tell
 from testing.patience import PATIENCE
-from testing.processes import stop
+from testing.processes import stop, until
 
 # What it does, the durability, and how often a second (0: at full speed).
 Kind = tuple[str, Literal["power", "process"], float]
@@ -171,6 +171,9 @@ def measure(kind: Kind, stops: int, where: Path) -> Found:
                     assert line(process) == "inside"
                 found.seconds += time.monotonic() - began
                 _stop_once(process.pid, producer, found)
+            if what != CONTROL[0]:  # it goes on; until then, it may have had no core
+                made = counter.read_bytes()
+                until(lambda: counter.read_bytes() != made)
     found.calls = int.from_bytes(counter.read_bytes(), sys.byteorder)
     return found
 

@@ -551,10 +551,12 @@ def append_and_trim(says: Connection, path: str, seed: int) -> None:
 
 @pytest.mark.long
 def test_g8_killed_while_it_trims(path) -> None:
-    """Forty times, at a random moment: nothing that was acknowledged is missing, nothing that was
-    trimmed comes back, and nothing stays behind."""
+    """Forty times or more, at a random moment: nothing that was acknowledged is missing, nothing
+    that was trimmed comes back, and nothing stays behind."""
     dice, first, end = random.Random(4), 0, 0
-    for seed in range(40):
+    for seed in itertools.count():
+        if seed >= 40 and first > 100:  # on a busy machine, few come as far as a trim
+            break
         with killable(append_and_trim, path, seed) as process:
             process.told()
             time.sleep(dice.random() * 0.05)
@@ -570,7 +572,6 @@ def test_g8_killed_while_it_trims(path) -> None:
             assert engine.verify().ok
             assert garbage(engine) == {}
             first, end = topic.first_offset, topic.next_offset
-    assert first > 100
 
 
 # ---- G8: space ---------------------------------------------------------------------------
@@ -622,12 +623,21 @@ def often(monkeypatch) -> None:
 @pytest.mark.long
 def test_g8_old_messages_go_by_themselves(engine, topic, often) -> None:
     """Each once it is old enough, not earlier."""
+    keeper, reading = engine.backend.retention_worker, threading.Lock()
+    go_round = keeper.go_round
+
+    def go_round_unless_reading() -> None:
+        with reading:
+            go_round()
+
+    keeper.go_round = go_round_unless_reading
     topic.retention(max_age=0.4)
     published: list[int] = []
     with topic.producer() as producer:
         for number in range(60):
-            assert producer.send(b"%d" % number) == number
-            published.append(next(iter(topic.reader(number))).publish_time)
+            with reading:  # which may take longer than 0.4 s
+                assert producer.send(b"%d" % number) == number
+                published.append(next(iter(topic.reader(number))).publish_time)
             engine.ledger.checkpoint()
             first, now = topic.first_offset, time.time() * 1000
             assert all(at <= now - 400 for at in published[:first])
@@ -645,6 +655,7 @@ def test_g8_what_is_too_much_goes_by_itself(engine, topic, often) -> None:
             assert topic.next_offset - topic.first_offset >= min(5, number + 1)
     until(lambda: topic.first_offset == 25)
     time.sleep(0.1)
+    until(lambda: garbage(engine) == {})  # the first offset moves first
     check_trimmed(topic, [b"%d" % n + bytes(LARGE - 1000) for n in range(30)], 25)
 
 

@@ -149,13 +149,13 @@ def test_g6_what_is_not_flushed_is_there_after_a_checkpoint(path, worker) -> Non
 
 @needs_strace
 def test_h1_no_thread_waits_for_a_flush_whose_leader_is_stopped(path, worker) -> None:
-    """A process is held up in its flush, for 15 s: those who would have shared it make one of
-    their own."""
+    """A process is held up in its flush, for longer than all else takes: those who would have
+    shared it make one of their own."""
     slow = worker(durability="power", topic="slow")
     slow.call(open_producer, "shared")
     strace = subprocess.Popen(
         ["strace", "-f", "-p", str(slow.pid), "-o", os.devnull, "-P", str(Path(path) / "journal"),
-         "-e", "inject=fdatasync:delay_exit=15000000"],
+         "-e", f"inject=fdatasync:delay_exit={round(PATIENCE * 1e6)}"],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
@@ -168,7 +168,7 @@ def test_h1_no_thread_waits_for_a_flush_whose_leader_is_stopped(path, worker) ->
             for number in range(20):
                 assert producer.send(b"quick") == number
             producer.close()
-            assert not slow.answered()  # which takes 15 seconds
+            assert not slow.answered()
     finally:
         strace.kill()
         strace.communicate(timeout=PATIENCE)

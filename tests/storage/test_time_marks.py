@@ -28,6 +28,7 @@ from tests.log.test_readers import moment
 pytestmark = pytest.mark.once  # either durability leaves the same on the disk
 
 AHEAD = 10 * YEAR
+YOUNG = 3600  # seconds: what a test has sent is younger
 
 
 @pytest.fixture
@@ -86,6 +87,7 @@ def test_g8_one_message_from_the_future_keeps_no_other(
     topic.retention(max_age=1.0)
     until(lambda: topic.first_offset == topic.next_offset == 103)
     assert time.monotonic() - begin < PATIENCE
+    topic.retention(max_age=None)  # it would remove the next one, too, a second later
     assert bool(ahead) is (published_of_next(topic) > now_ms() + 5 * YEAR * 1000)
     assert topic.engine.verify().ok
 
@@ -108,10 +110,11 @@ def test_g8_a_topic_with_nothing_but_a_message_from_the_future_is_trimmed(
     process.call(send_one, b"wrong")
     process.kill()
     assert marks(topic) == []
+    before = now_ms()
     topic.retention(max_age=1.5)
-    until(lambda: marks(topic))
-    [(offset, when)] = marks(topic)
-    assert (offset, abs(when - now_ms()) < 5000) == (1, True)
+    [(offset, when)] = until(lambda: marks(topic))
+    assert offset == 1
+    assert before <= when <= now_ms()
     until(lambda: topic.first_offset == 1)
     assert now_ms() >= when + 1500
     until(lambda: marks(topic) == [])  # trimmed past
@@ -209,18 +212,18 @@ def test_g8_a_clock_that_is_behind_lets_no_process_remove_young_messages(
     clock.jump(-behind)
     process = worker(name="behind")
     process.call(send_one, b"behind")
-    process.call(keep, 60.0)
+    process.call(keep, YOUNG)
     fill(topic, 5)
-    topic.retention(max_age=60.0)
+    topic.retention(max_age=YOUNG)
     for _ in range(10):
         process.call(send_one, b"behind")
         time.sleep(0.1)
     assert (topic.first_offset, topic.next_offset) == (0, 21)
     assert published(topic) == sorted(published(topic))
-    assert topic.trim(before=moment(now_ms() - 60_000)) == 0
+    assert topic.trim(before=moment(now_ms() - YOUNG * 1000)) == 0
     found = marks(topic)
     if behind == 300 * DAY:  # the control: believing them would remove young messages
-        assert time_marks.first_marked_since(found, now_ms() - 60_000, 0, now_ms()) > 0
+        assert time_marks.first_marked_since(found, now_ms() - YOUNG * 1000, 0, now_ms()) > 0
     else:
         assert found == []  # a clock that was never set
 
@@ -238,8 +241,8 @@ def test_g8_a_clock_ahead_and_another_one_behind_remove_nothing_young_of_a_right
     process.call(send_one, b"behind")
     fill(topic, 1)
     assert min(when for _, when in marks(topic)) < now_ms() - 299 * DAY * 1000
-    assert topic.trim(before=moment(now_ms() - 60_000)) == 0
-    topic.retention(max_age=60.0)
+    assert topic.trim(before=moment(now_ms() - YOUNG * 1000)) == 0
+    topic.retention(max_age=YOUNG)
     time.sleep(0.5)
     assert (topic.first_offset, topic.next_offset) == (0, 4)
 
@@ -267,7 +270,7 @@ def test_g8_what_arrives_while_the_retention_worker_s_clock_is_ahead_stays(
     keeper.call(be_patient, 0.0)
     if control:
         keeper.call(forget_arrivals)
-    keeper.call(keep, 60.0)
+    keeper.call(keep, YOUNG)
     fill(topic, 20)
     if control:
         until(lambda: topic.first_offset == 20)
@@ -287,7 +290,7 @@ def test_g8_a_message_that_seems_old_when_it_comes_stays(
     monkeypatch.setattr(retention, "PATIENCE_SECONDS", 0.0)
     if control:
         monkeypatch.setattr(retention.ArrivalHistory, "note", lambda self, end, max_age: end)
-    retain(topic, 60.0)
+    retain(topic, YOUNG)
     clock.jump(-50 * YEAR)
     sent = worker(name="behind").call(send_one, b"young")
     assert sent < now_ms() - 49 * YEAR * 1000
@@ -356,15 +359,16 @@ def test_g8_what_is_overdue_goes_once_that_has_stood_for_a_while(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     """Retention has not run for long: that is logged once, and no row of it stays."""
-    monkeypatch.setattr(retention, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(retention, "PATIENCE_SECONDS", PATIENCE)
     clock.jump(-50 * YEAR)
     process = worker(name="long ago")
     process.call(send_one, b"old")
     process.kill()
     begin = time.monotonic()
-    topic.retention(max_age=60.0)
+    topic.retention(max_age=YOUNG)
     until(lambda: overdue(topic))
     assert topic.first_offset == 0
+    monkeypatch.setattr(retention, "PATIENCE_SECONDS", 1.0)
     until(lambda: topic.first_offset == 1)
     assert time.monotonic() - begin >= 1.0
     until(lambda: overdue(topic) is None)
@@ -464,8 +468,10 @@ def test_g8_marks_are_few_and_the_denser_the_younger() -> None:
 def test_g8_a_topic_s_marks_go_with_it(engine: xl.Engine, topic: xl.Topic) -> None:
     """Also when it is deleted; its successor begins without."""
     published_last_at(topic, now_ms() + AHEAD * 1000)
+    before = now_ms()
     fill(topic, 3)
-    assert marks(topic) == [(3, pytest.approx(now_ms(), abs=5000))]
+    assert before <= marks(topic)[-1][1] <= now_ms()
+    assert marks(topic)[-1][0] == 3
     engine.delete_topic("orders")
     with engine.ledger.read() as found:
         assert found.rows.get("meta", records.TIMES + U64.pack(topic.id)) is None
