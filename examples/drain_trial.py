@@ -45,6 +45,15 @@ def await_owner(topics: Sequence[xl.Topic], name: str, waiting: int) -> None:
     until(f"{name} owns the topics, and {waiting} wait", settled)
 
 
+def let_it_send(topics: Sequence[xl.Topic], name: str) -> None:
+    """Wait for a while, and until this worker has sent to all topics."""
+    time.sleep(STEADY)
+    until(
+        f"{name} has sent to each topic",
+        lambda: all([m.producer_name for m in topic[-2:]] == [name, name] for topic in topics),
+    )
+
+
 def play(engine: xl.Engine, topics: Sequence[xl.Topic]) -> list[dict[str, Any]]:
     """Make both moves; return what the first worker's producers were told."""
     farewells = engine.topic(FAREWELLS).reader("latest", deserializer="json")
@@ -53,7 +62,7 @@ def play(engine: xl.Engine, topics: Sequence[xl.Topic]) -> list[dict[str, Any]]:
         for waiting, name in enumerate(ADDRESSES):  # one by one: so the queue has their order
             workers[name] = start(name, work, engine.path, name, [topic.name for topic in topics])
             await_owner(topics, OLD, waiting)
-        time.sleep(STEADY)
+        let_it_send(topics, OLD)
 
         chosen = next(info for info in engine.engines() if info.name == CHOSEN)
         begun = time.monotonic()
@@ -63,12 +72,12 @@ def play(engine: xl.Engine, topics: Sequence[xl.Topic]) -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = [farewells.read_next(PATIENCE).value for _ in moves]
         print(f"{OLD} was told: {told[0]['topic']} is with {told[0]['to']}, {told[0]['address']}")
         workers[OLD].join(PATIENCE)  # it has nothing left to do
-        time.sleep(STEADY)
+        let_it_send(topics, CHOSEN)
 
         workers[CHOSEN].terminate()  # SIGTERM: it closes its producers
         await_owner(topics, NEXT, 0)
         print(f"{CHOSEN} closed; {NEXT} was first in the queue, and has the topics\n")
-        time.sleep(STEADY)
+        let_it_send(topics, NEXT)
         return told
 
 
