@@ -97,7 +97,8 @@ def struck_after(seconds: float, call: Callable[[], object]) -> None:
 
     def strike(number: int, frame: Any) -> None:
         while frame is not None:
-            if "weakref" in frame.f_code.co_filename:  # nothing can be raised from there
+            code = frame.f_code  # nothing can be raised from weakref, nor from a finalizer
+            if "weakref" in code.co_filename or code.co_name == "__del__":
                 signal.setitimer(signal.ITIMER_REAL, 1e-4)
                 return
             frame = frame.f_back
