@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import exclusivelog as xl
+from exclusivelog import _core
 from exclusivelog.events import EVENTS, Event
 from exclusivelog.local.log.appending import Committer, Pauses
 from exclusivelog.local.ownership.notifications import Notifications, Releases
@@ -185,6 +186,20 @@ def catch_up(producer: xl.Producer) -> list[bytes]:
     return [message.value for message in producer.catch_up(reader)]
 
 
+def end_reservations(engine: xl.Engine, seconds: float) -> None:
+    """What is reserved for the destination of a move is so for so many seconds from now on. A busy
+    machine may not complete a move that has so short a deadline from the beginning."""
+    until = _core.now() + int(seconds * 1e9)
+    with engine.ledger.write_exclusive() as tables:
+        topics = [topic for _, topic in tables.topics.all()]
+        for topic in topics:
+            if (transfer := tables.transfers.get(topic)) is not None:
+                tables.transfers.put(transfer._replace(until=until))
+            for session, seat in list(tables.transfers.seats(topic)):
+                tables.transfers.put_seat(session, seat._replace(until=until))
+    engine.backend.sessions.promote_again(topics)  # whoever waits learns of the new time
+
+
 def moved(moves: list[xl.Move] | list[Any]) -> list[tuple[str, str]]:
     """The outcome for each topic."""
     return [(move.topic, move.state) for move in moves]
@@ -193,7 +208,7 @@ def moved(moves: list[xl.Move] | list[Any]) -> list[tuple[str, str]]:
 # ---- what workers are told ---------------------------------------------------------------
 
 
-def unload(state: State, topics: Any, to: str, timeout: float = 20.0) -> list[tuple[str, str]]:
+def unload(state: State, topics: Any, to: str, timeout: float = PATIENCE) -> list[tuple[str, str]]:
     """(topic, state) of the moves."""
     return [(move.topic, move.state) for move in state.engine.unload(topics, to, timeout)]
 

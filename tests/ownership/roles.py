@@ -128,7 +128,7 @@ def close(state: State) -> None:
     state.kept.pop("role").close()
 
 
-def hand_over(state: State, to: str, timeout: float = 20.0) -> tuple[str, str]:
+def hand_over(state: State, to: str, timeout: float = PATIENCE) -> tuple[str, str]:
     """(state, reason) of the kept role's move."""
     move = state.kept["role"].hand_over(to, timeout)
     return move.state, move.reason

@@ -38,6 +38,7 @@ from testing.handovers import (
     Quick,
     at_once,
     begin,
+    end_reservations,
     fall_at,
     freeze,
     quick_workers,
@@ -233,7 +234,8 @@ def test_a2_a_role_of_which_a_topic_is_held_is_refused_and_nothing_changes(
             xl.WaitTimeoutError, match="role 'billing' was not granted within its timeout"
         ):
             role(engine, WAIT, timeout=0.2)
-        assert (traces(engine), own_epochs(engine)) == (before, epochs)
+        until(lambda: traces(engine) == before)  # a request that ended late is released after that
+        assert own_epochs(engine) == epochs
 
 
 def test_a1_a_shared_role_and_other_wrong_arguments_are_refused(engine: xl.Engine) -> None:
@@ -758,11 +760,18 @@ def test_d7_a_role_settles_before_it_is_granted_to_a_lower_priority(
     engine: xl.Engine, path: str
 ) -> None:
     with xl.open(path, name="other") as other:
-        low = other.role_async(ROLE, **BINDS, priority=1, settle=1.0)
-        high = other.role_async(ROLE, **BINDS, priority=2)
-        assert high.result(PATIENCE).epoch == 1
+        while True:
+            began = time.monotonic()
+            low = other.role_async(ROLE, **BINDS, priority=1, settle=1.0)
+            high = other.role_async(ROLE, **BINDS, priority=2)
+            if time.monotonic() - began < 1.0:
+                break
+            for late in (low, high):  # the machine was too busy: the first may have settled
+                late.give_up()
+            until(lambda: check_whole(engine) is None)
+        epoch = high.result(PATIENCE).epoch
         high.result(0).close()
-        assert low.result(PATIENCE).epoch == 2
+        assert low.result(PATIENCE).epoch == epoch + 1
 
 
 def test_d1_two_roles_with_topics_in_common_take_turns_and_never_block_each_other(
@@ -1017,11 +1026,12 @@ def test_e4_a_role_that_is_not_taken_goes_to_those_who_wait(
 ) -> None:
     destination = quick("destination")
     holder = role(engine)
-    seconds = 0.5 if how == "deadline" else 2.0
-    assert holder.hand_over(destination.id, timeout=seconds).state == "assigned"
+    assert holder.hand_over(destination.id, timeout=PATIENCE).state == "assigned"
     waiting = engine.role_async(ROLE, **BINDS)
     if how == "dead":
         destination.kill()
+    else:
+        end_reservations(engine, 0.5)
     assert waiting.result(PATIENCE).epoch == 2
     assert traces(engine)["transfers"] == []
 
@@ -1082,7 +1092,8 @@ def test_e4_a_destination_whose_request_binds_more_than_is_free_blocks_no_other_
     with xl.open(path, name="b") as b, engine.topic("refunds").producer(EXCLUSIVE):
         holder = role(engine)
         more = b.role_async(ROLE, **{**BINDS, "topics": [*TOPICS, "refunds"]}, priority=9)
-        assert holder.hand_over(b.id, timeout=3.0).state == "assigned"
+        assert holder.hand_over(b.id, timeout=PATIENCE).state == "assigned"
+        end_reservations(engine, 0.5)
         assert role(engine).epoch == 2
         assert not more.done()
         assert more.cancel()
@@ -1127,7 +1138,7 @@ def test_e3_who_gets_a_role_that_is_kept_for_it_leaves_topics_that_it_does_not_b
 
 def test_e4_repeating_the_call_gives_the_whole_role_more_time(engine: xl.Engine, path: str) -> None:
     with xl.open(path, name="b") as b, xl.open(path, name="third") as third:
-        assert role(engine).hand_over(b.id, timeout=3.0).state == "assigned"
+        assert role(engine).hand_over(b.id, timeout=PATIENCE / 8).state == "assigned"
         first = [engine.topic(name).transfer.until for name in TOPICS]
         [move] = third.unload("__role__/billing", to=b.id, timeout=1000.0)
         assert move.state == "assigned"
@@ -1208,7 +1219,7 @@ class Round:
 
 def unload_role(state: State, to: str) -> list[str]:
     """What became of the role's move."""
-    return [move.state for move in state.engine.unload("invoices", to, 3.0)]
+    return [move.state for move in state.engine.unload("invoices", to, PATIENCE)]
 
 
 def act_if_holder(state: State) -> dict[str, str]:

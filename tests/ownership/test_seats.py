@@ -31,6 +31,7 @@ from testing.handovers import (
     _send_on,
     at_once,
     begin,
+    end_reservations,
     fall_at,
     freeze,
     moved,
@@ -61,7 +62,7 @@ pytestmark = pytest.mark.once  # durability changes appends, not who may append
 FENCED, MOVED = xl.ProducerFencedError, xl.ProducerMovedError
 
 
-def move(state: State, to: str, timeout: float = 20.0, **options: Any) -> str:
+def move(state: State, to: str, timeout: float = PATIENCE, **options: Any) -> str:
     """What became of the kept producer's move."""
     assert state.producer is not None
     return state.producer.move(to, timeout, **options).state
@@ -73,7 +74,9 @@ def name_and_last(state: State) -> tuple[str, int]:
     return state.producer.name, state.producer.last_sequence_id
 
 
-def unload_one(state: State, name: str, to: str, timeout: float = 20.0) -> list[tuple[str, str]]:
+def unload_one(
+    state: State, name: str, to: str, timeout: float = PATIENCE
+) -> list[tuple[str, str]]:
     """What became of the move of the producer of that name."""
     return moved(state.engine.unload("orders", to, timeout, producer=name))
 
@@ -287,10 +290,11 @@ def test_e4_a_reserved_seat_ends_and_who_waits_is_promoted(
     source, destination = quick("source"), quick("destination")
     source.call(open_producer, SHARED, name="p")
     waiter = topic.producer_async(WAIT)
-    seconds = 3.0 if how == "deadline" else PATIENCE  # enough for the source to release it
-    [move] = engine.unload("orders", to=destination.id, timeout=seconds, producer="p")
+    [move] = engine.unload("orders", to=destination.id, timeout=PATIENCE, producer="p")
     assert move.state == "assigned"
-    if how == "cancelled":
+    if how == "deadline":
+        end_reservations(engine, 0.5)
+    elif how == "cancelled":
         assert engine.cancel_unload("orders") == ["orders"]
     elif how == "killed":
         destination.kill()
@@ -320,7 +324,7 @@ def test_e4_a_seat_that_is_not_released_stays_where_it_is(
     moving = begin(
         functools.partial(engine.unload, producer="p"), "orders", destination.id, seconds
     )
-    until(lambda: rows(engine)["transfers"])
+    until(lambda: rows(engine)["transfers"] or moving.done())  # the deadline may be over
     if how == "cancelled":
         assert engine.cancel_unload(["orders"]) == ["orders"]
     elif how == "destination":
@@ -435,7 +439,7 @@ class Round:
         beside = self.topic.producer(SHARED)
         falling.call(fall_at, name, sign)
         busy = self.player(asks)
-        busy.start(unload_one, "p", destination.id, 3.0)
+        busy.start(unload_one, "p", destination.id)
         if point.role == "heir":
             busy.answer()
             destination.start(open_producer, SHARED, name="p")
