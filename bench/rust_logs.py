@@ -8,7 +8,6 @@ which options.
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 from collections.abc import Callable
 from contextlib import closing
@@ -31,6 +30,7 @@ from bench.measure import (
 )
 from bench.native import build_logs
 from bench.peers import RawFile
+from testing.descriptors import readable
 
 LOGS = ("okaywal", "wal-db", "fjall", "redb", "walrus")
 CALLS, THREADS, WINDOW_SECONDS = 50, 8, 0.5
@@ -71,7 +71,7 @@ class RustLog:
 
     def _line(self) -> str:
         assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], PATIENCE)[0]:
+        if not readable(self._process.stdout, PATIENCE):
             raise TimeoutError(f"{self.name} did not answer within {PATIENCE} s")
         line = self._process.stdout.readline().decode()
         if not line:

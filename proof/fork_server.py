@@ -13,7 +13,6 @@ import contextlib
 import importlib
 import json
 import os
-import select
 import signal
 import sys
 import traceback
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from testing.children import PATIENCE, child, die_with_parent, line, tell
+from testing.descriptors import readable
 
 SERVER = "import sys; from proof.fork_server import serve; serve(sys.argv[1])"
 
@@ -42,13 +42,12 @@ class Forked:
     @property
     def alive(self) -> bool:
         """Whether it has not ended yet."""
-        return not select.select([self.pidfd], [], [], 0)[0]
+        return not readable(self.pidfd, 0)
 
     def kill(self) -> None:
         """Send SIGKILL, and wait until all of its files are closed."""
         self.signal(signal.SIGKILL)
-        gone, _, _ = select.select([self.pidfd], [], [], PATIENCE)
-        assert gone, "a process does not die"
+        assert readable(self.pidfd, PATIENCE), "a process does not die"
 
     def close(self) -> None:
         """Kill it, and close the pidfd."""

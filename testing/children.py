@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import functools
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from testing.descriptors import readable
 from testing.patience import PATIENCE as PATIENCE
 
 ROOT = Path(__file__).parent.parent
@@ -62,8 +62,8 @@ def line(process: subprocess.Popen[str], timeout: float = PATIENCE) -> str:
     output = process.stdout.fileno()
     text = b""
     while not text.endswith(b"\n"):
-        ready, _, _ = select.select([output], [], [], max(0.0, deadline - time.monotonic()))
-        assert ready, f"the child said nothing within {timeout} s"
+        left = max(0.0, deadline - time.monotonic())
+        assert readable(output, left), f"the child said nothing within {timeout} s"
         byte = os.read(output, 1)
         assert byte, f"the child has ended: {process.wait(PATIENCE)}"
         text += byte

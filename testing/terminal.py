@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import pty
 import re
-import select
 import subprocess
 import termios
 import time
@@ -23,6 +22,7 @@ from typing import Self
 
 import pyte
 
+from testing.descriptors import readable
 from testing.processes import PATIENCE
 
 
@@ -75,7 +75,7 @@ class Terminal:
 
     def draw(self, timeout: float = 0.0) -> bool:
         """Take what the command has written, or writes within this time; False if nothing."""
-        if not select.select([self._ours], [], [], timeout)[0]:
+        if not readable(self._ours, timeout):
             return False
         self._stream.feed(os.read(self._ours, 1 << 16))
         return True

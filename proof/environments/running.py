@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import queue
-import select
 import shutil
 import signal
 import sys
@@ -38,6 +37,7 @@ from proof.environments.cases import (
 from proof.jobs import LANES, todo_safely, warm_up
 from proof.shutdowns import do
 from testing.children import child, die_with_parent, line, tell
+from testing.descriptors import readable
 
 SECONDS = {True: 120.0, False: 900.0}  # for a fast case, and for one that is not
 JUDGES = tuple(f"{judge}:" for judge in NOTICES)
@@ -160,7 +160,7 @@ def _first_line(output: int, seconds: float) -> bytes:
     text, deadline = b"", time.monotonic() + seconds
     while not text.endswith(b"\n"):
         left = max(0.0, deadline - time.monotonic())
-        if not select.select([output], [], [], left)[0]:
+        if not readable(output, left):
             return b""
         some = os.read(output, 65536)
         if not some:

@@ -22,7 +22,6 @@ import contextlib
 import itertools
 import os
 import random
-import select
 import shutil
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from proof.syscall_crashes import AT_ONCE
 from proof.syscall_crashes import sweep as die_at_system_calls
 from proof.work import TOPICS
 from testing.children import PATIENCE, child, line, tell
+from testing.descriptors import readable
 from testing.disks import needs_strace
 from testing.journals import CAPACITY, no_checkpoints
 from testing.processes import until, values
@@ -198,7 +198,7 @@ def die_in_a_commit(path: Path, what: str, when: int) -> bool:
                 options = os.WSTOPPED | os.WNOWAIT | os.WNOHANG
                 return os.waitid(os.P_PID, pid, options) is not None
 
-            until(lambda: stopped() or select.select([process.stdout], [], [], 0)[0])
+            until(lambda: stopped() or readable(process.stdout, 0))
             died = stopped()
             process.kill()
             process.wait(PATIENCE)

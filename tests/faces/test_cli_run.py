@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
-import select
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import exclusivelog as xl
+from testing.descriptors import readable
 from testing.processes import FENCING, PATIENCE, set_keepalive, stop_outside, until, within
 
 pytestmark = [pytest.mark.once, pytest.mark.long]
@@ -306,8 +306,7 @@ def test_the_command_has_the_terminal(path: str) -> None:
         shown = b""
         os.write(terminal, b"hello\n")
         while b"got hello" not in shown:
-            ready, _, _ = select.select([terminal], [], [], PATIENCE)
-            assert ready, shown
+            assert readable(terminal, PATIENCE), shown
             shown += os.read(terminal, 1000)
         os.write(terminal, b"\x03")
         found = within(lambda: os.waitpid(pid, 0)[1])
