@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 
+from exclusivelog import _core
 from exclusivelog.backend import SessionListener, State
 from exclusivelog.errors import (
     ExclusiveLogError,
@@ -25,6 +26,31 @@ def state_after(error: ExclusiveLogError) -> State:
     if isinstance(error, TopicTerminatedError):
         return "closed"
     return "moved" if isinstance(error, ProducerMovedError) else "fenced"
+
+
+def outcome_of(receipt: _core.Receipt, wait: Callable[[], None]) -> int:
+    """The offset of a message for whose outcome `wait` waits, or its error."""
+    try:
+        wait()
+    except BaseException:
+        if receipt.done():  # an interrupt: the caller has that instead of the error
+            receipt.exception()
+        raise
+    return receipt.result()
+
+
+def failure_of(appender: _core.Appender, last: _core.Receipt | None) -> Exception | None:
+    """The error of the last message that has failed since the last flush, also of one that failed
+    before this flush began, unless its receipt has told of it; else that of `last`, which was
+    waited for."""
+    return appender.take_failure() or (None if last is None else last.exception())
+
+
+def raise_failure(appender: _core.Appender, last: _core.Receipt | None) -> None:
+    """Raise that error, if there is one."""
+    error = failure_of(appender, last)
+    if error is not None:
+        raise error
 
 
 Reference = Callable[[], SessionListener | None]  # a weak one

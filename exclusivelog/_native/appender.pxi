@@ -28,6 +28,7 @@ cdef class Appender:
     cdef Batch current      # the newest one
     # Earlier ones, in order; None: there are none. A commit takes the oldest ones.
     cdef list older
+    cdef Batch failed       # the newest one that has failed since `take_failure`
     cdef readonly object error
     cdef readonly object session
     cdef CommitQueue commit_queue
@@ -433,6 +434,13 @@ cdef class Appender:
             batch = self.older[PyList_GET_SIZE(self.older) - 1]
         return _receipt(batch, batch.count - 1)
 
+    def take_failure(self):
+        """The error of the last message that has failed since the last call; None if none has, or
+        if its receipt has told of it."""
+        cdef Batch batch = self.failed
+        self.failed = None
+        return None if batch is None or batch.told else batch.error
+
     cdef _make_older(self):
         cdef list fresh
         if self.older is None:
@@ -554,6 +562,7 @@ cdef class Appender:
         else:
             batch.error = error
             batch.state = FAILED
+            self.failed = batch
 
     def await_sends(self):
         """Wait for threads that are appending without the queue."""

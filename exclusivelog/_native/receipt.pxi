@@ -101,6 +101,7 @@ cdef class Receipt:
         _check_timeout(timeout)
         if not self.batch.wait(timeout):
             raise _no_outcome(timeout)
+        self.batch.told = True
         return self.batch.error
 
     def result(self, timeout=None):
@@ -113,8 +114,13 @@ cdef class Receipt:
         if self.batch.state < DONE and not self.batch.wait(timeout):
             raise _no_outcome(timeout)
         if self.batch.state == FAILED:
+            self.batch.told = True
             raise self.batch.error
         return self.batch.base_offset + self.index
+
+    def _wait(self, timeout):
+        """True when the outcome is known. Unlike `exception`, it tells nobody of an error."""
+        return self.batch.wait(timeout)
 
     def add_done_callback(self, callback):
         """Call `callback(receipt)` when the outcome is known; at once if it is already known.

@@ -413,8 +413,7 @@ class Owning:
         waiting = None if self.appender is None else self.appender.newest()
         if waiting is not None:
             commit(self)
-            with contextlib.suppress(ExclusiveLogError):
-                waiting.exception(max(0.0, seconds))
+            waiting._wait(max(0.0, seconds))
 
     def release(self, timeout: float, reason: str = "closed") -> None:
         """Release the topic, after all sends so far, and wait for that."""

@@ -41,12 +41,18 @@ from exclusivelog.errors import (
     ProducerFencedError,
     ProducerMovedError,
     TopicTerminatedError,
-    WaitTimeoutError,
     duplicate_sequence,
 )
 from exclusivelog.messages import Columns, Encoded, Raw
 from exclusivelog.refusals import name_fencing_engine, without_outcome
-from exclusivelog.sessions import FOLLOWED_WITHIN, Listeners, state_after
+from exclusivelog.sessions import (
+    FOLLOWED_WITHIN,
+    Listeners,
+    failure_of,
+    outcome_of,
+    raise_failure,
+    state_after,
+)
 from exclusivelog.waits import GrantFuture, in_slices, queued, until_settled
 
 if TYPE_CHECKING:
@@ -100,7 +106,7 @@ class ClusterSending:
             receipt = self.appender.newest()
             if receipt is not None:
                 self._host.committer.commit(self._owning)
-                receipt.exception(ANSWER_SECONDS)
+                receipt._wait(ANSWER_SECONDS)
 
     def _add(self, message: Encoded, later: bool) -> Any:
         size = sum(len(part) for part in message[:3] if part is not None)
@@ -118,16 +124,12 @@ class ClusterSending:
             self._await(waiting, timeout)
 
     def _outcome(self, receipt: _core.Receipt, timeout: float | None) -> int:
-        self._await(receipt, timeout)
-        return receipt.result()
+        return outcome_of(receipt, lambda: self._await(receipt, timeout))
 
     def _await(self, receipt: _core.Receipt, timeout: float | None) -> None:
         self._host.committer.commit(self._owning)
-        try:
-            receipt.exception(timeout)
-        except WaitTimeoutError:
-            if not receipt.done():
-                raise without_outcome(self._owning.topic.name, timeout) from None
+        if not receipt._wait(timeout):
+            raise without_outcome(self._owning.topic.name, timeout)
 
     def send_batch(self, columns: Columns, sequence: int | None, timeout: float | None) -> int:
         """Append messages atomically, in one record; the first one's offset."""
@@ -180,7 +182,8 @@ class ClusterSending:
         """Wait for the outcome of what was accepted; False if nothing waits."""
         waiting = self.appender.newest()
         if waiting is not None:
-            self._outcome(waiting, timeout)
+            self._await(waiting, timeout)
+        raise_failure(self.appender, waiting)
         return waiting is not None
 
 
@@ -468,10 +471,11 @@ class ClusterSession:
 
     def _drain(self) -> ExclusiveLogError | None:
         waiting = self.sending.appender.newest()
-        if waiting is None:
-            return None
-        self._host.committer.commit(self.owning)
-        error = waiting.exception(ANSWER_SECONDS)
+        if waiting is not None:
+            self._host.committer.commit(self.owning)
+            if not waiting._wait(ANSWER_SECONDS):
+                waiting.result(0)
+        error = failure_of(self.sending.appender, waiting)
         over = isinstance(error, ProducerFencedError | TopicTerminatedError)
         return None if over or not isinstance(error, ExclusiveLogError) else error
 

@@ -548,6 +548,28 @@ def test_flush_sends_everything(topic) -> None:
         assert topic.next_offset == 10
 
 
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_what_failed_before_a_flush_is_raised_by_it(path, end) -> None:
+    """Once: by the flush, or by the closing, or by the receipt."""
+    with xl.open(path, map_size=1 << 20) as engine:
+        producer = engine.topic("t").producer()
+        for told in (False, True):
+            receipt = producer.send_async(bytes(1 << 21))
+            until(receipt.done)
+            if told:
+                assert isinstance(receipt.exception(), xl.LedgerFullError)
+            elif end == "flush":
+                producer.send(b"x")
+                with pytest.raises(xl.LedgerFullError):
+                    producer.flush()
+            else:
+                with pytest.raises(xl.LedgerFullError):
+                    producer.close()
+                producer = engine.topic("t").producer()
+            producer.flush()
+        producer.close()
+
+
 def test_flush_raises_what_went_wrong(path) -> None:
     with xl.open(path, map_size=1 << 20) as engine:
         with engine.topic("t").producer(linger=60) as producer:

@@ -29,7 +29,6 @@ from exclusivelog.errors import (
     LedgerFullError,
     LedgerIOError,
     ProducerFencedError,
-    WaitTimeoutError,
     called_reentrantly,
     duplicate_sequence,
     not_growing,
@@ -39,6 +38,7 @@ from exclusivelog.local.storage.tables import Tables, check_may_write
 from exclusivelog.local.time_marks import wall_ms
 from exclusivelog.messages import Columns, Encoded, Raw
 from exclusivelog.refusals import without_outcome
+from exclusivelog.sessions import failure_of, outcome_of, raise_failure
 from exclusivelog.waits import in_slices, queued
 
 if TYPE_CHECKING:
@@ -470,7 +470,7 @@ class Committer:
             # Ctrl-C interrupts the main thread, perhaps between a commit and its outcome. So
             # another thread commits, and the main thread waits for it.
             self.commit_queue.put(appender, 0.0)
-            receipt.exception()
+            receipt._wait(None)
             return
         try:
             with self._commit_lock:
@@ -480,7 +480,7 @@ class Committer:
             self._call_back()
         if not receipt.done():  # the commit was interrupted: the background thread retries
             self.commit_queue.put(appender, RETRY_SECONDS)
-            receipt.exception()
+            receipt._wait(None)
 
     def commit_within(
         self, appender: _core.Appender, receipt: _core.Receipt, timeout: float
@@ -489,8 +489,7 @@ class Committer:
         that waits for the writer lock cannot give up."""
         self.check_free()
         self.commit_queue.put(appender, 0.0)
-        with contextlib.suppress(WaitTimeoutError):
-            receipt.exception(timeout)
+        receipt._wait(timeout)
 
     def drain(self) -> None:
         """Commit everything that waits, also messages of dropped producers."""
@@ -721,8 +720,7 @@ class LocalSending:
         raise refusal(self.engine.ledger, self.appender, -outcome, sequence, count)
 
     def _outcome(self, receipt: _core.Receipt, timeout: float | None) -> int:
-        self._await(receipt, timeout)
-        return receipt.result()
+        return outcome_of(receipt, lambda: self._await(receipt, timeout))
 
     def _await(self, receipt: _core.Receipt, timeout: float | None) -> None:
         if timeout is None:
@@ -805,7 +803,8 @@ class LocalSending:
         """Wait for the outcome of what was accepted; False if nothing waits."""
         waiting = self.appender.newest()
         if waiting is not None:
-            self._outcome(waiting, timeout)
+            self._await(waiting, timeout)
+        raise_failure(self.appender, waiting)
         return waiting is not None
 
     def commit_queued(self) -> None:
@@ -820,10 +819,9 @@ class LocalSending:
     def finish(self) -> ExclusiveLogError | None:
         """Commit what was accepted; returns the error of the last message, unless it was fenced."""
         waiting = self.appender.newest()
-        if waiting is None:
-            return None
-        self.engine.committer.commit(self.appender, waiting)
-        error = waiting.exception()
+        if waiting is not None:
+            self.engine.committer.commit(self.appender, waiting)
+        error = failure_of(self.appender, waiting)
         if isinstance(error, ProducerFencedError) or not isinstance(error, ExclusiveLogError):
             return None
         return error
