@@ -135,5 +135,5 @@ def stats_of(row: _core.TopicRow, end: int) -> TopicStats:
 def _is_deleted(tables: Tables, topic: int) -> bool:
     try:
         return bool(tables.topics.get(topic).flags & _core.DELETED)
-    except LedgerCorruptedError:
+    except (LedgerCorruptedError, TopicNotFoundError):
         return False  # it exists, and opening it reports the damage

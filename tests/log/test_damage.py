@@ -441,12 +441,12 @@ def test_d4_a_damaged_hand_over_holds_up_no_other_topics_waiters(path, worker) -
         assert waiting.result(PATIENCE).topic_epoch == 2
 
 
-@pytest.mark.parametrize("table", ["holders", "queue"])
+@pytest.mark.parametrize("table", ["holders", "queue", "engines"])
 def test_d4_a_damaged_session_row_holds_up_no_other_topics_waiters(
     path, worker, table, caplog
 ) -> None:
-    """Of two topics of a dead engine, the session's row of one is damaged, or its first waiter's;
-    shared producers of the same engine are evicted, too."""
+    """Of two topics of a dead engine, the session's row of one is damaged, its row in the index of
+    the engine's sessions, or the first waiter's; shared producers of the engine are evicted, too."""
     owner = worker()
     owner.call(own_orders_and, "broken")
     owner.call(share, "shared")
@@ -456,9 +456,14 @@ def test_d4_a_damaged_session_row_holds_up_no_other_topics_waiters(
         until(lambda: len(broken.waiters) == 1)
         waiting = engine.topic("orders").producer_async("wait_for_exclusive")
         with engine.ledger.read() as tables:
-            [(rest, _)] = tables.rows.under(table, broken.id)
-        damage = Damage(engine, broken)
-        damage.put(0, b"\xc1", table=table, key=U64.pack(broken.id) + rest)
+            number = U64.pack(broken.id)
+            key = next(
+                key
+                for key, data in tables.rows.cursor(table)
+                if (data[2:] if table == "engines" else key).startswith(number)
+                and f"{int.from_bytes(key[:8]):016x}" != engine.id
+            )
+        Damage(engine, broken).put(0, b"\xc1", table=table, key=key)
         owner.kill()
         assert waiting.result(PATIENCE).topic_epoch == 2
         engine.backend.sessions.evict_gone()

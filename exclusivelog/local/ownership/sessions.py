@@ -65,7 +65,7 @@ from exclusivelog.local.records import (
     revoked,
     waiter_info,
 )
-from exclusivelog.local.storage.tables import Tables, owner_of
+from exclusivelog.local.storage.tables import NOT_EVICTED, Tables, owner_of
 from exclusivelog.refusals import moving_to
 from exclusivelog.types import EngineInfo, OwnerInfo, WaiterInfo
 
@@ -517,7 +517,7 @@ def _blocking_holders(
 # ---- requests, and all other calls -----------------------------------------------------
 
 
-NOT_PROMOTED, NOT_EVICTED = "no waiter is promoted there", "its session is not evicted"
+NOT_PROMOTED = "no waiter is promoted there"
 EVICTED_AT_FIRST = 50
 EVICTED_AT_ONCE = 1000  # sessions in one transaction; other writers wait meanwhile
 

@@ -212,9 +212,15 @@ class TopicList:
     def all(self) -> list[tuple[str, int]]:
         """(name, id) of all that it has."""
         return [
-            (key[len(LISTED) :].decode(), self.rows.decode("meta", u64, data))
-            for key, data in self._rows()
+            (name.decode(), self._id_of(name, data))
+            for name, data in ((key[len(LISTED) :], data) for key, data in self._rows())
         ]
+
+    def _id_of(self, name: bytes, data: bytes) -> int:
+        """As the row says; if that is damaged, as the name's row says."""
+        with contextlib.suppress(LedgerCorruptedError):
+            return self.rows.decode("meta", u64, data)
+        return self.rows.find("names", name, u64) or 0
 
     def replace(self, topics: Iterable[tuple[str, int]]) -> None:
         """Make it anew, of these (name, id)."""
@@ -1340,45 +1346,59 @@ class SessionTable:
         found = cursor.first()
         while found:
             engine = INDEX.unpack(cursor.key())[0]
-            yield f"{engine:016x}", SLOT.unpack(cursor.value()[:2])[0]
+            try:
+                slot, _ = self.rows.decode("engines", _unpack_index, cursor.value())
+            except LedgerCorruptedError as error:
+                report_damaged(self.rows.path, error, NOT_EVICTED)
+                found = cursor.next()
+                continue
+            yield f"{engine:016x}", slot
             found = cursor.set_range(INDEX.pack(engine, 255, 0))
 
     def bound_to(self, claimant: int) -> list[Session]:
         """The sessions, admitted or waiting, of the producers that are bound to a claim."""
         rows = self.rows.under("claimants", claimant)
-        return self._found((value[0], value[1:]) for key, value in rows if key)
-
-    def _found(
-        self, places: Iterable[tuple[int, bytes]], consequence: str | None = None
-    ) -> list[Session]:
-        """The sessions at these places. Damage raises an error unless it has a consequence."""
-        found: list[Session] = []
-        for kind, key in places:
-            table = "holders" if kind == HOLDER else "queue"
-            try:
-                data = self.rows.get(table, key)
-                if data is not None:
-                    found.append(self.rows.decode(table, unpack_session, data))
-            except LedgerCorruptedError as error:
-                if consequence is None:
-                    raise
-                report_damaged(self.rows.path, error, consequence)
-        return found
+        found = (self._at(data[0], data[1:]) for key, data in rows if key)
+        return [session for session in found if session is not None]
 
     def topics_of(self, engine: str) -> Iterator[int]:
         """The topics that an engine's sessions hold or await, one by one."""
-        for _, value in self.rows.under("engines", int(engine, 16)):
-            yield u64(value[2:10])
+        for _, data in self.rows.under("engines", int(engine, 16)):
+            with contextlib.suppress(LedgerCorruptedError):
+                _, place = self.rows.decode("engines", _unpack_index, data)
+                yield u64(place[: U64.size])
 
     def of_engine(self, engine: str, consequence: str, waiters: bool = True) -> list[Session]:
         """An engine's sessions, those that hold a topic first; without those that wait, unless
         `waiters`. One whose row is damaged is left out, and logged with the consequence."""
-        rows = self.rows.under("engines", int(engine, 16))
-        if not waiters:
-            rows = itertools.takewhile(lambda row: row[0][0] == HOLDER, rows)
-        return self._found(((key[0], value[SLOT.size :]) for key, value in rows), consequence)
+        found: list[Session] = []
+        for key, data in self.rows.under("engines", int(engine, 16)):
+            if key[0] != HOLDER and not waiters:
+                break
+            try:
+                _, place = self.rows.decode("engines", _unpack_index, data)
+                session = self._at(key[0], place)
+            except LedgerCorruptedError as error:
+                report_damaged(self.rows.path, error, consequence)
+                continue
+            if session is not None:
+                found.append(session)
+        return found
+
+    def _at(self, kind: int, place: bytes) -> Session | None:
+        """The session with this key in the table of its kind."""
+        return self.rows.find("holders" if kind == HOLDER else "queue", place, unpack_session)
 
 
+def _unpack_index(data: bytes) -> tuple[int, bytes]:
+    """The slot and the key of a session, of a row of the table `engines`."""
+    slot, place = SLOT.unpack_from(data)[0], data[SLOT.size :]
+    if len(place) not in (PAIR.size, PLACE.size):
+        raise ValueError(f"no key has {len(place)} bytes")
+    return slot, place
+
+
+NOT_EVICTED = "its session is not evicted"
 NOT_NOTIFIED = "one session does not hear of a change"
 NOT_DELETED = "the messages of one topic are not deleted"
 NOT_TRIMMED = "one topic is not trimmed"
