@@ -827,8 +827,8 @@ class Producer(SendingProducer, Closing):
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every message sent so far is durable or has failed. Raises the error of the
-        last one that has failed since the last `flush`, also if that was before this call, unless
-        its receipt has told of it.
+        last one, if it failed, also if that was before this call; once, and not if its receipt
+        has told of it.
 
         - `timeout`: seconds until WaitTimeoutError. None, the default: without limit.
 

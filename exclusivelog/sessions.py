@@ -40,9 +40,8 @@ def outcome_of(receipt: _core.Receipt, wait: Callable[[], None]) -> int:
 
 
 def failure_of(appender: _core.Appender, last: _core.Receipt | None) -> Exception | None:
-    """The error of the last message that has failed since the last flush, also of one that failed
-    before this flush began, unless its receipt has told of it; else that of `last`, which was
-    waited for."""
+    """The error of the last message: of `last`, which was waited for, or of one that has failed
+    before, since the last flush, unless its receipt has told of it."""
     return appender.take_failure() or (None if last is None else last.exception())
 
 

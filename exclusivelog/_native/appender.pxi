@@ -28,7 +28,7 @@ cdef class Appender:
     cdef Batch current      # the newest one
     # Earlier ones, in order; None: there are none. A commit takes the oldest ones.
     cdef list older
-    cdef Batch failed       # the newest one that has failed since `take_failure`
+    cdef Batch failed       # the newest one that has failed since `take_failure` ...
     cdef readonly object error
     cdef readonly object session
     cdef CommitQueue commit_queue
@@ -42,6 +42,7 @@ cdef class Appender:
     cdef uint64_t session_id
     cdef uint64_t version   # of the topic when the session was last checked
     cdef readonly uint64_t sent             # messages that were appended, by this object
+    cdef uint64_t sent_before       # ... before that
     cdef uint32_t process
     cdef int sending        # threads that are appending without the queue
     cdef int queueing       # threads that wait for those; no other thread may overtake them
@@ -435,11 +436,13 @@ cdef class Appender:
         return _receipt(batch, batch.count - 1)
 
     def take_failure(self):
-        """The error of the last message that has failed since the last call; None if none has, or
-        if its receipt has told of it."""
+        """The error of the last message, if it has failed since the last call, and its receipt has
+        not told of it."""
         cdef Batch batch = self.failed
         self.failed = None
-        return None if batch is None or batch.told else batch.error
+        if batch is None or batch.told or self.sent != self.sent_before:
+            return None
+        return batch.error
 
     cdef _make_older(self):
         cdef list fresh
@@ -563,6 +566,7 @@ cdef class Appender:
             batch.error = error
             batch.state = FAILED
             self.failed = batch
+            self.sent_before = self.sent
 
     def await_sends(self):
         """Wait for threads that are appending without the queue."""

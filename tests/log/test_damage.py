@@ -446,7 +446,7 @@ def test_d4_a_damaged_session_row_holds_up_no_other_topics_waiters(
     path, worker, table, caplog
 ) -> None:
     """Of two topics of a dead engine, the session's row of one is damaged, its row in the index of
-    the engine's sessions, or the first waiter's; shared producers of the engine are evicted, too."""
+    the engine's sessions, or the first waiter's; its shared producers are evicted, too."""
     owner = worker()
     owner.call(own_orders_and, "broken")
     owner.call(share, "shared")

@@ -559,7 +559,6 @@ def test_what_failed_before_a_flush_is_raised_by_it(path, end) -> None:
             if told:
                 assert isinstance(receipt.exception(), xl.LedgerFullError)
             elif end == "flush":
-                producer.send(b"x")
                 with pytest.raises(xl.LedgerFullError):
                     producer.flush()
             else:
@@ -567,6 +566,10 @@ def test_what_failed_before_a_flush_is_raised_by_it(path, end) -> None:
                     producer.close()
                 producer = engine.topic("t").producer()
             producer.flush()
+        receipt = producer.send_async(bytes(1 << 21))
+        until(receipt.done)
+        producer.send(b"the last one")
+        producer.flush()
         producer.close()
 
 
