@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.local import followers
 from testing.processes import (
     EXCLUSIVE,
     FENCING,
@@ -22,6 +23,12 @@ from testing.processes import (
 )
 
 pytestmark = pytest.mark.needs("unload")
+
+
+@pytest.fixture(autouse=True)
+def _idle_producers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one machine, they follow after two seconds: on a busy one, before the next call."""
+    monkeypatch.setattr(followers, "FOLLOWED_AFTER_NS", 10**15)
 
 
 @pytest.fixture
