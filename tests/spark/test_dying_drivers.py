@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 import exclusivelog as xl
-from testing.children import ROOT, command
+from testing.children import PATIENCE, ROOT, command
 from tests.spark.sparks import as_bytes, epochs, fill, finish, left_in, stream, values
 
 FAULTS = Path(__file__).parent / "faults"
-LIMIT = 400  # seconds, for a program with a JVM of its own
+LIMIT = 4 * PATIENCE  # seconds, for a program with a JVM of its own
 
 pytestmark = [
     pytest.mark.long,
@@ -37,7 +37,10 @@ def run(source: str, *args: object, status: int = 0, **environment: str) -> str:
     done = subprocess.run(
         command(source, *args), capture_output=True, text=True, timeout=LIMIT, cwd=ROOT,
         check=False,
-        env={**os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, **environment},
+        env={
+            **os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable,
+            "EXCLUSIVELOG_TEST_PATIENCE": f"{LIMIT:.0f}", **environment,
+        },
     )  # fmt: skip
     assert done.returncode == status, f"{done.returncode}\n{done.stdout}\n{done.stderr[-4000:]}"
     return done.stdout

@@ -33,8 +33,8 @@ def _runs(thread: Path) -> bool:
 
 
 def _kill_the_driver() -> None:
-    """All of it at once: a JVM that sees its program die ends in good order, and removes what is
-    staged; a program that sees its JVM die ends by an exception."""
+    """All of it at one moment: none of its processes goes on, or ends by itself, because another
+    one has died."""
     jvm = os.getpid()
     while Path(f"/proc/{jvm}/comm").read_text().strip() != "java":
         jvm = _parent(jvm)
