@@ -28,7 +28,10 @@ cdef class Appender:
     cdef Batch current      # the newest one
     # Earlier ones, in order; None: there are none. A commit takes the oldest ones.
     cdef list older
-    cdef Batch failed       # the newest one that has failed since `take_failure` ...
+    # [the error of the newest one that has failed since `take_failure`], [] if a receipt has told of
+    # it. It is no Batch, whose references the garbage collector does not follow: a traceback may
+    # refer to this object.
+    cdef list untold
     cdef readonly object error
     cdef readonly object session
     cdef CommitQueue commit_queue
@@ -42,7 +45,7 @@ cdef class Appender:
     cdef uint64_t session_id
     cdef uint64_t version   # of the topic when the session was last checked
     cdef readonly uint64_t sent             # messages that were appended, by this object
-    cdef uint64_t sent_before       # ... before that
+    cdef uint64_t sent_before       # ... before that error
     cdef uint32_t process
     cdef int sending        # threads that are appending without the queue
     cdef int queueing       # threads that wait for those; no other thread may overtake them
@@ -438,11 +441,9 @@ cdef class Appender:
     def take_failure(self):
         """The error of the last message, if it has failed since the last call, and its receipt has
         not told of it."""
-        cdef Batch batch = self.failed
-        self.failed = None
-        if batch is None or batch.told or self.sent != self.sent_before:
-            return None
-        return batch.error
+        cdef list untold = self.untold
+        self.untold = None
+        return untold[0] if untold and self.sent == self.sent_before else None
 
     cdef _make_older(self):
         cdef list fresh
@@ -522,7 +523,10 @@ cdef class Appender:
         the empty lists `settled` and `rest`, because allocations may let other threads run."""
         cdef Batch batch
         cdef Batch newest
+        cdef list untold = None
+        former = self.untold    # is dropped at the end: what that frees may let other threads run
         if error is not None:
+            untold = [error]
             self._shut_current()
         newest = self.current
         if self.older is not None:
@@ -536,6 +540,9 @@ cdef class Appender:
         self.current = newest
         for batch in settled:
             self._give_outcome(batch, error)
+            if batch.state == FAILED:
+                batch.untold = self.untold = untold
+                self.sent_before = self.sent
         if durable is not None:
             self.durable_sequence = max(self.durable_sequence, durable)
         if error is not None:
@@ -565,8 +572,6 @@ cdef class Appender:
         else:
             batch.error = error
             batch.state = FAILED
-            self.failed = batch
-            self.sent_before = self.sent
 
     def await_sends(self):
         """Wait for threads that are appending without the queue."""

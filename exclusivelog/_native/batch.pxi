@@ -83,7 +83,7 @@ cdef class Batch:
     cdef bint ends          # `settle` is about to acknowledge that it is in the log
     cdef bint shut          # takes no more messages
     cdef bint taken         # by a commit
-    cdef bint told          # a receipt has told of its error
+    cdef list untold        # see Appender
 
     def __cinit__(self):
         self.base_sequence = -1

@@ -101,7 +101,7 @@ cdef class Receipt:
         _check_timeout(timeout)
         if not self.batch.wait(timeout):
             raise _no_outcome(timeout)
-        self.batch.told = True
+        self._tell()
         return self.batch.error
 
     def result(self, timeout=None):
@@ -114,9 +114,14 @@ cdef class Receipt:
         if self.batch.state < DONE and not self.batch.wait(timeout):
             raise _no_outcome(timeout)
         if self.batch.state == FAILED:
-            self.batch.told = True
+            self._tell()
             raise self.batch.error
         return self.batch.base_offset + self.index
+
+    cdef _tell(self):
+        """The caller has the error: no flush raises it again."""
+        if self.batch.untold is not None:
+            self.batch.untold.clear()
 
     def _wait(self, timeout):
         """True when the outcome is known. Unlike `exception`, it tells nobody of an error."""

@@ -299,10 +299,13 @@ cdef class Hold:
 
 
 @cython.final
-@cython.no_gc
+@cython.no_gc_clear
 cdef class DropQueue:
     """Puts what is to be released into a deque, and wakes the thread that releases it, which sleeps
-    on a counter. In a forked child it has no effect: the thread is the parent's."""
+    on a counter. In a forked child it has no effect: the thread is the parent's.
+
+    What is left there may refer to the engine, and that to this: the garbage collector follows it,
+    so that all can be freed."""
 
     cdef object items
     cdef SharedWords words

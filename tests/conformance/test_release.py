@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import weakref
+from typing import Any
+
 import pytest
 
 import exclusivelog as xl
@@ -10,6 +14,8 @@ from testing.processes import (
     PATIENCE,
     SHARED,
     WAIT,
+    collect,
+    until,
     values,
 )
 
@@ -75,3 +81,34 @@ def test_a6_a_dropped_producer_blocks_neither_its_name_nor_its_topic(
             del producer
         topic.producer(EXCLUSIVE, name="p").close()
     assert values(topic) == [b"%d" % number for number in range(20)]
+
+
+@pytest.mark.on_broker
+def test_c1_a_closed_engine_is_freed_with_its_connections(path: str) -> None:
+    """Also one whose producers and readers were dropped, not closed."""
+
+    def use(path: str) -> list[weakref.ref[Any]]:
+        engine = xl.open(path)
+        topic = engine.topic("orders")
+        producer, reader = topic.producer("exclusive"), topic.reader()
+        producer.send(b"x")
+        assert reader.read_next(PATIENCE).value == b"x"
+        with xl.SharedMap(engine.topic("map")) as shared:
+            shared.put("a", 1)
+        dropped = engine.topic("dropped").producer("exclusive")
+        dropped.send_async(b"x").result(PATIENCE)
+        del dropped
+        engine.close()
+        return [weakref.ref(engine), weakref.ref(engine.backend)]
+
+    use(path)  # what a process makes once
+    collect()
+    before = len(os.listdir("/proc/self/fd"))
+    engines = use(path)
+
+    def freed() -> bool:
+        collect()
+        return [engine() for engine in engines] == [None, None]
+
+    until(freed)
+    until(lambda: collect() or len(os.listdir("/proc/self/fd")) <= before)
