@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -18,7 +19,10 @@ WARNINGS = re.compile(SLOW + "|(is|are) (dead|unresponsive) ")
 def run(script: str, *options: object) -> tuple[int, str, str]:
     """(status, output, errors) of an example, but for true warnings."""
     command = [sys.executable, str(EXAMPLES / script), *map(str, options)]
-    done = subprocess.run(command, capture_output=True, timeout=2 * PATIENCE, text=True)
+    done = subprocess.run(
+        command, capture_output=True, timeout=3 * PATIENCE, text=True,
+        env={**os.environ, "EXCLUSIVELOG_EXAMPLE_PATIENCE": f"{PATIENCE}"},
+    )  # fmt: skip
     return done.returncode, done.stdout, unwarned(done.stderr)
 
 

@@ -69,7 +69,7 @@ def test_a_leader_that_hangs_within_its_keepalive_keeps_the_lead() -> None:
 
 @pytest.mark.long
 def test_a_role_fails_over_and_each_order_is_billed_once() -> None:
-    status, output, errors = run("billing_worker_trial.py")
+    status, output, errors = run("billing_worker_trial.py", *HEALTHY)
     assert (status, errors, findings(output)) == (0, "", ["ok"] * 4)
     billers = re.findall(r"(worker-\d) bills, epoch (\d)", output)
     assert [epoch for _, epoch in billers] == ["1", "2", "3", "4"]
@@ -83,7 +83,7 @@ def test_a_role_fails_over_and_each_order_is_billed_once() -> None:
 def test_a_bill_that_nobody_with_the_role_has_written_is_seen(path, engine) -> None:
     with engine.topic("invoices").producer(serializer="json") as producer:
         producer.send({"order": 0, "epoch": 1, "worker": "nobody"})
-    status, output, errors = run("billing_worker_trial.py", "--path", path)
+    status, output, errors = run("billing_worker_trial.py", *HEALTHY, "--path", path)
     assert (status, errors) == (1, "")
     assert failed(output) == [
         "each order has one invoice, in order",

@@ -19,7 +19,7 @@ from exclusivelog.local.shm.slots import SLOT_COUNT
 from exclusivelog.local.storage import ledger
 from exclusivelog.threads import Helpers
 from testing.children import child, finish, line
-from testing.processes import PATIENCE, set_keepalive, until, values
+from testing.processes import PATIENCE, until, values
 
 # ---- threads that are none --------------------------------------------------------------
 
@@ -281,6 +281,7 @@ def test_h2_a_process_may_have_many_ledgers(tmp_path) -> None:
             print(max(sizes) == 1 << 40, min(sizes) < 1 << 40)
         """,
         tmp_path,
+        timeout=3 * PATIENCE,
     )
     assert said.split() == ["True", "True"]
 
@@ -511,8 +512,6 @@ def test_h2_the_librarys_threads_outlive_what_strikes_them(path, monkeypatch, ki
         return original(self)
 
     with xl.open(path, name="other") as other, xl.open(path, name="e", keepalive=1.0) as engine:
-        # Its heart beats as often as that asks for, and may be late: nobody takes it for hung.
-        set_keepalive(path, os.getpid(), 10 * PATIENCE)
         owner_of_it = other.topic("t").producer("exclusive")
         monkeypatch.setattr(owner, name, strike)
         waiting = engine.topic("t").producer_async("wait_for_exclusive")
