@@ -192,6 +192,10 @@ class Worker:
             # The other workers are fenced from here on, and can append nothing behind this read.
             count = catch_up(reader, self.events, count)
             _report("leads", epoch=producer.topic_epoch, count=count)
+            # A kill needs another worker that waits: the first leader lets one start, which may
+            # take longer than all events of a short run.
+            while not (count or topic.waiters or self.stop.wait(POLL_SECONDS)):
+                pass
             self._lead(producer, count)
 
     def _lead(self, producer: xl.Producer, count: int) -> None:
