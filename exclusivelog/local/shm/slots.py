@@ -256,6 +256,8 @@ class Slots:
     def exists(self, slot: int, engine: str) -> bool:
         """Is this engine's process alive? It may be unresponsive, and read its notifications
         later."""
+        if slot >= SLOT_COUNT:  # a damaged row says so
+            return False
         at = SLOTS + slot * SLOT_SIZE
         wanted = int(engine, 16)
         if self.atomics.load64(at + ENGINE) != wanted:
@@ -347,6 +349,8 @@ class Slots:
 
     def notify(self, slot: int) -> None:
         """Wake an engine, after a notification was written for it."""
+        if slot >= SLOT_COUNT:  # a damaged row says so
+            return
         at = SLOTS + slot * SLOT_SIZE + WAKE_UPS
         self.atomics.add(at, 1)
         self.atomics.wake(at)
