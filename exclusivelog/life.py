@@ -19,6 +19,7 @@ from exclusivelog.errors import (
     LedgerError,
     called_reentrantly,
 )
+from exclusivelog.members import living
 from exclusivelog.types import EngineInfo
 
 log = logging.getLogger(__name__)
@@ -27,12 +28,14 @@ LOGGED_WITHIN = 2.0  # seconds that a closing engine waits for slow log handlers
 
 Engine = TypeVar("Engine", bound="OpenEngine")
 
-_engines: weakref.WeakSet[OpenEngine] = weakref.WeakSet()  # of this process, until they are closed
+# Of this process, until they are closed; by id. A WeakSet cannot be gone through while another
+# thread adds one.
+_engines: weakref.WeakValueDictionary[int, OpenEngine] = weakref.WeakValueDictionary()
 
 
 def open_here(kind: type[Engine]) -> list[Engine]:
     """The open engines of this process that are of this kind."""
-    return [each for each in list(_engines) if isinstance(each, kind) and not each.closed]
+    return [each for each in living(_engines) if isinstance(each, kind) and not each.closed]
 
 
 class OpenEngine(abc.ABC):
@@ -65,7 +68,7 @@ class OpenEngine(abc.ABC):
 
     def register(self) -> None:
         """Have it closed at the end of the interpreter, and dropped in forked children."""
-        _engines.add(self)
+        _engines[id(self)] = self
 
     # ---- state ---------------------------------------------------------------------------
 
@@ -165,7 +168,7 @@ class OpenEngine(abc.ABC):
         if not self._over:  # a signal handler may have closed it meanwhile
             self._over = True
             self._let_go()
-            _engines.discard(self)
+            _engines.pop(id(self), None)
 
     def forget(self) -> None:
         """Drop everything in a forked child, because it is the parent's (rule C5)."""
@@ -271,12 +274,12 @@ def thread_of(
 
 
 def _close_all() -> None:
-    for engine in list(_engines):
+    for engine in living(_engines):
         engine.close()
 
 
 def _forget_all() -> None:
-    for engine in list(_engines):
+    for engine in living(_engines):
         engine.forget()
     _engines.clear()
 

@@ -43,6 +43,7 @@ from exclusivelog.errors import (
     TopicTerminatedError,
     duplicate_sequence,
 )
+from exclusivelog.members import living
 from exclusivelog.messages import Columns, Encoded, Raw
 from exclusivelog.refusals import name_fencing_engine, without_outcome
 from exclusivelog.sessions import (
@@ -623,8 +624,9 @@ class Registry:
 
     def __init__(self, words: _core.SharedWords, word: int) -> None:
         self._owning: dict[int, Owning] = {}  # by session
-        self._sessions: weakref.WeakSet[ClusterSession] = weakref.WeakSet()
-        self._handed_over: weakref.WeakSet[ClusterSession] = weakref.WeakSet()
+        # By id. A WeakSet cannot be gone through while another thread adds one.
+        self._sessions = weakref.WeakValueDictionary[int, ClusterSession]()
+        self._handed_over = weakref.WeakValueDictionary[int, ClusterSession]()
         self._dropped: deque[Owning] = deque()
         self._drops = _core.DropQueue(self._dropped, words, word)
 
@@ -638,25 +640,25 @@ class Registry:
 
     def register(self, session: ClusterSession) -> None:
         """Register a session, which closing the engine closes."""
-        self._sessions.add(session)
+        self._sessions[id(session)] = session
 
     def find(self, number: int) -> ClusterSession | None:
         """The session of that number, if it is open."""
-        return next((each for each in list(self._sessions) if each.session.id == number), None)
+        return next((each for each in living(self._sessions) if each.session.id == number), None)
 
     def unregister(self, session: ClusterSession) -> None:
         """Remove a session that is closed."""
-        self._sessions.discard(session)
-        self._handed_over.discard(session)
+        self._sessions.pop(id(session), None)
+        self._handed_over.pop(id(session), None)
         self._owning.pop(session.session.id, None)
 
     def note_hand_over(self, session: ClusterSession) -> None:
         """Record that this session's topic was handed over to another engine of this process."""
-        self._handed_over.add(session)
+        self._handed_over[id(session)] = session
 
     def handed_over(self) -> list[ClusterSession]:
         """The sessions that were handed over, and that no producer has followed yet."""
-        return list(self._handed_over)
+        return living(self._handed_over)
 
     def all(self) -> list[Owning]:
         """All granted sessions that were not released."""
@@ -696,7 +698,7 @@ class Registry:
 
     def close(self, error: EngineClosedError, commit: Callable[[Owning], None]) -> None:
         """Send what waits, and release all topics."""
-        for session in list(self._sessions):
+        for session in living(self._sessions):
             session.end(error)  # what is queued is still sent
         owning = list(self._owning.values())
         deadline = _core.monotonic() + CLOSE_SECONDS

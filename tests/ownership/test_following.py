@@ -14,6 +14,7 @@ import itertools
 import math
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.life import open_here
 from exclusivelog.local import followers
 from exclusivelog.local.followers import Followers, Following
 from exclusivelog.local.log import appending
@@ -842,6 +844,36 @@ def test_e2_a_handle_does_not_follow_to_one_who_came_back(
     with pytest.raises(MOVED):
         producer.send(b"x")
     assert other.send(b"mine") == 0
+
+
+def test_e2_engines_of_the_process_are_found_while_others_open_and_close(
+    engine: xl.Engine,
+) -> None:
+    """Any thread may open one while others look for the destination of a move."""
+    over = threading.Event()
+
+    def closed_one() -> Runtime:
+        made = object.__new__(Runtime)
+        made.closed = True
+        made.register()
+        return made
+
+    def open_and_drop() -> None:
+        while not over.is_set():
+            closed_one()
+
+    kept = [closed_one() for _ in range(500)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        opening = begin(open_and_drop)
+        for _ in range(200):
+            assert open_here(Runtime) == [engine.backend]
+    finally:
+        sys.setswitchinterval(interval)
+        over.set()
+    opening.result(PATIENCE)
+    kept.clear()
 
 
 # ---- E6: all producers of a process -------------------------------------------------------

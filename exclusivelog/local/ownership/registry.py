@@ -93,8 +93,10 @@ class Registry:
 
     def register_reader(self, reader: LogCursor) -> None:
         """Wake this reader when the engine is closed."""
-        self._readers.add(reader)
+        with self.lock:
+            self._readers.add(reader)
 
     def readers(self) -> list[LogCursor]:
         """All readers that are open."""
-        return list(self._readers)
+        with self.lock:
+            return list(self._readers)
