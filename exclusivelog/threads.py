@@ -14,7 +14,7 @@ from itertools import count
 from operator import methodcaller
 from queue import Empty, SimpleQueue
 from types import BuiltinFunctionType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerError
@@ -100,6 +100,21 @@ class Alarms:
             while self._heap and self._heap[0][0] <= _core.monotonic():
                 due.append(heapq.heappop(self._heap)[2])
         return due
+
+
+# ---- in forked children ------------------------------------------------------------------
+
+
+def renew(lock: Any) -> None:
+    """Free an RLock, in a forked child, if a thread of the parent holds it: that will never release
+    it here. Who waits for it, or comes to it later, then learns that it is in a child.
+
+    >>> lock = threading.RLock()
+    >>> with lock:
+    ...     renew(lock)  # of this thread: it stays taken
+    """
+    if not lock._is_owned():
+        lock._at_fork_reinit()
 
 
 # ---- refused ones ------------------------------------------------------------------------

@@ -252,6 +252,8 @@ class LocalEngine(OpenEngine):
             self._drop.detach()
         if self._slot is not None:
             self._slot.forget()
+        threads.renew(self.notifications.lock)
+        self.committer.forget()
 
 
 class Runtime(LocalEngine):

@@ -940,6 +940,56 @@ def test_c5_a_fork_in_a_handler_waits_for_other_threads_but_not_for_the_interrup
         assert not environment.gate.shut
 
 
+@pytest.mark.parametrize("transaction", ["read", "write_concurrent", "write_exclusive"])
+def test_c5_a_child_that_is_forked_on_the_way_into_a_transaction_is_refused(
+    engine: xl.Engine, transaction: str
+) -> None:
+    """By a signal handler, which returns there: the call has checked before that it may go on."""
+    begun = getattr(engine.ledger, transaction)()
+
+    def go_on() -> None:
+        with begun:
+            pass
+
+    with pytest.raises(Failed, match="inherited through fork") as error:
+        forked(go_on)
+    assert error.value.kind == "EngineClosedError"
+    go_on()
+
+
+@pytest.mark.parametrize("name", ["notifications", "writing", "pauses", "commits"])
+def test_c5_a_child_waits_for_no_lock_that_a_thread_of_its_parent_holds(
+    engine: xl.Engine, topic: xl.Topic, name: str
+) -> None:
+    """A handler may fork when its thread is about to take one, and has looked for a fork before."""
+    producer = topic.producer()
+    lock = {
+        "notifications": engine.backend.notifications.lock, "writing": engine.ledger._writing,
+        "pauses": engine.ledger.pause_lock, "commits": engine.backend.committer._commit_lock,
+    }[name]  # fmt: skip
+    taken, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            over.wait(PATIENCE)
+
+    def take() -> None:
+        with lock:
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        holding = pool.submit(hold)
+        try:
+            assert taken.wait(PATIENCE)
+            forked(take)
+            assert not lock.acquire(blocking=False)  # here it is still the other thread's
+        finally:
+            over.set()
+        holding.result(PATIENCE)
+    assert producer.send(b"x") == 0
+
+
 @pytest.mark.parametrize("where", ["verify", "backup", "handler"])
 def test_c5_a_child_opens_its_own_engine_whatever_was_under_way(
     path: str, tmp_path: Path, where: str

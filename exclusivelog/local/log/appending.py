@@ -568,6 +568,10 @@ class Committer:
             appender.settle([], LedgerError(f"messages could not be encoded: {error!r}"))
             return []
 
+    def forget(self) -> None:
+        """Wait for no commit of the parent, in a forked child."""
+        threads.renew(self._commit_lock)
+
     @property
     def busy_here(self) -> bool:
         """Is this thread inside a commit, or a signal handler that interrupted one?"""

@@ -523,6 +523,11 @@ class Environment:
                 return True
         return False
 
+    @property
+    def inherited(self) -> bool:
+        """Is this a forked child of the process that opened it?"""
+        return self._process != _core.this_process()
+
     @contextlib.contextmanager
     def use(self) -> Iterator[lmdb.Environment]:
         """LMDB's environment, which stays open while the block runs."""
@@ -632,6 +637,9 @@ class Environment:
         """Close the inherited copy without a change to the parent's: a process may have LMDB open
         only once, and the child may want to open it. False if that was impossible, or if the
         descriptors are not `ours` any more, but belong to other files."""
+        # Nobody opens it here: who is on the way into a transaction, which the signal handler that
+        # forked has interrupted, would wait for ever.
+        self.gate.end()
         if not self._detach_readers():
             self._close_lock()  # else it would keep the places of a parent that has died
             return False

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import lmdb
 
-from exclusivelog import _core
-from exclusivelog.errors import LedgerError
+from exclusivelog import _core, threads
+from exclusivelog.errors import EngineClosedError, LedgerError
 from exclusivelog.foreign import pass_on_foreign
 from exclusivelog.local.faults import (
     is_nearly_full,
@@ -393,10 +393,20 @@ class Ledger:
         elif isinstance(error, lmdb.ReadersFullError):
             self._environment.lmdb.reader_check()  # frees the places of dead processes
         else:
+            self.refuse_in_child(error)
             raised = self.translated(error)
             if raised is not None:
                 raise raised from error
             raise error
+
+    def refuse_in_child(self, error: BaseException) -> None:
+        """EngineClosedError in a forked child, whatever went wrong there: a signal handler that
+        forked may have interrupted a transaction, or what leads to one (rule C5)."""
+        if self._environment.inherited:
+            raise EngineClosedError(
+                f"the ledger {self.path} was inherited through fork(); open an engine of your own "
+                "in the child"
+            ) from error
 
     def translated(self, error: BaseException) -> Exception | None:
         """The library's error for one of LMDB's or the system's; None for any other."""
@@ -434,6 +444,8 @@ class Ledger:
         """Close the inherited files without a change to the parent's."""
         self.integrity.closed = True  # an error in the child does not fail the parent's ledger
         self._files.after_fork_in_child()
+        for lock in (self._writing, self.pause_lock):
+            threads.renew(lock)
 
 
 class Transaction(_Section):
@@ -493,6 +505,7 @@ class Transaction(_Section):
 
     def failed(self, error: BaseException) -> None:
         """Translate an error of the block or the commit; a final one fails the ledger."""
+        self.ledger.refuse_in_child(error)
         if self.tried and self._scarce and may_be_truncated(error):
             # Also if there is room by now.
             raise no_room(self.ledger.path, error) from error
