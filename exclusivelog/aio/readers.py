@@ -93,8 +93,9 @@ class Watch:
 
     def _wake(self, mark: int | None) -> bool:
         """Wake the tasks that have not seen this mark. Returns whether any task waits."""
-        waiting = list(self._waiting.items())
-        for future, seen in waiting:
+        # Not item by item: a collection in between may let other threads change it.
+        waiting = self._waiting.copy()
+        for future, seen in waiting.items():
             if seen != mark:
                 with contextlib.suppress(RuntimeError):  # its loop has ended
                     future.get_loop().call_soon_threadsafe(_wake_up, future)
