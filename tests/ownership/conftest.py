@@ -11,6 +11,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import aio
 from exclusivelog.local.followers import Following
+from exclusivelog.local.storage import environment
 from testing.handovers import Quick, quick_workers
 from testing.patience import PATIENCE
 
@@ -36,6 +37,13 @@ def _patient_moves(monkeypatch: pytest.MonkeyPatch) -> None:
         for name in names:
             assert getattr(kind, name).__defaults__ == (10.0,)
             monkeypatch.setattr(getattr(kind, name), "__defaults__", (PATIENCE,))
+
+
+@pytest.fixture
+def patient_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork waits for the transactions of other threads as long as they take. After five seconds
+    the child could not open the ledger, and a flush may take as long on a busy machine."""
+    monkeypatch.setattr(environment, "FORK_WAIT_SECONDS", PATIENCE)
 
 
 @pytest.fixture

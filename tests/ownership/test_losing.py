@@ -612,6 +612,7 @@ def test_c5_a_child_leaves_the_parent_s_place_among_the_readers(
     assert topic.next_offset == 0
 
 
+@pytest.mark.usefixtures("patient_forks")
 def test_c5_a_child_can_open_an_engine_of_its_own(engine: xl.Engine, topic: xl.Topic) -> None:
     parent = topic.producer()
 
@@ -700,6 +701,7 @@ def test_b4_the_error_of_every_call_has_the_traceback_of_the_last_one(
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("patient_forks")
 def test_c5_forking_while_threads_send_harms_no_other(
     engine: xl.Engine, topic: xl.Topic, sweep: Callable[[int, int], int]
 ) -> None:

@@ -457,6 +457,7 @@ def take_group_in_a_child(path: str) -> list[int]:
         return read(engine.topic("orders").reader(group="g"), 2)
 
 
+@pytest.mark.usefixtures("patient_forks")
 def test_f6_a_forked_child_s_own_engine_fences_the_parent(path: str, orders: xl.Topic) -> None:
     reader = orders.reader(group="g")
     read(reader, 5)
