@@ -868,7 +868,7 @@ def test_e2_engines_of_the_process_are_found_while_others_open_and_close(
     try:
         opening = begin(open_and_drop)
         for _ in range(200):
-            assert open_here(Runtime) == [engine.backend]
+            assert engine.backend in open_here(Runtime)  # others of this run may be there
     finally:
         sys.setswitchinterval(interval)
         over.set()
