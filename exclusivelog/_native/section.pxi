@@ -228,21 +228,21 @@ cdef class Section:
     def __exit__(self, kind, error, trace):
         txn, self.txn = self.txn, None
         inside, self.inside = self.inside, None
-        if self.process != xi_here():
-            self._leave_to_the_parent(txn)
-            raise _inherited() from error
         cdef bint writing = self.lock is not None
+        # Signal handlers may fork wherever Python code runs: ask after each of its calls.
+        self._check_process(txn, error)
         try:
             if writing and kind is None:
                 self.finish(inside)
-                self.tried = True
                 self._commit(txn, inside)
         except BaseException as failure:
             error = failure
+        self._check_process(txn, error)
         try:
             if writing and not self.tried:  # else the effect of a failed commit is unknown
                 self.undo(inside)
         finally:
+            self._check_process(txn, error)
             self._give_back(txn)
         if error is not None:
             self.failed(error)
@@ -251,12 +251,20 @@ cdef class Section:
         if self.committed:
             self._wake(inside)
 
+    cdef _check_process(self, txn, error):
+        if self.process != xi_here():
+            self._leave_to_the_parent(txn)
+            raise _inherited() from error
+
     cdef _commit(self, txn, inside):
         cdef uint64_t position = 0
         cdef Changes changes = None
         if self.journal is not None:
             position = inside.journal.applied
             changes = inside.rows.changes
+        if self.process != xi_here():
+            raise _inherited()
+        self.tried = True
         try:
             txn.commit()
             self.committed = True

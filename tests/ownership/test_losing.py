@@ -746,32 +746,42 @@ def test_c5_forking_while_threads_send_harms_no_other(
 FORKS_INSIDE = """
     import os, signal, sys
     import exclusivelog as xl
-    from exclusivelog.local.storage import environment
-    from exclusivelog.local.storage import tables
+    from exclusivelog.local.storage import environment, ledger, tables
     from testing.patience import PATIENCE
+    from testing.processes import c_fork
 
     # A fork waits for other threads inside, and not for its own.
     environment.FORK_WAIT_SECONDS = environment.BUSY_FORK_WAIT_SECONDS = 1000.0
     engine = xl.open(sys.argv[1])
     topic, step, children = engine.topic("orders"), sys.argv[2], []
+    forks = {"Python": os.fork, "C": c_fork}[sys.argv[3]]
     producer = topic.producer("exclusive")
     producer.send(b"before")
 
     def fork(*_):
-        pid = os.fork()
-        children.append(pid)
+        children.append(forks())
 
     signal.signal(signal.SIGUSR1, fork)
-    method = getattr(tables.SessionTable, step)
+    last = step in ("finish", "undo")
+    owner = ledger.Transaction if last else tables.SessionTable
+    method = getattr(owner, step)
 
     def strike(*args):
+        if last:
+            method(*args)
         if not children:
             signal.raise_signal(signal.SIGUSR1)
-        return method(*args)
+        return None if last else method(*args)
 
-    setattr(tables.SessionTable, step, strike)
+    setattr(owner, step, strike)
     try:
-        if step == "drop_holder":
+        if step == "undo":
+            try:
+                with engine.ledger.write_exclusive():
+                    raise ZeroDivisionError
+            except ZeroDivisionError:
+                pass
+        elif step == "drop_holder":
             producer.close()
         elif step == "put_waiter":
             waiter = topic.producer_async("wait_for_exclusive")
@@ -800,15 +810,18 @@ FORKS_INSIDE = """
 """
 
 
-@pytest.mark.parametrize("step", ["drop_holder", "put_waiter", "put_holder", "holder"])
+@pytest.mark.parametrize(
+    "step", ["drop_holder", "put_waiter", "put_holder", "holder", "finish", "undo"]
+)
+@pytest.mark.parametrize("language", ["Python", "C"])
 def test_c5_a_child_that_is_forked_inside_a_transaction_commits_nothing(
-    topic: xl.Topic, step: str
+    topic: xl.Topic, step: str, language: str
 ) -> None:
     """A signal handler forks, and both go on where the signal struck: in the middle of a
     transaction. It is the parent's; the child must neither commit it nor undo it, nor let go of
     the locks and the snapshot that guard it."""
-    with child(FORKS_INSIDE, topic.engine.path, step) as process:
-        epoch = 1 if step == "holder" else 2
+    with child(FORKS_INSIDE, topic.engine.path, step, language) as process:
+        epoch = 1 if step in ("holder", "undo") else 2
         assert line(process) == f"1 {epoch} 1"
         assert line(process) == "True"
         assert [info.pid for info in topic.engine.engines()][1:] == [process.pid]
