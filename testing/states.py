@@ -141,6 +141,15 @@ def count_up(state: State, key: str, seconds: float) -> tuple[int, float]:
     return times, longest
 
 
+def count_up_until(state: State, key: str, flag: str) -> int:
+    """Add 1 again and again until this file is there; how often that was."""
+    times = 0
+    while not os.path.exists(flag):
+        state.kept["map"].update(key, one_more)
+        times += 1
+    return times
+
+
 def count_up_slowly(state: State, key: str, gate: str) -> list[int | None]:
     """Add 1 by a function that, the first time, waits until the file `gate`.go is there. It
     makes the file `gate`.in before. Returns what the function was called with."""

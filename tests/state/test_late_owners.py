@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,7 +30,13 @@ from testing.processes import (
     stop_outside,
     until,
 )
-from testing.states import call_map, count_up, count_up_slowly, one_more, open_map
+from testing.states import (
+    call_map,
+    count_up_slowly,
+    count_up_until,
+    one_more,
+    open_map,
+)
 
 pytestmark = pytest.mark.rule("I8")
 
@@ -54,6 +61,12 @@ def ends(engine: xl.Engine) -> list[tuple[str, str]]:
     """How owners have lost the topic."""
     lost = [event for event in engine.history("orders") if event.kind in ("release", "evict")]
     return [(event.kind, event.reason) for event in lost]
+
+
+def owners(engine: xl.Engine) -> set[str]:
+    """The names of the engines that the topic was granted to."""
+    events = engine.history("orders")
+    return {event.target["engine_name"] for event in events if event.kind == "grant"}
 
 
 def keep_the_gil(state: State, pipe: str) -> None:
@@ -226,18 +239,21 @@ def be_stopped_in_a_transaction(state: State) -> None:
 
 @pytest.mark.long
 def test_i8_stops_at_random_lose_and_double_no_write(
-    engine: xl.Engine, shared: Map, worker: Callable[..., Worker]
+    engine: xl.Engine, shared: Map, worker: Callable[..., Worker], tmp_path: Path
 ) -> None:
     """Three processes count in one key, each acknowledged once, while each is stopped now and then
     for longer than it is waited for; a checkpoint, a reader and transactions beside them."""
-    chance = random.Random(11)
+    chance, enough = random.Random(11), tmp_path / "enough"
     processes = [worker(name=f"w{number}", keepalive=None) for number in range(3)]
     for process in processes:
         process.call(open_map)
-        process.start(count_up, "n", 6.0)
+        process.start(count_up_until, "n", str(enough))
     reader, read = engine.topic("orders").reader(), 0
     with engine.topic("other").producer() as producer:
-        for _ in range(20):
+        deadline, stops = time.monotonic() + PATIENCE, 0
+        while stops < 20 or ("evict", "late") not in ends(engine):
+            assert time.monotonic() < deadline, ends(engine)
+            stops += 1
             process = chance.choice(processes)
             stop(process.pid)
             threading.Event().wait(chance.choice((0.05, 0.2)))
@@ -246,11 +262,12 @@ def test_i8_stops_at_random_lose_and_double_no_write(
                 producer.send(b"beside", transaction=txn)
             engine.ledger.checkpoint()
             read += len(reader.read_batch(10_000))
-    counts = [process.answer()[0] for process in processes]
+        until(lambda: {"w0", "w1", "w2"} <= owners(engine))
+        enough.touch()
+    counts = [process.answer() for process in processes]
     assert min(counts) > 0
     assert read + sum(1 for _ in reader) == sum(counts)
     assert shared.get("n", latest=True) == sum(counts) == engine.topic("orders").next_offset
-    assert ("evict", "late") in ends(engine)
 
 
 def test_i8_only_an_owner_that_has_agreed_is_evicted(engine: xl.Engine, topic: xl.Topic) -> None:
