@@ -19,7 +19,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import aio
 from exclusivelog.aio import calls
-from exclusivelog.life import _engines
+from exclusivelog.life import OpenEngine, open_here
 from testing.loops import cancelled_after, free, held, play, soon
 from testing.processes import PATIENCE, collect, until, values
 from testing.states import add, everything, one_more
@@ -356,7 +356,7 @@ def test_a2_also_where_the_loop_ends_with_it(path: str, engine: xl.Engine) -> No
             asyncio.run(main())
             until(lambda: len(engine.engines()) == 1)
     finally:
-        for left in list(_engines):
+        for left in open_here(OpenEngine):
             if left.name == "cancelled":
                 left.close()
 
