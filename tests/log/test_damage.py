@@ -976,3 +976,80 @@ def test_g9_flipped_bits_of_the_file_never_become_data(tmp_path, sweep) -> None:
     assert ends[9] == 0, "wrong data was returned"
     assert ends[0] > flips
     assert sum(count for code, count in ends.items() if code < 0) <= 0.01 * ends.total(), ends
+
+
+# ---- one topic's rows, and what other topics do ------------------------------------------
+
+
+def use_two_topics(state: State) -> None:
+    """Own both, with a shared topic, a map, a claim and a reader group beside each."""
+    for name in ("broken", "orders"):
+        topic = state.engine.topic(name)
+        producer = topic.producer("exclusive", name="p")
+        producer.send_many([b"%d" % n for n in range(5)])
+        reader = topic.reader(group=f"readers of {name}")
+        reader.read_next(PATIENCE)
+        reader.commit()
+        claim = state.engine.own(f"claims of {name}", {name: None})
+        shared = state.engine.topic(f"{name}, shared").producer("shared")
+        shared_map = xl.SharedMap(state.engine.topic(f"{name}, map"))
+        shared_map.put("a", 1)
+        state.kept[name] = producer, reader, claim, shared, shared_map
+    state.engine.topic("broken").compact()
+    state.engine.topic("broken").retention(max_bytes=10**9)
+    state.engine.ledger.checkpoint()
+
+
+def rows_of_topic(tables: Any, table: str, topic: int, name: str) -> list[bytes]:
+    """The keys of a topic's rows in this table."""
+    number = U64.pack(topic)
+    found = {
+        "names": lambda key, data: key == name.encode(),
+        "meta": lambda key, data: key.endswith((number, name.encode())),
+        "claims": lambda key, data: key.endswith(name.encode()),
+        "engines": lambda key, data: data[2:].startswith(number),
+    }.get(table, lambda key, data: key.startswith(number))
+    return [bytes(key) for key, data in tables.rows.cursor(table) if found(key, data)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("damaged", [b"\xc1", b"\xff" * 40], ids=["short", "ones"])
+@pytest.mark.parametrize(
+    "table",
+    [
+        "meta", "names", "topics", "entries", "producers", "holders", "queue", "engines", "claims",
+        "cursors", "retention", "views",
+    ],
+)  # fmt: skip
+def test_g9_no_damaged_row_of_one_topic_stops_another(path, worker, table, damaged) -> None:
+    """All its rows in one table are rubbish. Its owner dies, which owned the other topic, too."""
+    owner = worker()
+    owner.call(use_two_topics)
+    with xl.open(path) as engine, xl.open(path) as second:
+        broken = engine.topic("broken")
+        broken.producer_async("wait_for_exclusive")
+        orders = engine.topic("orders")
+        waiting = orders.producer_async("wait_for_exclusive")
+        until(lambda: len(broken.waiters) == len(orders.waiters) == 1)
+        with engine.ledger.write_exclusive() as tables:
+            keys = rows_of_topic(tables, table, broken.id, "broken")
+            for key in keys:
+                tables.rows.put(table, key, damaged)
+        assert keys
+        owner.kill()
+        producer = waiting.result(PATIENCE)
+        with engine.topic("other").producer("exclusive") as other, engine.transaction() as txn:
+            producer.send(b"5", transaction=txn)
+            other.send(b"x", transaction=txn)
+        assert rest(orders.reader(group="readers of orders")) == [b"%d" % n for n in range(1, 6)]
+        assert engine.own("claims of orders", {"orders": None}).generations == {"orders": 2}
+        assert xl.SharedMap(engine.topic("orders, map")).put("a", 2) == 1
+        assert [move.state for move in engine.unload("orders", to=second.id)] == ["assigned"]
+        until(lambda: second.topic("orders, shared").producer("exclusive").close() is None)
+        engine.ledger.checkpoint()
+        engine.topic("other").retention(max_bytes=0)
+        until(lambda: engine.topic("other").first_offset == 1)
+        engine.delete_topic("other")
+        assert "orders" in engine.topics()
+    with xl.open(path) as engine, engine.topic("orders").producer("exclusive") as producer:
+        assert producer.send(b"6") == 6
