@@ -840,7 +840,8 @@ class Producer(SendingProducer, Closing):
 
     def close(self) -> None:
         """Commit pending sends, then release the topic: the next waiter is promoted in the same
-        transaction (rule C1). Closing a closed or fenced producer does nothing (rule B3).
+        transaction (rule C1). Closing a closed or fenced producer does nothing (rule B3). Raises
+        the error of the last message as `flush` does, once the topic is released.
 
         Called from a signal handler or a finalizer that interrupted a transaction of the same
         thread, it returns at once; another thread closes the producer after that transaction."""
