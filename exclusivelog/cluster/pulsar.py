@@ -364,7 +364,8 @@ class Cluster(Closing):
             with urllib.request.urlopen(request, timeout=ADMIN_SECONDS, context=context) as answer:
                 data = answer.read()
         except urllib.error.HTTPError as error:
-            raise ClusterError(_refused(access, path, error)) from None
+            with error:  # it is the answer, too, and has the connection
+                raise ClusterError(_refused(access, path, error)) from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)  # urllib wraps what comes in the middle
             if isinstance(reason, BaseException) and is_raised_by_a_handler(reason):

@@ -84,6 +84,8 @@ def test_a6_a_dropped_producer_blocks_neither_its_name_nor_its_topic(
 
 
 @pytest.mark.on_broker
+# What other tests have left is collected, too.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_c1_a_closed_engine_is_freed_with_its_connections(path: str) -> None:
     """Also one whose producers and readers were dropped, not closed."""
 
