@@ -857,29 +857,31 @@ class Producer(SendingProducer, Closing):
 
 class ProducerInTransaction(Producer):
     """A producer that has sent in the transaction of a `with` block: it warns if it sends there
-    without `transaction=`. No `super()` below: the class may change back at any moment."""
+    without `transaction=`. No `super()`, and no methods of its own: the class may change back at
+    any moment, also while one of these runs."""
 
     __slots__ = ()
 
     def send(self, value: Any, **options: Any) -> int:
         """As `Producer.send`."""
-        self._check_transaction(options)
+        _check_transaction(self, options)
         return Producer.send(self, value, **options)
 
     def send_many(self, values: Iterable[Any], **options: Any) -> range:
         """As `Producer.send_many`."""
-        self._check_transaction(options)
+        _check_transaction(self, options)
         return Producer.send_many(self, values, **options)
 
-    def _check_transaction(self, options: Mapping[str, Any]) -> None:
-        if options.get("transaction") is not None:
-            return
-        if self._sender.discharge(self, this_caller()):  # once is enough
-            warnings.warn(
-                f"topic {self.topic!r}: this message is not in the transaction of the block around "
-                "it. Use send(..., transaction=...) to include it, or send it outside of the block",
-                stacklevel=3,
-            )
+
+def _check_transaction(producer: Producer, options: Mapping[str, Any]) -> None:
+    if options.get("transaction") is not None:
+        return
+    if producer._sender.discharge(producer, this_caller()):  # once is enough
+        warnings.warn(
+            f"topic {producer.topic!r}: this message is not in the transaction of the block around "
+            "it. Use send(..., transaction=...) to include it, or send it outside of the block",
+            stacklevel=3,
+        )
 
 
 class ProducerFuture(GrantFuture[Producer]):

@@ -25,6 +25,7 @@ import exclusivelog as xl
 from exclusivelog.local.commits import FramedAttempt
 from exclusivelog.local.session import LocalSession
 from exclusivelog.local.storage import ledger
+from exclusivelog.producer import ProducerInTransaction
 from testing.children import finish
 from testing.disks import disk, leave
 from testing.kills import die_at_commit, garbage, killable, say
@@ -1475,3 +1476,10 @@ def test_tasks_of_one_loop_do_not_answer_for_one_another(engine, topic) -> None:
     with topic.producer() as producer:
         asyncio.run(inside())
         assert type(producer) is xl.Producer
+
+
+def test_a_producer_whose_class_changes_back_during_a_call_sends(topic: xl.Topic) -> None:
+    """The transaction for which it had another class ends in another thread meanwhile."""
+    with topic.producer() as producer:
+        assert ProducerInTransaction.send(producer, b"x") == 0
+        assert ProducerInTransaction.send_many(producer, [b"x"]) == range(1, 2)
