@@ -11,6 +11,7 @@ from exclusivelog.errors import (
     ExclusiveLogError,
     ProducerMovedError,
     TopicTerminatedError,
+    WaitTimeoutError,
 )
 
 FOLLOWED_WITHIN = 5.0  # seconds for which a producer tries to follow a topic that was handed over
@@ -32,6 +33,8 @@ def outcome_of(receipt: _core.Receipt, wait: Callable[[], None]) -> int:
     """The offset of a message for whose outcome `wait` waits, or its error."""
     try:
         wait()
+    except WaitTimeoutError:
+        raise  # the outcome comes later, and nobody has told of it
     except BaseException:
         if receipt.done():  # an interrupt: the caller has that instead of the error
             receipt.exception()

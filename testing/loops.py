@@ -77,7 +77,7 @@ class Heartbeat:
     def __init__(self) -> None:
         self.longest = 0.0  # seconds
         self.where = ""  # the stack of the loop's thread during that time
-        self._beat = time.monotonic()
+        self._beat, self._used = time.monotonic(), time.process_time()
         self._over = threading.Event()
 
     async def __aenter__(self) -> Heartbeat:
@@ -95,6 +95,7 @@ class Heartbeat:
 
     async def _go_on(self) -> None:
         while True:
+            self._used = time.process_time()  # before the beat: too much counts, never too little
             self._beat = time.monotonic()
             await asyncio.sleep(0.001)
 
@@ -102,7 +103,8 @@ class Heartbeat:
         beat, turns = self._beat, 0
         while not self._over.wait(WATCH_SECONDS):
             beat, turns = self._beat, turns + 1 if beat == self._beat else 0
-            gap = min(time.monotonic() - beat, turns * STRETCHED * WATCH_SECONDS)
+            ran = time.process_time() - self._used  # another thread may keep the interpreter's lock
+            gap = min(time.monotonic() - beat, turns * STRETCHED * WATCH_SECONDS + ran)
             if gap > self.longest:
                 self.longest = gap
                 self.where = "".join(traceback.format_stack(sys._current_frames()[loop]))

@@ -107,7 +107,7 @@ def topic_rows(ledger: Ledger) -> tuple[list[_core.TopicRow], int]:
                 continue
             try:
                 row = tables.topics.get(topic)
-            except LedgerCorruptedError:
+            except (LedgerCorruptedError, TopicNotFoundError):
                 damaged += 1  # opening it reports the damage
                 continue
             if not row.flags & _core.DELETED:

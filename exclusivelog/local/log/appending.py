@@ -29,6 +29,7 @@ from exclusivelog.errors import (
     LedgerFullError,
     LedgerIOError,
     ProducerFencedError,
+    TopicTerminatedError,
     called_reentrantly,
     duplicate_sequence,
     not_growing,
@@ -826,9 +827,8 @@ class LocalSending:
         if waiting is not None:
             self.engine.committer.commit(self.appender, waiting)
         error = failure_of(self.appender, waiting)
-        if isinstance(error, ProducerFencedError) or not isinstance(error, ExclusiveLogError):
-            return None
-        return error
+        over = isinstance(error, ProducerFencedError | TopicTerminatedError)
+        return None if over or not isinstance(error, ExclusiveLogError) else error
 
     def private_appender(self) -> _core.Appender:
         """One for a transaction, which continues the numbering of `appender`."""

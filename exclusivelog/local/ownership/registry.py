@@ -9,6 +9,7 @@ from exclusivelog import _core
 from exclusivelog.backend import Owned
 from exclusivelog.errors import OwnershipLostError
 from exclusivelog.local.records import is_role
+from exclusivelog.members import living
 
 if TYPE_CHECKING:
     from exclusivelog.local.log.reading import LogCursor
@@ -56,7 +57,7 @@ class Registry:
 
     def sessions(self) -> list[LocalSession]:
         """All sessions that are open."""
-        return list(self._sessions.values())
+        return living(self._sessions)
 
     def bound_to(self, claim: int) -> list[LocalSession]:
         """The sessions that are bound to this claim, and end with it."""

@@ -1096,6 +1096,7 @@ class Sessions:
                         session
                         for session in tables.sessions.of_engine(engine, NOT_EVICTED)
                         if not (session.exclusive and session.epoch)
+                        and not self._living.exists(session.slot, engine)  # as its own row says
                     ]
         for start in range(0, len(gone), EVICTED_AT_ONCE):
             chunk = gone[start : start + EVICTED_AT_ONCE]

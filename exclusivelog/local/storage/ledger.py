@@ -400,9 +400,9 @@ class Ledger:
             raise error
 
     def refuse_in_child(self, error: BaseException) -> None:
-        """EngineClosedError in a forked child, whatever went wrong there: a signal handler that
+        """EngineClosedError in a forked child, whatever error there was: a signal handler that
         forked may have interrupted a transaction, or what leads to one (rule C5)."""
-        if self._environment.inherited:
+        if self._environment.inherited and isinstance(error, Exception):
             raise EngineClosedError(
                 f"the ledger {self.path} was inherited through fork(); open an engine of your own "
                 "in the child"
