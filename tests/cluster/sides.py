@@ -130,11 +130,11 @@ class Side:
 
     def _check(self, label: str) -> None:
         made = self.made[label]
-        (made.result(0) if hasattr(made, "result") else made).claim.check()
+        (made.result(PATIENCE) if hasattr(made, "result") else made).claim.check()
 
     def _hand_over(self, label: str, to: str) -> object:
         made = self.made[label]
-        role = made.result(0) if hasattr(made, "result") else made
+        role = made.result(PATIENCE) if hasattr(made, "result") else made
         move = role.hand_over(to=self.engines[to].id, timeout=PATIENCE)
         return move.ok, move.state, self.normal(move.reason), move.epoch
 
