@@ -573,6 +573,24 @@ def test_what_failed_before_a_flush_is_raised_by_it(path, end) -> None:
         producer.close()
 
 
+@pytest.mark.rule("C1")
+@pytest.mark.parametrize("size", [1 << 21, 300_000], ids=["too large", "full"])
+def test_c1_a_dropped_producer_whose_commit_has_failed_gives_the_topic_back(path, size) -> None:
+    with xl.open(path, map_size=1 << 20) as engine:
+        topic = engine.topic("t")
+        producer = topic.producer("exclusive")
+        while (error := producer.send_async(bytes(size)).exception(PATIENCE)) is None:
+            pass
+        assert isinstance(error, xl.LedgerFullError)
+        del producer, error
+
+        def given_back() -> bool:
+            collect()
+            return topic.owner is None
+
+        until(given_back)
+
+
 def test_flush_raises_what_went_wrong(path) -> None:
     with xl.open(path, map_size=1 << 20) as engine:
         with engine.topic("t").producer(linger=60) as producer:

@@ -167,6 +167,15 @@ def _flush_and_settle(ledger: Ledger, work: Work, error: ExclusiveLogError | Non
     durable = error.last_sequence_id if isinstance(error, DuplicateSequenceError) else None
     final = error is not None and not isinstance(error, passing)
     appender.settle([(batch, batch.base_offset) for batch in placed], error, final, durable)
+    _drop_frames(error)
+
+
+def _drop_frames(error: BaseException | None) -> None:
+    """Drop the tracebacks of an error that receipts keep: they keep frames, and these the appender,
+    so that a producer that is dropped would never be released."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 # ---- what keeps an append out of the journal ---------------------------------------------
@@ -555,6 +564,7 @@ class Committer:
                 expected = isinstance(error, ExclusiveLogError)
                 line = logs.COMMIT_REFUSED if expected else logs.COMMIT_FAILED
                 logs.emit(log, line, ledger=self._ledger.path, reason=repr(error))
+                _drop_frames(error)
 
     def _gather(self, waiting: Sequence[_core.Appender]) -> list[Work]:
         return [
