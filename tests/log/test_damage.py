@@ -489,6 +489,34 @@ def test_d4_a_damaged_notification_holds_up_no_other_topics_waiters(engine) -> N
     assert not waiting[0].done()
 
 
+@pytest.mark.parametrize("slot", [b"\xff\xff", b"\x01\xff"], ids=["none", "another's"])
+def test_c2_a_damaged_index_evicts_nothing_of_a_living_engine(path, worker, slot) -> None:
+    """Its first row says that the engine is at another slot, where it is not."""
+    living = worker()
+    for name in ("one", "two"):
+        living.call(share, name)
+    with xl.open(path) as engine:
+        with engine.ledger.write_exclusive() as tables:
+            key, data = next(
+                (key, data)
+                for key, data in tables.rows.cursor("engines")
+                if f"{int.from_bytes(key[:8]):016x}" != engine.id
+            )
+            tables.rows.put("engines", key, slot + data[2:])
+        engine.backend.sessions.evict_gone()
+        assert [len(engine.topic(name).holders) for name in ("one", "two")] == [1, 1]
+
+
+def test_g9_a_topic_that_has_lost_its_rows_does_not_hide_the_others(engine) -> None:
+    for name in ("broken", "orders"):
+        engine.topic(name)
+    with engine.ledger.write_exclusive() as tables:
+        tables.rows.put("meta", b"listedbroken", b"\xc1")
+        tables.rows.delete("names", b"broken")
+    assert engine.topics() == ["broken", "orders"]
+    assert engine.stats().topics == 2
+
+
 def share(state: State, name: str) -> None:
     state.kept[name] = state.engine.topic(name).producer("shared")
 

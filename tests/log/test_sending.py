@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import _core
+from exclusivelog import _core, sessions
 from exclusivelog.local.storage.tables import Tables
 from testing.children import child, finish, line, tell
 from testing.disks import needs_strace
@@ -570,6 +570,25 @@ def test_what_failed_before_a_flush_is_raised_by_it(path, end) -> None:
         until(receipt.done)
         producer.send(b"the last one")
         producer.flush()
+        producer.close()
+
+
+@pytest.mark.parametrize("interrupt", [xl.WaitTimeoutError("late"), KeyboardInterrupt()], ids=repr)
+def test_a_failure_behind_a_timeout_is_raised_by_the_flush(path, interrupt) -> None:
+    """The call has said that there was no outcome yet; after an interrupt, it has told enough."""
+    with xl.open(path, map_size=1 << 20) as engine:
+        producer = engine.topic("t").producer()
+        receipt = producer.send_async(bytes(1 << 21))
+        until(receipt.done)
+
+        def wait() -> None:
+            raise interrupt
+
+        with pytest.raises(type(interrupt)):
+            sessions.outcome_of(receipt, wait)
+        if isinstance(interrupt, xl.WaitTimeoutError):
+            with pytest.raises(xl.LedgerFullError):
+                producer.flush()
         producer.close()
 
 

@@ -830,6 +830,47 @@ def test_c5_a_child_that_is_forked_inside_a_transaction_commits_nothing(
     assert values(topic) == [b"before", b"after", b"mine"]
 
 
+FORKS_BEFORE_A_FRAME = """
+    import os, signal, sys
+    import exclusivelog as xl
+    from exclusivelog.local.commits import FramedAttempt
+    from testing.processes import c_fork
+
+    engine = xl.open(sys.argv[1])
+    step, children = sys.argv[2], []
+    forks = {"Python": os.fork, "C": c_fork}[sys.argv[3]]
+    producer = engine.topic("orders").producer("exclusive")
+    signal.signal(signal.SIGUSR1, lambda *_: children.append(forks()))
+    method = getattr(FramedAttempt, step)
+
+    def strike(*args):
+        if not children:
+            signal.raise_signal(signal.SIGUSR1)
+        return method(*args)
+
+    setattr(FramedAttempt, step, strike)
+    try:
+        with engine.transaction() as txn:
+            producer.send(b"once", transaction=txn)
+    except xl.EngineClosedError:
+        os._exit(42 if children == [0] else 43)
+    if children == [0]:
+        os._exit(44)
+    print(os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]), producer.send(b"after"))
+"""
+
+
+@pytest.mark.rule("C8")
+@pytest.mark.parametrize("step", ["commit", "_append", "_join", "place"])
+@pytest.mark.parametrize("language", ["Python", "C"])
+def test_c5_a_child_that_is_forked_before_a_frame_is_appended_appends_none(
+    topic: xl.Topic, step: str, language: str
+) -> None:
+    """A transaction of messages alone is one frame of the journal, without one of the tables."""
+    assert finish(FORKS_BEFORE_A_FRAME, topic.engine.path, step, language).split() == ["42", "1"]
+    assert values(topic) == [b"once", b"after"]
+
+
 OPENS_ITS_OWN = """
     import os, signal, sys, threading, time
     import exclusivelog as xl
