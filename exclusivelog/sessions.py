@@ -34,9 +34,9 @@ def outcome_of(receipt: _core.Receipt, wait: Callable[[], None]) -> int:
     try:
         wait()
     except WaitTimeoutError:
-        raise  # the outcome comes later, and nobody has told of it
+        raise  # the outcome comes later; if it is an error, the next flush raises it
     except BaseException:
-        if receipt.done():  # an interrupt: the caller has that instead of the error
+        if receipt.done():  # the caller gets this interrupt; no flush is to raise an error, too
             receipt.exception()
         raise
     return receipt.result()

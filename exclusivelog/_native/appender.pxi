@@ -28,9 +28,9 @@ cdef class Appender:
     cdef Batch current      # the newest one
     # Earlier ones, in order; None: there are none. A commit takes the oldest ones.
     cdef list older
-    # [the error of the newest one that has failed since `take_failure`], [] if a receipt has told of
-    # it. It is no Batch, whose references the garbage collector does not follow: a traceback may
-    # refer to this object.
+    # The error of the newest batch that has failed since `take_failure`, in a list, which a receipt
+    # empties when it raises that error. Not the batch itself: the garbage collector does not follow a
+    # batch's references, and the error's traceback may lead back to this object.
     cdef list untold
     cdef readonly object error
     cdef readonly object session

@@ -637,8 +637,8 @@ class Environment:
         """Close the inherited copy without a change to the parent's: a process may have LMDB open
         only once, and the child may want to open it. False if that was impossible, or if the
         descriptors are not `ours` any more, but belong to other files."""
-        # Nobody opens it here: who is on the way into a transaction, which the signal handler that
-        # forked has interrupted, would wait for ever.
+        # The fork shut the gate, and only the parent opens it again. A signal handler that forks
+        # may have interrupted this thread on its way into a transaction: it would wait for ever.
         self.gate.end()
         if not self._detach_readers():
             self._close_lock()  # else it would keep the places of a parent that has died
