@@ -6,6 +6,7 @@ The public classes import this file and never a backend, so that there can be ot
 
 from __future__ import annotations
 
+import abc
 import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from exclusivelog.errors import (
     ProducerMovedError,
 )
 from exclusivelog.events import Event
+from exclusivelog.life import OpenEngine
 from exclusivelog.messages import Columns, Encoded, Item, Raw
 from exclusivelog.types import (
     AccessMode,
@@ -246,14 +248,27 @@ class ProducerSession(Protocol):
 # ---- topics ------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class Epoch:
+    """The messages of one epoch of a topic; times in ms since 1970."""
+
+    epoch: int
+    first_offset: int
+    first_time: int
+    last_offset: int = 0
+    last_time: int = 0
+    messages: int = 0
+    producers: list[str] = field(default_factory=list)
+
+
 class TopicStore(Protocol):
     """One topic of a log."""
 
     def facts(self) -> _core.TopicRow:
         """Its epoch, offsets and flags; TopicNotFoundError if it was deleted."""
 
-    def next_offset(self) -> int:
-        """The offset that the next message will have."""
+    def latest(self) -> _core.TopicRow:
+        """The same as this engine's readers see it now (rule G6)."""
 
     def owner(self) -> OwnerInfo | None:
         """The session that owns it."""
@@ -321,6 +336,30 @@ class TopicStore(Protocol):
 
     def terminate(self) -> int:
         """Terminate the topic; return its next offset."""
+
+    # ---- what a query planner asks -------------------------------------------------------
+
+    def offset_at(self, time_ms: int) -> int:
+        """The offset of the first message published at this time or later."""
+
+    def end_within(self, start: int, end: int, most_bytes: int) -> tuple[int, int]:
+        """(offset, bytes): the end, at most `end`, of as many whole entries from `start` on as fit
+        into `most_bytes`, and their size; at least one entry."""
+
+    def message_bytes(self, samples: Iterable[int]) -> float:
+        """The approximate mean size of a message, from the entries near these offsets."""
+
+    def epochs(self, first: int) -> list[Epoch]:
+        """The epochs of the messages from the offset `first` on."""
+
+    def producers(self) -> list[tuple[str, int, bool]]:
+        """(name, last sequence id, whether it is live) of each producer name."""
+
+    def batches(self) -> dict[str, int]:
+        """{writer: number of its last batch}; see `exclusivelog.once`."""
+
+    def record_batch(self, writer: str, number: int) -> None:
+        """Store a writer's last number, unless the stored one is higher."""
 
 
 # ---- transactions ------------------------------------------------------------------------
@@ -661,48 +700,6 @@ class Catalog(Protocol):
         """Read and check the whole ledger."""
 
 
-# ---- inspection --------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Epoch:
-    """The messages of one epoch of a topic; times in ms since 1970."""
-
-    epoch: int
-    first_offset: int
-    first_time: int
-    last_offset: int = 0
-    last_time: int = 0
-    messages: int = 0
-    producers: list[str] = field(default_factory=list)
-
-
-class Inspection(Protocol):
-    """Facts about a topic for a query planner, by its id."""
-
-    def row(self, topic: int) -> _core.TopicRow:
-        """The topic's present row; TopicNotFoundError if it was deleted."""
-
-    def offset_at(self, topic: int, time_ms: int) -> int:
-        """The offset of the first message published at this time or later."""
-
-    def end_within(self, topic: int, start: int, end: int, most_bytes: int) -> tuple[int, int]:
-        """(offset, bytes): the end, at most `end`, of as many whole entries from `start` on as fit
-        into `most_bytes`, and their size; at least one entry."""
-
-    def message_bytes(self, topic: int, samples: Iterable[int]) -> float:
-        """The approximate mean size of a message, from the entries near these offsets."""
-
-    def epochs(self, topic: int, first: int) -> list[Epoch]:
-        """The epochs of the messages from the offset `first` on."""
-
-    def producers(self, topic: int) -> list[tuple[str, int, bool]]:
-        """(name, last sequence id, whether it is live) of each producer name."""
-
-    def batches(self, topic: int) -> list[tuple[str, int]]:
-        """(writer, number of its last batch); see `exclusivelog.once`."""
-
-
 # ---- batches that are appended once -------------------------------------------------------
 
 
@@ -732,21 +729,6 @@ class Run:
     token: str | None
     producer: str
     access_mode: AccessMode | ModeName = AccessMode.EXCLUSIVE_WITH_FENCING
-
-
-class Once(Protocol):
-    """Numbered batches."""
-
-    def append(
-        self, run: Run, number: int | None, batches: Mapping[str, Iterable[Columns]]
-    ) -> dict[str, Appended]:
-        """Append a batch to topics, unless they already have it."""
-
-    def record(self, topic: str | int, writer: str, number: int) -> None:
-        """Store a writer's last number, unless the stored one is higher."""
-
-    def recorded(self, topic: str | int) -> dict[str, int]:
-        """Writer -> its last number."""
 
 
 # ---- moves -------------------------------------------------------------------------------
@@ -790,98 +772,62 @@ CAPABILITIES = frozenset(
 )  # fmt: skip
 
 
-class EngineBackend(Protocol):
+class EngineBackend(OpenEngine):
     """One open engine of a backend, for the public classes."""
 
-    info: EngineInfo
-    path: str  # of what stores the log, or its URL
-    closed: bool
-    readonly: bool
     capabilities: frozenset[str]  # those of CAPABILITIES that it has
     latest_needs_log: bool  # must an owner, too, read the log before a `latest` read (rule I2)?
+    pending: Requests  # those that wait
+    # What stores the log, the same object for all engines of this process that have it open: a
+    # transaction takes only producers and readers of one.
+    ledger: object
 
-    # ---- state ---------------------------------------------------------------------------
-
-    @property
-    def forked(self) -> bool:
-        """Was it inherited by a forked child?"""
-
-    def check_open(self) -> None:
-        """Raise EngineClosedError if the engine is closed, or inherited by a forked child."""
-
-    def check_not_forked(self) -> None:
-        """Raise EngineClosedError in a forked child."""
-
-    def check_writable(self) -> None:
-        """Raise an error unless the engine is open, and not read-only."""
-
+    @abc.abstractmethod
     def check_supports(self, capability: str) -> None:
         """Raise UnsupportedError, with the reason, unless it has this capability."""
-
-    def check_free(self) -> None:
-        """Raise LedgerError if this thread holds a lock of the engine: it would wait for itself."""
-
-    @property
-    def busy_here(self) -> bool:
-        """Whether this thread holds an engine lock."""
-
-    def call_soon(self, function: Callable[[], object]) -> None:
-        """Run application code in a thread of its own."""
-
-    def call_later(self, function: Callable[[], object]) -> None:
-        """The same; LedgerError if no thread can be started now."""
-
-    def call_after(self, seconds: float, function: Callable[[], object]) -> None:
-        """The same after so many seconds; never if the engine is closed or read-only by then."""
-
-    @property
-    def ledger(self) -> object:
-        """Identifies what stores the log; a transaction takes only producers and readers of the
-        same one."""
-
-    def close(self) -> None:
-        """Close it; closing twice does nothing."""
 
     # ---- topics --------------------------------------------------------------------------
 
     @property
+    @abc.abstractmethod
     def catalog(self) -> Catalog:
         """The topics, roles, claims and engines of the ledger."""
 
+    @abc.abstractmethod
     def topic_store(self, topic: int) -> TopicStore:
         """The topic with this id."""
 
-    def latest(self, topic: int) -> _core.TopicRow:
-        """The topic's present facts."""
-
+    @abc.abstractmethod
     def ownership_version(self, topic: int) -> int:
         """A number that changes whenever the owner of this topic may have changed."""
 
+    @abc.abstractmethod
     def events(self, topic: str | None, group: str | None) -> Iterator[Event] | None:
         """The changes of ownership of a topic, of a group's claims, or (None) all; None if they are
         messages of the topic `__events__`."""
 
-    @property
-    def inspection(self) -> Inspection:
-        """Facts about its topics."""
-
+    @abc.abstractmethod
     def snapshot(self, topic: int, offset: int, items: Iterable[Item]) -> None:
         """Store a snapshot of the state that a topic's messages before `offset` produce (rule
         I4)."""
 
+    @abc.abstractmethod
     def backup(self, path: str) -> None:
         """Copy the ledger into a directory."""
 
     # ---- producers -----------------------------------------------------------------------
 
+    @abc.abstractmethod
     def open_producer(self, future: AnyFuture, request: ProducerRequest) -> None:
         """Register a producer, or queue it until it is promoted or its timeout has passed."""
 
+    @abc.abstractmethod
     def open_producers(
         self, names: Sequence[str], request: ProducerRequest, options: SessionOptions
     ) -> Sequence[ProducerSession]:
         """Register a producer on each of these topics, all or none; return their sessions."""
 
+    @abc.abstractmethod
     def queue_producers(
         self, names: Sequence[str], futures: Sequence[AnyFuture], request: ProducerRequest
     ) -> None:
@@ -889,6 +835,7 @@ class EngineBackend(Protocol):
         promoted or its timeout has passed; create missing topics. Each future gets an outcome of
         its own. `request` waits in a queue; its topic is not used."""
 
+    @abc.abstractmethod
     def open_session(
         self,
         topic: str,
@@ -900,27 +847,28 @@ class EngineBackend(Protocol):
         """Open a session that was granted. `keeper`: the object that releases the session instead
         of the producer, such as a role."""
 
-    @property
-    def pending(self) -> Requests:
-        """The requests that wait."""
-
     # ---- transactions --------------------------------------------------------------------
 
+    @abc.abstractmethod
     def commit_at_once(self, parts: TransactionParts[Who]) -> bool:
         """Commit all parts, or none, if that can be done so that an exception which another thread
         or a signal handler raises in this one harms nobody; `parts.attempt` then has the outcome.
         False if it cannot be done so, and nothing was written: call `commit_transaction`."""
 
+    @abc.abstractmethod
     def commit_transaction(self, parts: TransactionParts[Who]) -> None:
         """Commit all parts, or none, in a thread of the library. An exception may be raised after
         the commit, too: `parts.attempt` has its outcome."""
 
-    @property
-    def once(self) -> Once:
-        """Batches that are appended once."""
+    @abc.abstractmethod
+    def append_once(
+        self, run: Run, number: int | None, batches: Mapping[str, Iterable[Columns]]
+    ) -> dict[str, Appended]:
+        """Append a batch to topics, unless they already have it."""
 
     # ---- reading -------------------------------------------------------------------------
 
+    @abc.abstractmethod
     def open_cursor(
         self,
         topic: int,
@@ -933,11 +881,13 @@ class EngineBackend(Protocol):
         first. `skip_trimmed`: if the position was trimmed, continue with the first remaining
         message instead of raising OffsetTrimmedError."""
 
+    @abc.abstractmethod
     def join_group(
         self, group: str, topics: Mapping[str, int], generation: int | None
     ) -> GroupCursor:
         """Become the group's reader of these topics, {name: id}, and fence the previous one."""
 
+    @abc.abstractmethod
     def make_visible(self) -> None:
         """Make all that any engine has acknowledged by now visible to this engine's readers (rule
         G6)."""
@@ -945,13 +895,16 @@ class EngineBackend(Protocol):
     # ---- ownership -----------------------------------------------------------------------
 
     @property
+    @abc.abstractmethod
     def claims(self) -> ClaimStore:
         """The claims that it holds."""
 
     @property
+    @abc.abstractmethod
     def role_store(self) -> RoleStore:
         """The roles of the ledger."""
 
+    @abc.abstractmethod
     def moves(
         self,
         topics: str | Iterable[str],
@@ -959,14 +912,12 @@ class EngineBackend(Protocol):
         timeout: float,
         groups: Iterable[str],
         producer: str | None,
+        session: Any = None,
     ) -> Moves:
-        """The moves of a call of `Engine.unload`, not begun yet."""
+        """The moves of one call of `Engine.unload`, or of `Producer.move`, not begun yet.
+        `session`: that of the only producer to be moved, which `producer` names."""
 
-    def begin_move(
-        self, topic: str, session: Any, to: str, timeout: float, groups: Iterable[str]
-    ) -> Moves:
-        """Begin to move the producer with this session; see `Producer.move`."""
-
+    @abc.abstractmethod
     def cancel_moves(self, topics: str | Iterable[str]) -> list[str]:
         """Cancel the moves of these topics. Returns the names of those that were under way."""
 

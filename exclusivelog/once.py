@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from exclusivelog.arguments import as_int, check_name, is_internal
-from exclusivelog.backend import Appended, Opened
+from exclusivelog.backend import Appended, Opened, TopicStore
 from exclusivelog.backend import Run as Run
 from exclusivelog.messages import Columns
 from exclusivelog.types import AccessMode
@@ -85,7 +85,7 @@ def append_once(
         raise ValueError(f"number={number!r} and writer={run.writer!r}: give both or neither")
     for name in batches:
         check_writable(name)
-    return engine.backend.once.append(run, number, batches)
+    return engine.backend.append_once(run, number, batches)
 
 
 def _check_number(number: object) -> None:
@@ -116,12 +116,15 @@ def record(engine: Opened, topic: str | HasId, writer: str, number: int) -> None
     """
     check_name(writer, "writer")
     _check_number(number)
-    engine.backend.once.record(_named(engine, topic), writer, number)
+    _store(engine, topic).record_batch(writer, number)
 
 
-def _named(engine: Opened, topic: str | HasId) -> str | int:
-    engine.backend.check_open()
-    return topic if isinstance(topic, str) else topic.id
+def _store(engine: Opened, topic: str | HasId) -> TopicStore:
+    backend = engine.backend
+    backend.check_open()
+    backend.check_supports("once")
+    number = backend.catalog.topic(topic, False)[0] if isinstance(topic, str) else topic.id
+    return backend.topic_store(number)
 
 
 def recorded(engine: Opened, topic: str | HasId) -> dict[str, int]:
@@ -130,4 +133,4 @@ def recorded(engine: Opened, topic: str | HasId) -> dict[str, int]:
     >>> recorded(engine, "orders")
     {}
     """
-    return engine.backend.once.recorded(_named(engine, topic))
+    return _store(engine, topic).batches()

@@ -573,8 +573,10 @@ class Producer(SendingProducer, Closing):
             if not session.usable and session.moved is not None:
                 raise session.moved
             engine = session.engine
-            unloading = engine.begin_move(self.topic, session.session, to, timeout, chosen)
-            return engine, unloading
+            found = session.session
+            moves = engine.moves([self.topic], to, timeout, chosen, found.name, found)
+            moves.begin()
+            return engine, moves
 
         self._sender.check()
         return self._sender.call(begin, None)
@@ -758,7 +760,7 @@ class Producer(SendingProducer, Closing):
         count = columns.values.count
         self._sender.check()
         if count == 0:
-            next_offset = self._sender.engine.latest(self._session.topic).next_offset
+            next_offset = self._sender.engine.topic_store(self._session.topic).latest().next_offset
             return range(next_offset, next_offset)
         sequence = None if sequence_id is None else encode_sequence(sequence_id)
         if transaction is not None:

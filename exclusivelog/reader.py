@@ -171,7 +171,7 @@ class Reader(GroupMember, Closing):
 
     def _seek_back(self, count: int, inclusive: bool) -> None:
         """Continue at the last `count` messages, or at the earliest if there are fewer."""
-        end, first = self.cursor.end(), self._store.latest(self.topic_id).first_offset
+        end, first = self.cursor.end(), self._store.topic_store(self.topic_id).latest().first_offset
         if end - count > first:
             self.cursor.seek(end - count, inclusive)
         elif inclusive or end <= first:

@@ -135,7 +135,7 @@ class Topic(OfThisProcess):
     @property
     def next_offset(self) -> int:
         """The offset that the next message will have."""
-        return self._store.next_offset()
+        return self._store.latest().next_offset
 
     def __len__(self) -> int:
         first = self.first_offset  # read it first: a trim may come between the two reads

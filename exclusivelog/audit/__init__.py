@@ -106,7 +106,7 @@ def write_page(
 def _span(engine: Engine, name: str) -> int:
     """The time between the topic's first and last message, in ms."""
     topic = engine.topic(name, create=False)
-    epochs = engine.backend.inspection.epochs(topic.id, topic.first_offset)
+    epochs = engine.backend.topic_store(topic.id).epochs(topic.first_offset)
     first = min((epoch.first_time for epoch in epochs), default=0)
     return max((epoch.last_time for epoch in epochs), default=0) - first
 

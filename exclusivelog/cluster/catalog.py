@@ -11,6 +11,7 @@ from exclusivelog.arguments import check_name, is_internal
 from exclusivelog.backend import Kind, LastingLock, Snapshot
 from exclusivelog.cluster.checkpoints import newest_snapshot
 from exclusivelog.cluster.following import TopicLog, inspect
+from exclusivelog.cluster.inspection import Inspection
 from exclusivelog.cluster.refused import refuses
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.types import (
@@ -136,34 +137,12 @@ class ClusterCatalog:
         )
 
 
-class ClusterTopic:
+class ClusterTopic(Inspection):
     """One topic. Every call reads its log up to the current end."""
-
-    def __init__(self, engine: ClusterEngine, topic: int) -> None:
-        self._engine, self._id = engine, topic
-
-    def _log(self) -> TopicLog:
-        """The topic's log, read to its end."""
-        self._engine.check_open()
-        log = self._engine.followed(self._id)
-        log.catch_up()
-        return log
 
     def facts(self) -> _core.TopicRow:
         """Its epoch and offsets."""
-        log = self._log()
-        row = _core.TopicRow()
-        with log.changed:
-            row.id, row.name = self._id, log.name
-            row.epoch, row.next_offset = log.state.epoch, log.state.next
-            row.first_offset = max(0, log.recent.first)
-            row.last_publish_time = log.state.published
-            row.flags = _core.TERMINATED if log.state.terminated else 0
-        return row
-
-    def next_offset(self) -> int:
-        """The offset that the next message will have."""
-        return self._log().state.next
+        return self.latest()
 
     def owner(self) -> OwnerInfo | None:
         """The session that owns it; None if no live engine has one."""

@@ -1,4 +1,4 @@
-"""Cursors: read a topic from a position on. Facts about topics for query planners.
+"""Cursors: read a topic from a position on.
 
 The compiled `_core.Cursor` reads entries, as on a local log: a frame's messages are encoded as
 entries here, one for each run of one producer and time. So messages, values and Arrow batches are
@@ -12,23 +12,20 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
 from exclusivelog import _core
-from exclusivelog.backend import Epoch
-from exclusivelog.cluster.following import ANSWER_SECONDS, Changes, TopicLog, inspect
+from exclusivelog.cluster.following import ANSWER_SECONDS, Changes, TopicLog
 from exclusivelog.cluster.frames import Content, Frame, Packed
 from exclusivelog.cluster.log import Reader
-from exclusivelog.cluster.refused import refusal
 from exclusivelog.errors import (
     EngineClosedError,
     LedgerCorruptedError,
     LedgerIOError,
     OffsetTrimmedError,
-    UnsupportedError,
 )
 from exclusivelog.messages import to_ms
 from exclusivelog.waits import READER_LOOK_UP_SECONDS
@@ -36,7 +33,7 @@ from exclusivelog.waits import READER_LOOK_UP_SECONDS
 if TYPE_CHECKING:
     from exclusivelog.cluster.engine import ClusterEngine
 
-__all__ = ["ClusterCursor", "Inspection", "entries_of", "frames_from", "offset_at_time"]
+__all__ = ["ClusterCursor", "entries_of", "frames_from", "offset_at_time"]
 
 
 READ_BYTES = 1 << 20  # encoded at once, about
@@ -328,71 +325,3 @@ def _offset(start: object, inclusive: bool) -> int:
     raise ValueError(
         f"start={start!r}: it takes 'earliest', 'latest', an offset from 0 on or a datetime"
     )
-
-
-# ---- what query planners ask --------------------------------------------------------------
-
-
-class Inspection:
-    """Facts about the topics of one engine, by their ids."""
-
-    def __init__(self, host: ClusterEngine) -> None:
-        self._host = host
-
-    def row(self, topic: int) -> _core.TopicRow:
-        """The topic's current facts."""
-        return self._host.latest(topic)
-
-    def offset_at(self, topic: int, time_ms: int) -> int:
-        """The offset of the first message published at this time or later."""
-        log = self._host.followed(topic)
-        log.catch_up()
-        return offset_at_time(log, time_ms)
-
-    def message_bytes(self, topic: int, samples: Iterable[int]) -> float:
-        """The average size of the newest messages, regardless of `samples`."""
-        log = self._host.followed(topic)
-        with log.changed:
-            return log.recent.message_bytes
-
-    def producers(self, topic: int) -> list[tuple[str, int, bool]]:
-        """(name, last sequence id, is it live?) of each producer name."""
-        log = self._host.followed(topic)
-        log.catch_up()
-        live = {holder.producer_name for holder in inspect(log, self._host.lives).holders}
-        with log.changed:
-            sequences = sorted(log.state.sequences.items())
-        return [(name, last, name in live) for name, last in sequences]
-
-    def epochs(self, topic: int, first: int) -> list[Epoch]:
-        """The epochs of the messages from the offset `first` on. All of them are read."""
-        log = self._host.followed(topic)
-        log.catch_up()
-        found: list[Epoch] = []
-        for frame in frames_from(log, first):
-            for offset, content in enumerate(frame.contents, frame.first):
-                if offset < first:
-                    continue
-                if not found or found[-1].epoch != frame.epoch:
-                    found.append(Epoch(frame.epoch, offset, content.publish_time))
-                _count(found[-1], offset, content)
-        return found
-
-    def end_within(self, topic: int, start: int, end: int, most_bytes: int) -> NoReturn:
-        """Unsupported: the log has no sizes."""
-        raise UnsupportedError(
-            "a cluster's log is not measured in bytes; bound it by a number of messages "
-            "(maxOffsetsPerTrigger)"
-        )
-
-    def batches(self, topic: int) -> NoReturn:
-        """Empty: a cluster has no numbered batches."""
-        raise refusal("once")
-
-
-def _count(epoch: Epoch, offset: int, content: Content) -> None:
-    """Count a message of this epoch."""
-    epoch.last_offset, epoch.last_time = offset, content.publish_time
-    epoch.messages += 1
-    if content.producer_name not in epoch.producers:
-        epoch.producers.append(content.producer_name)

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from exclusivelog import _core
-from exclusivelog.backend import ProducerRequest, SessionOptions
+from exclusivelog.backend import EngineBackend, ProducerRequest, SessionOptions
 from exclusivelog.cluster.births import Births
 from exclusivelog.cluster.catalog import ClusterCatalog, ClusterTopic
 from exclusivelog.cluster.checkpoints import store_snapshot
 from exclusivelog.cluster.claiming import PREFIX, GroupLog
 from exclusivelog.cluster.claims import ClusterClaims, ClusterGroupCursor
-from exclusivelog.cluster.cursor import ClusterCursor, Inspection
+from exclusivelog.cluster.cursor import ClusterCursor
 from exclusivelog.cluster.figures import Figures
 from exclusivelog.cluster.following import Registration, TopicLog, Topics
 from exclusivelog.cluster.history import claim_history, history
@@ -26,13 +26,13 @@ from exclusivelog.cluster.kinds import Kinds
 from exclusivelog.cluster.locks import ClusterRoles
 from exclusivelog.cluster.moving import Moving, cancel_moves, choose
 from exclusivelog.cluster.ordered import Place
-from exclusivelog.cluster.refused import Refusing, refusal, refuses
+from exclusivelog.cluster.refused import refusal, refuses
 from exclusivelog.cluster.requests import Requests
 from exclusivelog.cluster.sessions import ClusterSession, Registry
 from exclusivelog.cluster.working import WAKE, Committer, Worker
 from exclusivelog.errors import EngineClosedError, ExclusiveLogError
 from exclusivelog.events import Event
-from exclusivelog.life import OpenEngine, open_here
+from exclusivelog.life import open_here
 from exclusivelog.messages import Item
 from exclusivelog.waits import AnyFuture
 
@@ -47,18 +47,19 @@ class Ledger:
         self.path = path
 
 
-class ClusterEngine(OpenEngine):
-    """One open engine; see `exclusivelog.backend.EngineBackend`."""
+class ClusterEngine(EngineBackend):
+    """One open engine."""
 
     capabilities = frozenset({
         "claims", "history", "inspection", "locks", "reader_groups", "settle", "several_claims",
         "shared_producers", "shared_state", "snapshots", "statistics", "termination", "unload",
     })  # fmt: skip
+    pending: Requests
     latest_needs_log = True  # another machine may own the topic by now
 
-    once = Refusing("once")
     # The only transactions that are made are those of announcements.
     commit_at_once = commit_transaction = refuses("announcements")
+    append_once = refuses("once")
     backup = refuses("backup")
     open_producers = refuses("many_producers")
 
@@ -73,8 +74,7 @@ class ClusterEngine(OpenEngine):
         words = _core.SharedWords(bytearray(8))
         self.registry = Registry(words, WAKE)
         self.pending = Requests(self, self.registry)
-        self.claims = ClusterClaims(self)
-        self.role_store = ClusterRoles(self)
+        self._claims, self._roles = ClusterClaims(self), ClusterRoles(self)
         self.committer = Committer(self.path, name, self.registry)
         self.worker = Worker(self.path, name, words, self.registry, self.committer, self.pending)
         self.callbacks = self.worker.callbacks
@@ -99,23 +99,24 @@ class ClusterEngine(OpenEngine):
         """The catalog of the place."""
         return ClusterCatalog(self)
 
+    @property
+    def claims(self) -> ClusterClaims:
+        """The claims that it holds."""
+        return self._claims
+
+    @property
+    def role_store(self) -> ClusterRoles:
+        """Its locks."""
+        return self._roles
+
     def topic_store(self, topic: int) -> ClusterTopic:
         """The topic with this id."""
         return ClusterTopic(self, topic)
-
-    def latest(self, topic: int) -> _core.TopicRow:
-        """The topic's current facts."""
-        return ClusterTopic(self, topic).facts()
 
     def check_supports(self, capability: str) -> None:
         """Raise UnsupportedError, with the reason, unless it has this capability."""
         if capability not in self.capabilities:
             raise refusal(capability)
-
-    @property
-    def inspection(self) -> Inspection:
-        """Facts for query planners."""
-        return Inspection(self)
 
     def events(self, topic: str | None, group: str | None) -> Iterator[Event]:
         """The changes of ownership of a topic, or of all topics one after the other."""
@@ -209,17 +210,14 @@ class ClusterEngine(OpenEngine):
         timeout: float,
         groups: Iterable[str],
         producer: str | None,
+        session: Registration | None = None,
     ) -> Moving:
-        """The hand-overs of one `Engine.unload`, to be begun or run."""
-        return Moving(self, lambda: choose(self, topics), to, timeout, groups, producer)
+        """The hand-overs of one `Engine.unload` or `Producer.move`, to be begun or run."""
 
-    def begin_move(
-        self, topic: str, session: Registration, to: str, timeout: float, groups: Iterable[str]
-    ) -> Moving:
-        """Begin to hand over one producer; see `Producer.move`."""
-        moving = Moving(self, lambda: [topic], to, timeout, groups, session.name)
-        moving.begin()
-        return moving
+        def names() -> list[str]:
+            return choose(self, topics) if session is None else list(topics)
+
+        return Moving(self, names, to, timeout, groups, producer)
 
     def cancel_moves(self, topics: str | Iterable[str]) -> list[str]:
         """Cancel the hand-overs of these topics. Returns the names of those that had one."""

@@ -12,7 +12,6 @@ from exclusivelog.errors import ProducerBusyError, TopicNotFoundError
 from exclusivelog.local.log.reading import verify
 from exclusivelog.local.maintenance.rewriting import free_room
 from exclusivelog.local.names import (
-    checked,
     create_topic,
     list_read_topics,
     list_topics,
@@ -82,7 +81,7 @@ class LocalCatalog:
         claims = Claims(self._ledger, self._engine.sessions.succession)
         read = {name for _, name in claims.readers()}
         there = [
-            (name, topic, checked(self._engine.latest(topic)).next_offset)
+            (name, topic, self._engine.topic_store(topic).latest().next_offset)
             for name, topic in list_read_topics(self._ledger, read)
         ]
         return claims.groups(there, self._engine.unflushed)

@@ -18,18 +18,6 @@ if TYPE_CHECKING:
 MOST_COMPARED = 10_000  # names; each takes some tens of microseconds
 
 
-def existing(tables: Tables, topic: int) -> _core.TopicRow:
-    """The topic's row, or TopicNotFoundError if it was deleted."""
-    return checked(tables.topics.get(topic))
-
-
-def checked(row: _core.TopicRow) -> _core.TopicRow:
-    """The row, or TopicNotFoundError if its topic was deleted."""
-    if row.flags & _core.DELETED:
-        raise TopicNotFoundError(f"topic {row.name!r} was deleted")
-    return row
-
-
 def create_topic(ledger: Ledger, name: str, create: bool, until: int = 0) -> tuple[int, str]:
     """(id, name) of the topic, created if `create`; else TopicNotFoundError if it is missing.
     WaitTimeoutError if it cannot be created before `until`."""

@@ -11,7 +11,6 @@ from exclusivelog import _core
 from exclusivelog.backend import Appended, Run
 from exclusivelog.errors import LedgerError
 from exclusivelog.local import records
-from exclusivelog.local.names import create_topic, existing
 from exclusivelog.local.records import Session
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.messages import Columns
@@ -23,47 +22,20 @@ if TYPE_CHECKING:
 ENTRY_BYTES, ENTRY_MESSAGES = 1 << 20, 1_000_000
 
 
-class LocalOnce:
-    """Batches of one ledger's topics; see `exclusivelog.backend.Once`."""
-
-    def __init__(self, engine: Runtime) -> None:
-        self._engine = engine
-
-    def append(
-        self, run: Run, number: int | None, batches: Mapping[str, Iterable[Columns]]
-    ) -> dict[str, Appended]:
-        """Append a batch to topics, unless they have it already."""
-        engine = self._engine
-        engine.release_dropped()
-        try:
-            # Also creates topics, which a failure rolls back.
-            with engine.ledger.write_checkpointed() as tables:
-                return {
-                    name: _append(engine, tables, _topic(tables, name), run, number, parts)
-                    for name, parts in batches.items()
-                }
-        except _SourceFailed as failed:
-            raise failed.error from None
-
-    def record(self, topic: str | int, writer: str, number: int) -> None:
-        """Store a writer's last number, unless a higher one is stored."""
-        found = self._id_of(topic)
-        with self._engine.ledger.write_concurrent() as tables:
-            existing(tables, found)
-            before = tables.once.batch(found, writer)
-            if before is None or number > before:
-                tables.once.put_batch(found, writer, number)
-
-    def recorded(self, topic: str | int) -> dict[str, int]:
-        """{writer: its last number}."""
-        found = self._id_of(topic)
-        with self._engine.ledger.read() as tables:
-            return dict(tables.once.batches(existing(tables, found).id))
-
-    def _id_of(self, topic: str | int) -> int:
-        if isinstance(topic, str):
-            return create_topic(self._engine.ledger, topic, False)[0]
-        return topic
+def append_once(
+    engine: Runtime, run: Run, number: int | None, batches: Mapping[str, Iterable[Columns]]
+) -> dict[str, Appended]:
+    """Append a batch to topics, unless they have it already."""
+    engine.release_dropped()
+    try:
+        # Also creates topics, which a failure rolls back.
+        with engine.ledger.write_checkpointed() as tables:
+            return {
+                name: _append(engine, tables, _topic(tables, name), run, number, parts)
+                for name, parts in batches.items()
+            }
+    except _SourceFailed as failed:
+        raise failed.error from None
 
 
 class _SourceFailed(Exception):

@@ -12,25 +12,27 @@ from typing import Any, TypeVar
 from exclusivelog import _core, logs, threads
 from exclusivelog.backend import (
     CAPABILITIES,
+    Appended,
+    EngineBackend,
     ProducerRequest,
+    Run,
     SessionOptions,
     TransactionParts,
     Who,
 )
 from exclusivelog.errors import EngineClosedError, ExclusiveLogError, LedgerError
-from exclusivelog.life import OpenEngine, open_here
+from exclusivelog.life import open_here
 from exclusivelog.local.catalog import LocalCatalog
 from exclusivelog.local.commits import commit, commit_at_once
 from exclusivelog.local.followers import Followers
 from exclusivelog.local.log.appending import Committer
-from exclusivelog.local.log.inspection import Inspection
 from exclusivelog.local.log.reading import LogCursor
 from exclusivelog.local.maintenance.backup import backup
 from exclusivelog.local.maintenance.deletion import AT_OPEN, delete_pending
 from exclusivelog.local.maintenance.retention import RetentionWorker
 from exclusivelog.local.maintenance.views import compact, write_snapshot
 from exclusivelog.local.names import relist_topics
-from exclusivelog.local.once import LocalOnce
+from exclusivelog.local.once import append_once
 from exclusivelog.local.ownership.claims import LocalClaims, LocalGroupCursor, join_group
 from exclusivelog.local.ownership.held_roles import LocalRoles
 from exclusivelog.local.ownership.notifications import Notifications
@@ -47,9 +49,9 @@ from exclusivelog.local.storage.forgetting import forget_ended
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.local.topics import LocalTopic
-from exclusivelog.local.unloading import Unloading, begin_move, choose, unloading
+from exclusivelog.local.unloading import Unloading, choose
 from exclusivelog.local.worker import BackgroundWorker, Heartbeat, LocalCallbacks
-from exclusivelog.messages import Item
+from exclusivelog.messages import Columns, Item
 from exclusivelog.waits import AnyFuture
 
 Found = TypeVar("Found")
@@ -70,10 +72,11 @@ def _weakly(method: Callable[[int], int]) -> Callable[[int], int]:
     return call
 
 
-class LocalEngine(OpenEngine):
+class LocalEngine(EngineBackend):
     """The parts of one open engine, and how they are opened and closed."""
 
     callbacks: LocalCallbacks
+    ledger: Ledger
     pending: Pending
     worker: BackgroundWorker
 
@@ -270,10 +273,6 @@ class Runtime(LocalEngine):
         G6)."""
         return self.ledger.inspect(find, self.unflushed)
 
-    def latest(self, topic: int) -> _core.TopicRow:
-        """The topic's row as it is now."""
-        return self.inspect(lambda tables: tables.latest(topic))
-
     def ownership_version(self, topic: int) -> int:
         """A number that every change of the topic's ownership changes."""
         journal = self.ledger.journal
@@ -426,15 +425,11 @@ class Runtime(LocalEngine):
         """The claims of this engine."""
         return LocalClaims(self)
 
-    @property
-    def once(self) -> LocalOnce:
-        """Batches that are appended once."""
-        return LocalOnce(self)
-
-    @property
-    def inspection(self) -> Inspection:
-        """Facts about its topics, for planning queries."""
-        return Inspection(self)
+    def append_once(
+        self, run: Run, number: int | None, batches: Mapping[str, Iterable[Columns]]
+    ) -> dict[str, Appended]:
+        """Append a batch to topics, unless they already have it."""
+        return append_once(self, run, number, batches)
 
     def open_cursor(
         self,
@@ -455,12 +450,6 @@ class Runtime(LocalEngine):
         """Become the group's reader of these topics, {name: id}; the one before is fenced."""
         return join_group(self, group, topics, generation)
 
-    def begin_move(
-        self, topic: str, session: Session, to: str, timeout: float, groups: Iterable[str]
-    ) -> Unloading:
-        """Begin to hand over one producer; see `Producer.move`."""
-        return begin_move(self, topic, session, to, timeout, groups)
-
     def moves(
         self,
         topics: str | Iterable[str],
@@ -468,9 +457,18 @@ class Runtime(LocalEngine):
         timeout: float,
         groups: Iterable[str],
         producer: str | None,
+        session: Session | None = None,
     ) -> Unloading:
-        """The hand-overs of one `Engine.unload`, to be begun or run."""
-        return unloading(self, self.catalog.topics, topics, to, timeout, groups, producer)
+        """The hand-overs of one `Engine.unload` or `Producer.move`, to be begun or run."""
+        return Unloading(
+            self,
+            lambda: choose(self.path, self.catalog.topics, topics),
+            to,
+            timeout,
+            groups,
+            producer,
+            session,
+        )
 
     def cancel_moves(self, topics: str | Iterable[str]) -> list[str]:
         """Cancel the hand-overs of these topics. Returns the names of those that had one."""

@@ -6,12 +6,13 @@ import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from exclusivelog import _core, logs
 from exclusivelog.backend import Kind, Snapshot
 from exclusivelog.errors import LedgerFullError, StateError
 from exclusivelog.local.faults import retry_damaged
+from exclusivelog.local.log.inspection import Inspection
 from exclusivelog.local.maintenance.compression import check_engines, set_compression, stats
 from exclusivelog.local.maintenance.retention import (
     first_to_retain,
@@ -20,7 +21,7 @@ from exclusivelog.local.maintenance.retention import (
     trim,
 )
 from exclusivelog.local.maintenance.views import read_snapshot, read_view
-from exclusivelog.local.names import checked, existing, stats_of
+from exclusivelog.local.names import stats_of
 from exclusivelog.local.ownership.claims import Claims
 from exclusivelog.local.storage.compression import naming
 from exclusivelog.local.storage.tables import Tables
@@ -33,28 +34,17 @@ from exclusivelog.types import (
     WaiterInfo,
 )
 
-if TYPE_CHECKING:
-    from exclusivelog.local.runtime import Runtime
-
 log = logging.getLogger(__name__)
 
 
-class LocalTopic:
+class LocalTopic(Inspection):
     """One topic of a ledger."""
-
-    def __init__(self, engine: Runtime, topic: int) -> None:
-        self._engine, self._id = engine, topic
 
     def facts(self) -> _core.TopicRow:
         """Its epoch, offsets and flags; TopicNotFoundError if it was deleted."""
         self._engine.check_open()
         with self._engine.ledger.read() as tables:
-            return existing(tables, self._id)
-
-    def next_offset(self) -> int:
-        """The offset that the next message will have."""
-        self._engine.check_open()
-        return checked(self._engine.latest(self._id)).next_offset
+            return tables.topics.existing(self._id)
 
     def owner(self) -> OwnerInfo | None:
         """The session that owns it."""
@@ -90,7 +80,7 @@ class LocalTopic:
         """What the topic holds ("messages", "map", "state"), and a map's serialisers."""
         self._engine.check_open()
         with self._engine.ledger.read() as tables:
-            existing(tables, self._id)
+            tables.topics.existing(self._id)
             held = tables.topics.kind(self._id)
             kind = held.get("holds")
             if not kind:
@@ -133,7 +123,7 @@ class LocalTopic:
         self._engine.check_open()
 
         def find(tables: Tables) -> Announcement | None:
-            existing(tables, self._id)
+            tables.topics.existing(self._id)
             return tables.announcements.get(self._id)
 
         return self._engine.ledger.inspect(find, self._engine.unflushed)
@@ -166,7 +156,7 @@ class LocalTopic:
         if not ledger.readonly:
             self._checkpoint()
         first = max(first_to_retain(ledger, self._id, before_ms, max_bytes), before)
-        return max(row.first_offset, min(first, self.next_offset()))
+        return max(row.first_offset, min(first, self.latest().next_offset))
 
     def retention(self) -> Retention:
         """What is removed in the background."""
@@ -189,10 +179,17 @@ class LocalTopic:
         set_compression(self._engine.ledger, self._id, setting)
         self._engine.retention_worker.start_if_needed()
 
+    def record_batch(self, writer: str, number: int) -> None:
+        """Store a writer's last number, unless a higher one is stored."""
+        with self._engine.ledger.write_concurrent() as tables:
+            before = tables.once.batch(tables.topics.existing(self._id).id, writer)
+            if before is None or number > before:
+                tables.once.put_batch(self._id, writer, number)
+
     def stats(self, storage: bool) -> TopicStats:
         """The topic's size; with `storage`, also how its entries are stored."""
         row = self.facts()
-        ledger, end = self._engine.ledger, self.next_offset()
+        ledger, end = self._engine.ledger, self.latest().next_offset
         found = stats_of(row, end)
         groups = Claims(ledger, self._engine.sessions.succession).groups(
             [(row.name, self._id, end)], self._engine.unflushed

@@ -237,32 +237,6 @@ class Unloading:
         return [move for chunk in list(self._chunks) for move in chunk.moves]
 
 
-def unloading(
-    engine: Runtime,
-    there: Callable[[], list[str]],
-    topics: str | Iterable[str],
-    to: str,
-    timeout: float,
-    groups: Iterable[str],
-    producer: str | None,
-) -> Unloading:
-    """The hand-overs of `Engine.unload` and `unload_async`; `there` returns the names of all
-    topics."""
-    return Unloading(
-        engine, lambda: choose(engine.path, there, topics), to, timeout, groups, producer
-    )
-
-
-def begin_move(
-    engine: Runtime, topic: str, session: Session, to: str, timeout: float, groups: Iterable[str]
-) -> Unloading:
-    """Begin to hand over one producer; see `Producer.move`. ProducerFencedError if its session has
-    ended: then another producer may have its name."""
-    unloading = Unloading(engine, lambda: [topic], to, timeout, groups, session.name, session)
-    unloading.begin()
-    return unloading
-
-
 def choose(path: str, there: Callable[[], list[str]], topics: str | Iterable[str]) -> list[str]:
     """The topics selected by `topics` (a name, a list of names, or a prefix); `there` returns the
     names of all topics."""

@@ -72,7 +72,7 @@ def row(engine: xl.Engine, topic: str) -> _core.TopicRow:
 def row_of(engine: xl.Engine, number: int) -> _core.TopicRow:
     """The row of the topic with this id; TopicNotFoundError if it was deleted, even if another
     topic has its name."""
-    return engine.backend.inspection.row(number)
+    return engine.backend.topic_store(number).latest()
 
 
 def rows(engine: xl.Engine, options: ReadOptions) -> dict[str, _core.TopicRow]:
@@ -145,7 +145,7 @@ def place_of(engine: xl.Engine, here: _core.TopicRow, place: Where) -> int:
     if place == LATEST:
         return here.next_offset
     if isinstance(place, dt.datetime):
-        return engine.backend.inspection.offset_at(here.id, to_ms(place))
+        return engine.backend.topic_store(here.id).offset_at(to_ms(place))
     assert isinstance(place, int)
     return place
 
@@ -281,8 +281,8 @@ def limited_bytes(
     for index, topic in enumerate(waiting):
         share = most // (len(waiting) - index)  # unused shares go to the next topics
         number = row(engine, topic).id
-        found[topic], used = engine.backend.inspection.end_within(
-            number, start.get(topic, 0), available[topic], share
+        found[topic], used = engine.backend.topic_store(number).end_within(
+            start.get(topic, 0), available[topic], share
         )
         most = max(0, most - used)
     return found
@@ -377,7 +377,7 @@ def partitions(count: int, size: int) -> int:
 def _message_bytes(engine: xl.Engine, span: Span) -> float:
     """The average stored size of a message, from a few sampled entries."""
     places = sorted({span.start + index * span.count // SAMPLES for index in range(SAMPLES)})
-    return engine.backend.inspection.message_bytes(row(engine, span.topic).id, places)
+    return engine.backend.topic_store(row(engine, span.topic).id).message_bytes(places)
 
 
 def cut(spans: Sequence[Span], weights: Sequence[int], count: int) -> list[list[Span]]:

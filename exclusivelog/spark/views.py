@@ -209,12 +209,12 @@ def _epochs(engine: xl.Engine, name: str) -> list[Record]:
             "first_time": epoch.first_time * 1000,
             "last_time": epoch.last_time * 1000,
         }
-        for epoch in engine.backend.inspection.epochs(here.id, here.first_offset)
+        for epoch in engine.backend.topic_store(here.id).epochs(here.first_offset)
     ]
 
 
 def _producers(engine: xl.Engine, name: str) -> list[Record]:
-    found = engine.backend.inspection.producers(plan.row(engine, name).id)
+    found = engine.backend.topic_store(plan.row(engine, name).id).producers()
     return [
         {"topic": name, "producer": producer, "last_sequence_id": last, "live": live}
         for producer, last, live in found
@@ -222,9 +222,10 @@ def _producers(engine: xl.Engine, name: str) -> list[Record]:
 
 
 def _txns(engine: xl.Engine, name: str) -> list[Record]:
-    found = engine.backend.inspection.batches(plan.row(engine, name).id)
+    found = engine.backend.topic_store(plan.row(engine, name).id).batches()
     return [
-        {"topic": name, "txn_app_id": writer, "txn_version": number} for writer, number in found
+        {"topic": name, "txn_app_id": writer, "txn_version": number}
+        for writer, number in found.items()
     ]
 
 

@@ -94,7 +94,7 @@ class Expiring(Shared):
 
     def _see_log(self) -> None:
         """Let the clock not be behind that of the owners before."""
-        self._content.see(self._engine.latest(self.topic.id).last_publish_time)
+        self._content.see(self._engine.topic_store(self.topic.id).latest().last_publish_time)
 
     # ---- by writers ----------------------------------------------------------------------
 

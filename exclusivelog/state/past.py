@@ -75,7 +75,7 @@ def map_since(
 
 
 def _offset_at(topic: Topic, reader: Reader, when: dt.datetime) -> int:
-    row = topic.engine.backend.latest(topic.id)
+    row = topic.engine.backend.topic_store(topic.id).latest()
     reader.seek(when)
     if 0 < row.first_offset == reader.position and to_ms(when) <= row.last_publish_time:
         raise OffsetTrimmedError(  # trimmed messages may have been published later than that

@@ -8,83 +8,79 @@ from typing import TYPE_CHECKING
 
 from exclusivelog import _core
 from exclusivelog.backend import Epoch
-from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.local.log.reading import offset_at_time
 from exclusivelog.local.storage.segments import REFERENCE, is_reference
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage.tables import Tables, existing
 
 if TYPE_CHECKING:
     from exclusivelog.local.runtime import Runtime
 
 
 class Inspection:
-    """Reads about the topics of one ledger; see `exclusivelog.backend.Inspection`."""
+    """What a query planner asks about one topic; `LocalTopic` has the rest."""
 
-    def __init__(self, host: Runtime) -> None:
-        self._host = host
+    def __init__(self, engine: Runtime, topic: int) -> None:
+        self._engine, self._id = engine, topic
 
-    def row(self, topic: int) -> _core.TopicRow:
-        """The topic's row as it is now; TopicNotFoundError once it was deleted."""
-        return self._host.inspect(lambda tables: _latest(tables, topic))
+    def latest(self) -> _core.TopicRow:
+        """Its row as readers see it now; TopicNotFoundError if it was deleted."""
+        self._engine.check_open()
+        return self._engine.inspect(self._latest)
 
-    def offset_at(self, topic: int, time_ms: int) -> int:
+    def _latest(self, tables: Tables) -> _core.TopicRow:
+        return existing(tables.latest(self._id))
+
+    def offset_at(self, time_ms: int) -> int:
         """The offset of the first message published at this time or later."""
-        return self._host.inspect(
-            lambda tables: offset_at_time(tables, _latest(tables, topic), time_ms)
+        return self._engine.inspect(
+            lambda tables: offset_at_time(tables, self._latest(tables), time_ms)
         )
 
-    def end_within(self, topic: int, start: int, end: int, most_bytes: int) -> tuple[int, int]:
+    def end_within(self, start: int, end: int, most_bytes: int) -> tuple[int, int]:
         """(offset, bytes): the end of as many whole entries from `start` on as fit into
         `most_bytes`, at least one, and not past `end`."""
 
         def find(tables: Tables) -> tuple[int, int]:
             size = 0
-            for last, data in tables.entries.walk(topic, start):
+            for last, data in tables.entries.walk(self._id, start):
                 size += _entry_bytes(data)
                 if size >= most_bytes or last + 1 >= end:
                     return min(last + 1, end), size
             return end, size
 
-        return self._host.inspect(find)
+        return self._engine.inspect(find)
 
-    def message_bytes(self, topic: int, samples: Iterable[int]) -> float:
+    def message_bytes(self, samples: Iterable[int]) -> float:
         """The average size of a message, estimated from the entries near these offsets."""
 
         def find(tables: Tables) -> float:
-            found = [_entry_behind(tables, topic, offset) for offset in samples]
+            found = [_entry_behind(tables, self._id, offset) for offset in samples]
             count = sum(messages for messages, _ in found)
             return sum(size for _, size in found) / count if count else 0.0
 
-        return self._host.inspect(find)
+        return self._engine.inspect(find)
 
-    def epochs(self, topic: int, first: int) -> list[Epoch]:
+    def epochs(self, first: int) -> list[Epoch]:
         """The epochs of the messages from the offset `first` on."""
 
         def find(tables: Tables) -> list[Epoch]:
             found: dict[int, Epoch] = {}
-            for _, data in tables.entries.walk(topic, first):
+            for _, data in tables.entries.walk(self._id, first):
                 _add(found, _core.Entry(tables.entries.load(data)), first)
             return list(found.values())
 
-        return self._host.inspect(find)
+        return self._engine.inspect(find)
 
-    def producers(self, topic: int) -> list[tuple[str, int, bool]]:
+    def producers(self) -> list[tuple[str, int, bool]]:
         """(name, last sequence id, is it live?) of each producer name."""
-        with self._host.ledger.read() as tables:
-            found = tables.producers.all(topic)
+        with self._engine.ledger.read() as tables:
+            found = tables.producers.all(self._id)
         return [(name, last, bool(session)) for name, last, session in found]
 
-    def batches(self, topic: int) -> list[tuple[str, int]]:
-        """(writer, number of its last batch); see `exclusivelog.once`."""
-        with self._host.ledger.read() as tables:
-            return list(tables.once.batches(topic))
-
-
-def _latest(tables: Tables, topic: int) -> _core.TopicRow:
-    row = tables.topics.get(topic)
-    if row.flags & _core.DELETED:
-        raise TopicNotFoundError(f"topic {row.name!r} was deleted")
-    return tables.latest(topic)
+    def batches(self) -> dict[str, int]:
+        """{writer: number of its last batch}; see `exclusivelog.once`."""
+        with self._engine.ledger.read() as tables:
+            return dict(tables.once.batches(tables.topics.existing(self._id).id))
 
 
 def _entry_bytes(data: bytes) -> int:

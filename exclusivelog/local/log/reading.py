@@ -26,7 +26,7 @@ from exclusivelog.local.faults import retry_damaged
 from exclusivelog.local.records import View
 from exclusivelog.local.storage.compression import naming
 from exclusivelog.local.storage.segments import OpenEntries, is_reference
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage.tables import Tables, existing
 from exclusivelog.local.time_marks import SLACK_MS, first_marked_since, is_ahead, wall_ms
 from exclusivelog.messages import to_ms
 from exclusivelog.types import Report
@@ -599,7 +599,7 @@ class LogCursor(_core.Cursor):
             if found := self._one_entry(start):
                 self._read_further(found[-1])
                 return found
-            end = self._inspect(lambda tables: _existing(tables.topics.get(self.topic_id)))
+            end = self._inspect(lambda tables: tables.topics.existing(self.topic_id))
             stop = _next_readable(
                 start,
                 max(start + 1, end.next_offset),
@@ -621,7 +621,7 @@ class LogCursor(_core.Cursor):
         def read(tables: Tables) -> list[_core.Entry]:
             if offset < self._horizon:
                 return view_entries(tables, self.topic_id, offset, self._horizon, self._loads, 1)
-            row = _existing(tables.topics.get(self.topic_id))
+            row = tables.topics.existing(self.topic_id)
             return read_entries(tables, row, offset, self._loads, most_bytes=1)
 
         try:
@@ -632,7 +632,7 @@ class LogCursor(_core.Cursor):
     def _find(
         self, tables: Tables, start: str | int | dt.datetime, inclusive: bool, resumes: bool
     ) -> int:
-        row = _existing(tables.latest(self.topic_id))
+        row = existing(tables.latest(self.topic_id))
         if self._compacted:
             view = tables.views.view(self.topic_id)
             self._horizon = 0 if view is None else view.horizon
@@ -664,7 +664,7 @@ class LogCursor(_core.Cursor):
         return self._host.inspect(self._has_more)
 
     def _has_more(self, tables: Tables) -> bool:
-        row = _existing(tables.latest(self.topic_id, self._tail.since(tables)))
+        row = existing(tables.latest(self.topic_id, self._tail.since(tables)))
         end = self._known_end = max(row.next_offset, self._read_to)
         horizon = self._horizon_over(tables, row)
         if end > max(self.position, horizon, row.first_offset):
@@ -702,7 +702,7 @@ class LogCursor(_core.Cursor):
 
         def find(tables: Tables) -> int:
             row = tables.latest(self.topic_id, self._tail.since(tables))
-            return _existing(row).next_offset
+            return existing(row).next_offset
 
         self._known_end = max(self._host.inspect(find), self._read_to)
         return self._known_end
@@ -711,7 +711,7 @@ class LogCursor(_core.Cursor):
         """Is this the end of a terminated topic?"""
         with self._host.ledger.read() as tables:
             # On a full map, a topic is terminated while its last messages are in the journal alone.
-            row = _existing(tables.latest(self.topic_id, self._tail.since(tables)))
+            row = existing(tables.latest(self.topic_id, self._tail.since(tables)))
             return bool(row.flags & _core.TERMINATED) and self.position >= row.next_offset
 
     def mark(self) -> int:
@@ -751,7 +751,7 @@ class LogCursor(_core.Cursor):
         was deleted. The compiled base class calls it."""
         self._check_open()
         with self._host.ledger.read() as tables:
-            row = _existing(tables.topics.get(self.topic_id))
+            row = tables.topics.existing(self.topic_id)
         if self._horizon <= self.position < row.first_offset:
             self.move_to(self.position)
 
@@ -780,7 +780,7 @@ class LogCursor(_core.Cursor):
         return found
 
     def _read_view(self, tables: Tables) -> list[_core.Entry]:
-        _existing(tables.topics.get(self.topic_id))
+        tables.topics.existing(self.topic_id)
         found = view_entries(
             tables, self.topic_id, self.position, self._horizon, self._loads, self._ahead
         )
@@ -788,7 +788,7 @@ class LogCursor(_core.Cursor):
         return found
 
     def _read_on(self, tables: Tables) -> list[_core.Entry]:
-        row = _existing(tables.topics.get(self.topic_id))
+        row = tables.topics.existing(self.topic_id)
         if self.position < row.first_offset and self._skip_trimmed:
             self._horizon = self._horizon_over(tables, row)
             if self.position < self._horizon and (found := self._read_view(tables)):
@@ -881,9 +881,3 @@ def _check_kept(row: _core.TopicRow, position: int) -> None:
             f"topic {row.name!r} begins at offset {row.first_offset}; {position} was trimmed. "
             'seek("earliest") continues at the first message that is left'
         )
-
-
-def _existing(row: _core.TopicRow) -> _core.TopicRow:
-    if row.flags & _core.DELETED:
-        raise TopicNotFoundError(f"topic {row.name!r} was deleted")
-    return row

@@ -17,7 +17,6 @@ from exclusivelog import _core, logs
 from exclusivelog.errors import (
     LedgerCorruptedError,
     MissingLibraryError,
-    TopicNotFoundError,
     describe_engine,
 )
 from exclusivelog.local.storage.compression import (
@@ -57,9 +56,7 @@ def check_engines(ledger: Ledger, setting: str) -> None:
 def set_compression(ledger: Ledger, topic: int, setting: str | None) -> None:
     """Store a topic's compression setting, which all processes use from now on."""
     with ledger.write_concurrent() as tables:
-        row = tables.topics.get(topic)
-        if row.flags & _core.DELETED:
-            raise TopicNotFoundError(f"topic {row.name!r} was deleted")
+        row = tables.topics.existing(topic)
         if setting is not None:
             check_setting(setting, row.name)
         try:

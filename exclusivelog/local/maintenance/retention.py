@@ -402,9 +402,7 @@ def note_time(ledger: Ledger, topic: int) -> None:
 def set_retention(ledger: Ledger, topic: int, changes: Mapping[str, Any]) -> Retention:
     """Change fields of a topic's retention, which all processes apply."""
     with ledger.write_concurrent() as tables:
-        row = tables.topics.get(topic)
-        if row.flags & _core.DELETED:
-            raise TopicNotFoundError(f"topic {row.name!r} was deleted")
+        tables.topics.existing(topic)
         held = Retention(*tables.retention.get(topic), tables.retention.keep(topic))
         made = replace(held, **changes)
         tables.retention.put(topic, made.max_age, made.max_bytes, made.keep)

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from exclusivelog import _core, logs
-from exclusivelog.errors import LedgerCorruptedError, TopicNotFoundError
+from exclusivelog.errors import LedgerCorruptedError
 from exclusivelog.local.log.reading import check_place
 from exclusivelog.local.maintenance.deletion import delete_pending, give_up_view
 from exclusivelog.local.records import View
@@ -87,9 +87,7 @@ def _basis(ledger: Ledger, topic: int) -> tuple[int, View | None]:
     """(first offset, former view) of the topic, from which a view is made; TopicNotFoundError once
     it was deleted."""
     with ledger.read() as tables:
-        row = tables.topics.get(topic)
-        if row.flags & _core.DELETED:
-            raise TopicNotFoundError(f"topic {row.name!r} was deleted")
+        row = tables.topics.existing(topic)
         return row.first_offset, tables.views.view(topic)
 
 

@@ -32,7 +32,6 @@ from exclusivelog.errors import (
     OwnershipError,
     OwnershipLostError,
     ReaderFencedError,
-    TopicNotFoundError,
     describe_engine,
 )
 from exclusivelog.local.log.appending import REPAIRABLE, failure, versions_of
@@ -374,9 +373,9 @@ class LocalGroupCursor(HeldClaim):
             tables.cursors.put(topic, self.group, offset)
 
     def _check_topics(self, tables: Tables, positions: Positions) -> None:
-        for name, topic in self._topics.items():
+        for topic in self._topics.values():
             if topic in positions:
-                _check_exists(tables, topic, name)
+                tables.topics.existing(topic)
 
     def wait(self, cursors: Sequence[Any], marks: Sequence[int], seconds: float) -> None:
         """Sleep until one of the cursors' marks changes, or for so many seconds, or less."""
@@ -397,11 +396,6 @@ class LocalGroupCursor(HeldClaim):
         if not self._ended and not self._bound:
             self.release()
             self._ended = True  # set after the release: one that failed is retried
-
-
-def _check_exists(tables: Tables, topic: int, name: str) -> None:
-    if tables.topics.get(topic).flags & _core.DELETED:
-        raise TopicNotFoundError(f"topic {name!r} was deleted")
 
 
 # ---- claiming ----------------------------------------------------------------------------
@@ -480,8 +474,8 @@ def join_group(
 
     def check(tables: Tables) -> None:
         # Claims are on names. If another topic has this name by now, its reader must not be fenced.
-        for name, topic in topics.items():
-            _check_exists(tables, topic, name)
+        for topic in topics.values():
+            tables.topics.existing(topic)
 
     def make(claimant: Claimant) -> LocalGroupCursor:
         return LocalGroupCursor(host, claimant, topics)

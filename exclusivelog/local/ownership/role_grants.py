@@ -20,7 +20,6 @@ from exclusivelog.errors import (
     ExclusiveLogError,
     OwnershipError,
     ProducerFencedError,
-    TopicNotFoundError,
     TopicTerminatedError,
 )
 from exclusivelog.local.ownership import role_rows, steps
@@ -45,8 +44,7 @@ from exclusivelog.local.records import (
     revoked,
     unpack_session,
 )
-from exclusivelog.local.storage.tables import Tables, owner_of
-from exclusivelog.refusals import terminated
+from exclusivelog.local.storage.tables import Tables, check_usable, owner_of, unusable
 from exclusivelog.types import PREFIX, OwnerInfo
 
 if TYPE_CHECKING:
@@ -94,9 +92,9 @@ class Obstacles:
         self, tables: Tables, role: RoleRow, seat: Session, topic: int, place: Place | None
     ) -> Obstacle | None:
         row = tables.topics.get(topic)
-        unusable = _unusable(row)
-        if unusable is not None:
-            return Obstacle(str(unusable), error=unusable)
+        error = unusable(row)
+        if error is not None:
+            return Obstacle(str(error), error=error)
         holder = owner_of(tables, row)
         if holder is None and (row.owner or row.shared):
             holder = next(iter(tables.sessions.holders(topic)), None)
@@ -206,15 +204,11 @@ class RoleEnds:
             return
         row = tables.topics.intact(session.topic, "its waiters are notified with less detail")
         if session.id == role.seat and not role.held:
-            unusable = next(
-                filter(None, (_unusable(tables.topics.get(t)) for t in role.topics)), None
-            )
+            error = next(filter(None, (unusable(tables.topics.get(t)) for t in role.topics)), None)
             text = f"role {role.name!r}: this request was ended: " + (
-                str(unusable)
-                if unusable is not None
-                else "it is no longer queued on one of its topics"
+                str(error) if error is not None else "it is no longer queued on one of its topics"
             )
-            kind = TERMINATED if isinstance(unusable, TopicTerminatedError) else FENCED
+            kind = TERMINATED if isinstance(error, TopicTerminatedError) else FENCED
             tables.notifications.post(session, kind, text)
         elif row is not None and session.epoch:
             tables.notifications.post(session, REVOKED, str(revoked(row, session)))
@@ -359,9 +353,7 @@ class RoleGrants:
 
     def _take_topic(self, tables: Tables, role: RoleRow, seat: Session, topic: int) -> None:
         row = tables.topics.get(topic)
-        unusable = _unusable(row)
-        if unusable is not None:
-            raise unusable
+        check_usable(row)
         part = self._part(tables, role, seat, topic)
         part = part._replace(epoch=row.epoch + 1, lineage=part.id, since=seat.since)
         if topic in role.parts and tables.sessions.drop_waiter(part):
@@ -504,11 +496,3 @@ def _claimant(
         dict(seat.engine_properties),
         reads,
     )
-
-
-def _unusable(row: _core.TopicRow) -> ExclusiveLogError | None:
-    if row.flags & _core.DELETED:
-        return TopicNotFoundError(f"topic {row.name!r} was deleted")
-    if row.flags & _core.TERMINATED:
-        return terminated(f"topic {row.name!r}", row.next_offset)
-    return None

@@ -65,7 +65,7 @@ from exclusivelog.local.records import (
     revoked,
     waiter_info,
 )
-from exclusivelog.local.storage.tables import NOT_EVICTED, Tables, owner_of
+from exclusivelog.local.storage.tables import NOT_EVICTED, Tables, check_usable, owner_of
 from exclusivelog.refusals import moving_to
 from exclusivelog.types import EngineInfo, OwnerInfo, WaiterInfo
 
@@ -952,9 +952,7 @@ class Sessions:
         """Terminate the topic, and end all its sessions (rule G8). Returns its end."""
 
         def change(tables: Tables) -> int:
-            row = tables.topics.get(topic)
-            if row.flags & _core.DELETED:
-                raise TopicNotFoundError(f"topic {row.name!r} was deleted")
+            row = tables.topics.existing(topic)
             row.flags |= _core.TERMINATED
             end = tables.latest(row.id).next_offset
             error = refusals.terminated(f"topic {row.name!r}", end)
@@ -1237,19 +1235,6 @@ def _claim_gone(topic: str) -> OwnershipLostError:
 def usable(tables: Tables, topic: int) -> _core.TopicRow:
     """The row of a topic that was neither deleted nor terminated; raises if it was."""
     return check_usable(tables.topics.get(topic))
-
-
-def check_usable(row: _core.TopicRow) -> _core.TopicRow:
-    """The row, unless its topic was deleted or terminated."""
-    if row.flags & _core.DELETED:
-        raise TopicNotFoundError(f"topic {row.name!r} was deleted")
-    if row.flags & _core.TERMINATED:
-        raise _terminated(row)
-    return row
-
-
-def _terminated(row: _core.TopicRow) -> TopicTerminatedError:
-    return refusals.terminated(f"topic {row.name!r}", row.next_offset)
 
 
 def _why(session: Session, verdict: Verdict, transfer: Transfer | None) -> str:

@@ -81,6 +81,7 @@ from exclusivelog._core import TopicRow
 from exclusivelog.admission import Known, widened
 from exclusivelog.errors import (
     EngineClosedError,
+    ExclusiveLogError,
     LedgerCorruptedError,
     LedgerFullError,
     ProducerFencedError,
@@ -270,6 +271,10 @@ class TopicTable:
         if topic < self.list.last_id:
             raise TopicNotFoundError(f"{self.rows.path}: topic number {topic} was deleted")
         raise self._missing(topic)
+
+    def existing(self, topic: int) -> TopicRow:
+        """The same; TopicNotFoundError also if it was deleted, and not made again."""
+        return existing(self.get(topic))
 
     def has(self, topic: int, kept: str) -> bool:
         """Does a topic exist, and was not deleted? If its row is damaged: True, and `kept` says in
@@ -2042,12 +2047,37 @@ def owner_of(tables: Tables, row: _core.TopicRow) -> Session | None:
     return tables.sessions.holder(row.id, row.owner) if row.owner else None
 
 
+def existing(row: _core.TopicRow) -> _core.TopicRow:
+    """The row; TopicNotFoundError if its topic was deleted."""
+    if row.flags & _core.DELETED:
+        raise _deleted(row)
+    return row
+
+
+def _deleted(row: _core.TopicRow) -> TopicNotFoundError:
+    return TopicNotFoundError(f"topic {row.name!r} was deleted")
+
+
+def unusable(row: _core.TopicRow) -> ExclusiveLogError | None:
+    """The error of a change to a topic that was deleted or terminated."""
+    if row.flags & _core.DELETED:
+        return _deleted(row)
+    if row.flags & _core.TERMINATED:
+        return refusals.terminated(f"topic {row.name!r}", row.next_offset)
+    return None
+
+
+def check_usable(row: _core.TopicRow) -> _core.TopicRow:
+    """The row, unless its topic was deleted or terminated."""
+    error = unusable(row)
+    if error is not None:
+        raise error
+    return row
+
+
 def check_may_write(tables: Tables, row: _core.TopicRow, session: Session) -> None:
     """Raise unless session and epoch may write to the topic, whose row the append will change."""
-    if row.flags & _core.DELETED:
-        raise TopicNotFoundError(f"topic {row.name!r} was deleted")
-    if row.flags & _core.TERMINATED:
-        raise refusals.terminated(f"topic {row.name!r}", row.next_offset)
+    check_usable(row)
     if session.exclusive:
         valid = row.admits(session.id, session.epoch)
     else:
