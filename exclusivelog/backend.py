@@ -907,18 +907,19 @@ class EngineBackend(OpenEngine):
     @abc.abstractmethod
     def moves(
         self,
-        topics: str | Iterable[str],
+        topics: Sequence[str],
         to: str,
         timeout: float,
-        groups: Iterable[str],
+        groups: Sequence[str],
         producer: str | None,
         session: Any = None,
     ) -> Moves:
         """The moves of one call of `Engine.unload`, or of `Producer.move`, not begun yet.
-        `session`: that of the only producer to be moved, which `producer` names."""
+        `session`: that of the only producer to be moved, which `producer` names. LedgerError if no
+        live engine has the id `to`."""
 
     @abc.abstractmethod
-    def cancel_moves(self, topics: str | Iterable[str]) -> list[str]:
+    def cancel_moves(self, topics: Sequence[str]) -> list[str]:
         """Cancel the moves of these topics. Returns the names of those that were under way."""
 
 

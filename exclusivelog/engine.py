@@ -32,7 +32,7 @@ from exclusivelog.types import (
     Report,
     RoleInfo,
 )
-from exclusivelog.unload import UnloadFuture
+from exclusivelog.unload import UnloadFuture, moves, selected
 
 __all__ = ["Engine"]
 
@@ -545,7 +545,7 @@ it is held by ...
         ...     move.topic, move.state, b.topic("orders").producer("exclusive").topic_epoch
         ('orders', 'assigned', 2)
         """
-        return self.backend.moves(topics, to, timeout, groups, producer).run()
+        return moves(self.backend, topics, to, timeout, groups, producer).run()
 
     def unload_async(
         self,
@@ -570,7 +570,7 @@ it is held by ...
         ...     move.state
         'assigned'
         """
-        begun = self.backend.moves(topics, to, timeout, groups, producer)
+        begun = moves(self.backend, topics, to, timeout, groups, producer)
         return UnloadFuture(self.backend, begun)._start()
 
     def cancel_unload(self, topics: str | Iterable[str]) -> list[str]:
@@ -583,7 +583,7 @@ it is held by ...
         ('orders', [])
         """
         self.backend.check_writable()
-        return self.backend.cancel_moves(topics)
+        return self.backend.cancel_moves(selected(self.backend, topics))
 
     def history(
         self, topic: str | None = None, *, group: str | None = None, role: str | None = None

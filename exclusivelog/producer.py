@@ -48,7 +48,7 @@ from exclusivelog.transaction import (
     check_transaction,
 )
 from exclusivelog.types import AccessMode, Move, ProducerStats
-from exclusivelog.unload import UnloadFuture
+from exclusivelog.unload import UnloadFuture, check_move
 from exclusivelog.waits import GrantFuture
 
 __all__ = ["Producer", "Receipt"]
@@ -573,6 +573,7 @@ class Producer(SendingProducer, Closing):
             if not session.usable and session.moved is not None:
                 raise session.moved
             engine = session.engine
+            check_move(engine, to, timeout)
             found = session.session
             moves = engine.moves([self.topic], to, timeout, chosen, found.name, found)
             moves.begin()

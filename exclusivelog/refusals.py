@@ -11,18 +11,20 @@ They are the same for every backend (rules A5, J5).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from exclusivelog.admission import Verdict
 from exclusivelog.errors import (
     ExclusiveLogError,
     InvalidEpochError,
+    LedgerError,
     OwnershipError,
     OwnershipLostError,
     ProducerBusyError,
     ProducerFencedError,
     ProducerMovedError,
     ReaderFencedError,
+    TopicNotFoundError,
     TopicTerminatedError,
     WaitTimeoutError,
     describe_engine,
@@ -50,6 +52,17 @@ def describe(owner: OwnerInfo) -> str:
         f"producer {owner.producer_name!r} of engine {owner.engine_name!r} (id {owner.engine_id}, "
         f"pid {owner.pid}, {epoch}since {utc(owner.since)})"
     )
+
+
+def no_engine(path: str, to: str, there: Iterable[EngineInfo]) -> LedgerError:
+    """The error of a move to an engine that is not live. `there`: the live ones."""
+    found = ", ".join(f"{engine.name!r} (id {engine.id})" for engine in there)
+    return LedgerError(f"to={to!r} is not a live engine on {path}; there is {found or 'none'}")
+
+
+def nothing_to_move(topic: str) -> TopicNotFoundError:
+    """The error of a move of a topic that does not exist."""
+    return TopicNotFoundError(f"there is no topic {topic!r} to move")
 
 
 def utc(ms: int) -> str:

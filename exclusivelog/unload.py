@@ -1,17 +1,77 @@
-"""The future of `engine.unload_async`: moves in progress."""
+"""Which topics a call of `engine.unload` moves; the future of `engine.unload_async`."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
 
 from exclusivelog import threads
+from exclusivelog.arguments import (
+    check_engine_id,
+    check_groups,
+    check_seconds,
+    check_selection,
+    is_internal,
+)
 from exclusivelog.backend import EngineBackend, MoveCancelled, Moves
-from exclusivelog.types import Move
+from exclusivelog.errors import TopicNotFoundError
+from exclusivelog.types import PREFIX, Move
 from exclusivelog.waits import EngineFuture
 
-__all__ = ["UnloadFuture"]
+__all__ = ["UnloadFuture", "check_move", "moves", "selected"]
+
+
+def selected(engine: EngineBackend, topics: str | Iterable[str]) -> list[str]:
+    """The topics that a name, a list of names, or a prefix selects."""
+    if not isinstance(topics, str):
+        names = list(topics)
+        for name in names:
+            _check_has_owner(name)
+        return list(dict.fromkeys(names))
+    check_selection(topics)
+    known = engine.catalog.topics()
+    if topics in known or topics.startswith(PREFIX):
+        return [topics]
+    found = [name for name in known if name.startswith(topics.removesuffix("*"))]
+    if not found:
+        raise TopicNotFoundError(
+            f"{engine.path} has no topic {topics!r}, and none that begins with it"
+        )
+    return found
+
+
+def _check_has_owner(topic: object) -> None:
+    if not isinstance(topic, str):
+        raise TypeError(f"topics takes a str or an iterable of them, not {topic!r}")
+    if is_internal(topic) and not topic.startswith(PREFIX):  # one that stands for a role has one
+        raise ValueError(f"topics: {topic!r} is internal to the library, and has no owner")
+
+
+def moves(
+    engine: EngineBackend,
+    topics: str | Iterable[str],
+    to: str,
+    timeout: float,
+    groups: Iterable[str],
+    producer: str | None,
+) -> Moves:
+    """The moves of these topics, not begun yet; see `Engine.unload`."""
+    check_move(engine, to, timeout)
+    if producer is not None and not isinstance(producer, str):
+        raise TypeError(f"producer={producer!r}: it takes the name of a producer, or None")
+    return engine.moves(selected(engine, topics), to, timeout, check_groups(groups), producer)
+
+
+def check_move(engine: EngineBackend, to: str, timeout: float) -> None:
+    """Raise an error unless this engine can be asked to move something like that."""
+    engine.check_writable()
+    check_engine_id(to)
+    check_seconds(timeout, "timeout", "seconds from 0 on")
+
+
+# ---- in the background -------------------------------------------------------------------
 
 CANCELLED_WITHIN = 5.0  # seconds that a cancel waits for its transaction
 

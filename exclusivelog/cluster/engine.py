@@ -24,7 +24,7 @@ from exclusivelog.cluster.following import Registration, TopicLog, Topics
 from exclusivelog.cluster.history import claim_history, history
 from exclusivelog.cluster.kinds import Kinds
 from exclusivelog.cluster.locks import ClusterRoles
-from exclusivelog.cluster.moving import Moving, cancel_moves, choose
+from exclusivelog.cluster.moving import Moving, cancel_moves
 from exclusivelog.cluster.ordered import Place
 from exclusivelog.cluster.refused import refusal, refuses
 from exclusivelog.cluster.requests import Requests
@@ -205,21 +205,17 @@ class ClusterEngine(EngineBackend):
 
     def moves(
         self,
-        topics: str | Iterable[str],
+        topics: Sequence[str],
         to: str,
         timeout: float,
-        groups: Iterable[str],
+        groups: Sequence[str],
         producer: str | None,
         session: Registration | None = None,
     ) -> Moving:
         """The hand-overs of one `Engine.unload` or `Producer.move`, to be begun or run."""
+        return Moving(self, topics, to, timeout, groups, producer)
 
-        def names() -> list[str]:
-            return choose(self, topics) if session is None else list(topics)
-
-        return Moving(self, names, to, timeout, groups, producer)
-
-    def cancel_moves(self, topics: str | Iterable[str]) -> list[str]:
+    def cancel_moves(self, topics: Sequence[str]) -> list[str]:
         """Cancel the hand-overs of these topics. Returns the names of those that had one."""
         return cancel_moves(self, topics)
 

@@ -14,49 +14,25 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from exclusivelog import _core
-from exclusivelog.arguments import check_engine_id, check_seconds, check_selection, is_internal
 from exclusivelog.backend import MoveCancelled
 from exclusivelog.cluster.following import Seen, TopicLog, inspect, now_ms
 from exclusivelog.cluster.frames import Grant
 from exclusivelog.cluster.refused import refusal
 from exclusivelog.cluster.waiting import Assign, Unassign
-from exclusivelog.errors import LedgerError, TopicNotFoundError
-from exclusivelog.refusals import NO_OWNER, moving_to
+from exclusivelog.refusals import NO_OWNER, moving_to, no_engine, nothing_to_move
 from exclusivelog.types import EngineInfo, Move
 
 if TYPE_CHECKING:
     from exclusivelog.cluster.engine import ClusterEngine
 
-__all__ = ["Moving", "cancel_moves", "choose"]
+__all__ = ["Moving", "cancel_moves"]
 
 POLL_SECONDS = 0.1  # the death of a destination writes no record
-
-
-def choose(host: ClusterEngine, topics: str | Iterable[str]) -> list[str]:
-    """The topics selected by a name, a list of names, or a prefix."""
-    known = [name for name in host.place.topics() if not is_internal(name)]
-    if not isinstance(topics, str):
-        names = list(dict.fromkeys(topics))
-        for name in names:
-            if not isinstance(name, str):
-                raise TypeError(f"topics takes a str or an iterable of them, not {name!r}")
-            if name not in known:
-                raise TopicNotFoundError(f"{host.place.url} has no topic {name!r}")
-        return names
-    check_selection(topics)
-    if topics in known:
-        return [topics]
-    found = [name for name in known if name.startswith(topics.removesuffix("*"))]
-    if not found:
-        raise TopicNotFoundError(
-            f"{host.place.url} has no topic {topics!r}, and none that begins with it"
-        )
-    return found
 
 
 @dataclass
@@ -77,22 +53,17 @@ class Moving:
     def __init__(
         self,
         host: ClusterEngine,
-        topics: Callable[[], list[str]],
+        topics: Sequence[str],
         to: str,
         timeout: float,
-        groups: Iterable[str],
+        groups: Sequence[str],
         producer: str | None,
     ) -> None:
-        host.check_writable()
-        check_engine_id(to)
-        check_seconds(timeout, "timeout", "seconds from 0 on")
-        if producer is not None and not isinstance(producer, str):
-            raise TypeError(f"producer={producer!r}: it takes the name of a producer, or None")
-        if list(groups):
+        if groups:
             raise refusal("moved_claims")
         self._host, self._producer = host, producer
         self._target = _find(host, to)
-        self._names = topics()
+        self._names = topics
         self._until = now_ms() + int(timeout * 1000)
         self._end = _core.monotonic() + timeout
         self._stopped = threading.Event()
@@ -102,7 +73,10 @@ class Moving:
 
     def begin(self) -> None:
         """Begin to move the topics, unless that has begun."""
-        names, self._names = self._names, []
+        names, self._names = self._names, ()
+        for name in names:
+            if not self._host.place.has(name):
+                raise nothing_to_move(name)
         for name in names:
             self._begun.append(self._begin(self._host.topics.named(name)))
 
@@ -245,17 +219,14 @@ def _find(host: ClusterEngine, to: str) -> EngineInfo:
     for engine in engines:
         if engine.id == to:
             return engine
-    there = ", ".join(f"{other.name!r} (id {other.id})" for other in engines)
-    raise LedgerError(
-        f"to={to!r} is not a live engine on {host.place.url}; there is {there or 'none'}"
-    )
+    raise no_engine(host.place.url, to, engines)
 
 
-def cancel_moves(host: ClusterEngine, topics: str | Iterable[str]) -> list[str]:
+def cancel_moves(host: ClusterEngine, topics: Sequence[str]) -> list[str]:
     """Cancel the hand-overs of these topics. Returns the names of those that had one."""
     found = []
-    for name in choose(host, topics):
-        log = host.topics.named(name)
+    for name in topics:
+        log = host.followed(host.catalog.topic(name, False)[0])
         log.catch_up()
         assigned = log.waiters.assigned_at(now_ms())
         if assigned is not None:

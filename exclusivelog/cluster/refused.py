@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from exclusivelog.errors import UnsupportedError
 
-__all__ = ["REASONS", "Reason", "Refusing", "refusal", "refuses"]
+__all__ = ["REASONS", "Reason", "refusal", "refuses"]
 
 
 class Reason(NamedTuple):
@@ -86,22 +86,3 @@ def refuses(what: str) -> Callable[..., NoReturn]:
         raise refusal(what)
 
     return refuse
-
-
-class Refusing:
-    """A part of an engine that a cluster does not have: every call raises UnsupportedError.
-
-    >>> Refusing("once").record("orders", "writer", 1)
-    Traceback (most recent call last):
-        ...
-    exclusivelog.errors.UnsupportedError: a cluster engine has no once: numbered batches need \
-transactions; send with sequence ids
-    """
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return refuses(self._what)

@@ -49,7 +49,7 @@ from exclusivelog.local.storage.forgetting import forget_ended
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.local.topics import LocalTopic
-from exclusivelog.local.unloading import Unloading, choose
+from exclusivelog.local.unloading import Unloading
 from exclusivelog.local.worker import BackgroundWorker, Heartbeat, LocalCallbacks
 from exclusivelog.messages import Columns, Item
 from exclusivelog.waits import AnyFuture
@@ -452,28 +452,19 @@ class Runtime(LocalEngine):
 
     def moves(
         self,
-        topics: str | Iterable[str],
+        topics: Sequence[str],
         to: str,
         timeout: float,
-        groups: Iterable[str],
+        groups: Sequence[str],
         producer: str | None,
         session: Session | None = None,
     ) -> Unloading:
         """The hand-overs of one `Engine.unload` or `Producer.move`, to be begun or run."""
-        return Unloading(
-            self,
-            lambda: choose(self.path, self.catalog.topics, topics),
-            to,
-            timeout,
-            groups,
-            producer,
-            session,
-        )
+        return Unloading(self, topics, to, timeout, groups, producer, session)
 
-    def cancel_moves(self, topics: str | Iterable[str]) -> list[str]:
+    def cancel_moves(self, topics: Sequence[str]) -> list[str]:
         """Cancel the hand-overs of these topics. Returns the names of those that had one."""
-        names = choose(self.path, self.catalog.topics, topics)
-        ids = [self.catalog.topic(name, False)[0] for name in names]
+        ids = [self.catalog.topic(name, False)[0] for name in topics]
         return self.hand_over.cancel(ids, "cancelled")
 
     def backup(self, path: str) -> None:

@@ -11,23 +11,21 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from exclusivelog import _core
-from exclusivelog.arguments import check_engine_id, check_groups, check_seconds, check_selection
 from exclusivelog.backend import MoveCancelled
 from exclusivelog.errors import (
     ExclusiveLogError,
-    LedgerError,
-    TopicNotFoundError,
     WaitTimeoutError,
 )
 from exclusivelog.local.ownership.pending import BETWEEN_CHUNKS_SECONDS, FOLLOWED_FIRST_SECONDS
 from exclusivelog.local.ownership.steps import MOVES
 from exclusivelog.local.ownership.transfers import Begun, Wish
-from exclusivelog.local.records import Session, is_role
+from exclusivelog.local.records import Session
+from exclusivelog.refusals import no_engine
 from exclusivelog.types import Move
 from exclusivelog.waits import time_limit
 
@@ -167,28 +165,22 @@ class Unloading:
     def __init__(
         self,
         engine: Runtime,
-        names: Callable[[], list[str]],
+        topics: Sequence[str],
         to: str,
         timeout: float,
-        groups: Iterable[str],
+        groups: Sequence[str],
         producer: str | None,
         session: Session | None = None,
     ) -> None:
-        engine.check_writable()
-        check_engine_id(to)
-        check_seconds(timeout, "timeout", "seconds from 0 on")
-        if producer is not None and not isinstance(producer, str):
-            raise TypeError(f"producer={producer!r}: it takes the name of a producer, or None")
-        self._groups = check_groups(groups)
-        destination = engine.ledger.lockfile.slots.find(to)
+        slots = engine.ledger.lockfile.slots
+        destination = slots.find(to)
         if destination is None:
-            raise LedgerError(
-                f"to={to!r} is not a live engine on {engine.path}; {_describe_engines(engine)}"
-            )
+            raise no_engine(engine.path, to, slots.engines())
+        self._groups = groups
         self._slot, self._to = destination
         self._engine = engine
         self._producer, self._session = producer, session
-        self._names = names()
+        self._names = list(topics)
         self._end = _core.monotonic() + timeout
         self._stopped = threading.Event()
         self._chunks: list[Chunk] = []  # those that have begun; all but the last have ended
@@ -202,7 +194,7 @@ class Unloading:
         names, self._names = self._names[:MOVED_AT_ONCE], self._names[MOVED_AT_ONCE:]
         left = min(max(0.0, self._end - _core.monotonic()), LONGEST_SECONDS)
         until = _core.now() + int(left * 1e9)
-        wish = Wish(self._to, self._slot, until, self._groups, self._producer, self._session)
+        wish = Wish(self._to, self._slot, until, tuple(self._groups), self._producer, self._session)
         self._chunks.append(Chunk(self._engine, names, wish))
 
     def run(self) -> list[Move]:
@@ -235,31 +227,3 @@ class Unloading:
     def moves(self) -> list[Move]:
         """The present states of the hand-overs that have begun."""
         return [move for chunk in list(self._chunks) for move in chunk.moves]
-
-
-def choose(path: str, there: Callable[[], list[str]], topics: str | Iterable[str]) -> list[str]:
-    """The topics selected by `topics` (a name, a list of names, or a prefix); `there` returns the
-    names of all topics."""
-    if not isinstance(topics, str):
-        names = list(topics)
-        for name in names:
-            if not isinstance(name, str):
-                raise TypeError(f"topics takes a str or an iterable of them, not {name!r}")
-            if name.startswith("__") and not is_role(name):
-                raise ValueError(f"topics: {name!r} is internal to the library, and has no owner")
-        return list(dict.fromkeys(names))
-    check_selection(topics)
-    known = there()
-    if topics in known or is_role(topics):
-        return [topics]
-    found = [name for name in known if name.startswith(topics.removesuffix("*"))]
-    if not found:
-        raise TopicNotFoundError(f"{path} has no topic {topics!r}, and none that begins with it")
-    return found
-
-
-def _describe_engines(engine: Runtime) -> str:
-    there = ", ".join(
-        f"{other.name!r} (id {other.id})" for other in engine.ledger.lockfile.slots.engines()
-    )
-    return f"there is {there}" if there else "there is none"

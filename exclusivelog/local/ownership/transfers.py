@@ -39,7 +39,7 @@ from exclusivelog.local.ownership.recording import record
 from exclusivelog.local.ownership.steps import MOVES, RELEASE
 from exclusivelog.local.records import Session, Transfer, describe, is_role, owner_info
 from exclusivelog.local.storage.tables import Tables, fenced, owner_of
-from exclusivelog.refusals import NO_OWNER
+from exclusivelog.refusals import NO_OWNER, nothing_to_move
 from exclusivelog.types import EngineInfo, Move, TransferInfo
 
 if TYPE_CHECKING:
@@ -409,7 +409,7 @@ class HandOver:
 def _existing(tables: Tables, name: str) -> _core.TopicRow:
     row = tables.topics.find(name)
     if row is None:
-        raise TopicNotFoundError(f"there is no topic {name!r} to move")
+        raise nothing_to_move(name)
     return row
 
 
