@@ -13,6 +13,7 @@
 #define EXCLUSIVELOG_DEATHS_H
 
 #include "futex.h"
+#include "identity.h"
 #include "threads.h"
 
 #include <fcntl.h>
@@ -289,18 +290,33 @@ static inline void xd_look_at_lmdb(xd_watch *w, int proc) {
 
 /* ---- the thread ----------------------------------------------------------------------- */
 
+/* `holder`: the stamp of the process in which a thread uses the list; 0: none does. `owner`: of the
+   process whose watches and thread these are. */
 static struct {
-    pthread_mutex_t lock;
+    uint32_t holder, owner;
     xd_watch *first;
-    int running, prepared;
-} xd_all = {PTHREAD_MUTEX_INITIALIZER, NULL, 0, 0};
+    int running;
+} xd_all = {0, 0, NULL, 0};
 
-/* A forked child has no thread, and its watches are its parent's. */
-static inline void xd_after_fork(void) {
-    pthread_mutex_init(&xd_all.lock, NULL);
+/* No mutex of the C library: that would stay locked in a child that C code forks while the thread
+   looks (rule C8). A stamp of another process is of one that waits for nothing here. */
+static inline void xd_enter(void) {
+    const struct timespec pause = {0, 100000};
+    const uint32_t here = xi_here();
+    for (;;) {
+        uint32_t seen = __atomic_load_n(&xd_all.holder, __ATOMIC_RELAXED);
+        if (seen != here && __atomic_compare_exchange_n(&xd_all.holder, &seen, here, 0,
+                                                        __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+            break;
+        nanosleep(&pause, NULL);
+    }
+    if (xd_all.owner == here) return;
+    xd_all.owner = here;        /* a forked child has no thread, and its watches are its parent's */
     xd_all.first = NULL;
     xd_all.running = 0;
 }
+
+static inline void xd_leave(void) { __atomic_store_n(&xd_all.holder, 0, __ATOMIC_RELEASE); }
 
 static inline void *xd_run(void *arg) {
     uint32_t never = 0;
@@ -310,10 +326,10 @@ static inline void *xd_run(void *arg) {
         int proc;
         syscall(SYS_futex, &never, FUTEX_WAIT_PRIVATE, 0, &t, NULL, 0);
         proc = xd_proc_is_ours();
-        pthread_mutex_lock(&xd_all.lock);
+        xd_enter();
         if (xd_all.first == NULL) {
             xd_all.running = 0;
-            pthread_mutex_unlock(&xd_all.lock);
+            xd_leave();
             return NULL;
         }
         for (xd_watch *w = xd_all.first; w != NULL; w = w->next) {
@@ -321,7 +337,7 @@ static inline void *xd_run(void *arg) {
             xd_look_at_lmdb(w, proc);
             xd_look_at_slots(w, proc);
         }
-        pthread_mutex_unlock(&xd_all.lock);
+        xd_leave();
     }
 }
 
@@ -329,30 +345,26 @@ static inline void *xd_run(void *arg) {
 static inline int xd_start(xd_watch *w) {
     pthread_t thread;
     int failed = 0;
-    pthread_mutex_lock(&xd_all.lock);
-    if (!xd_all.prepared) {
-        pthread_atfork(NULL, NULL, xd_after_fork);
-        xd_all.prepared = 1;
-    }
+    xd_enter();
     if (!xd_all.running) failed = xt_start(&thread, xd_run, NULL, 1);
     if (!failed) {
         xd_all.running = 1;
         w->next = xd_all.first;
         xd_all.first = w;
     }
-    pthread_mutex_unlock(&xd_all.lock);
+    xd_leave();
     return failed;
 }
 
 /* Once this returns, the words may be unmapped. No effect in a forked child. */
 static inline void xd_stop(xd_watch *w) {
-    pthread_mutex_lock(&xd_all.lock);
+    xd_enter();
     for (xd_watch **at = &xd_all.first; *at != NULL; at = &(*at)->next)
         if (*at == w) {
             *at = w->next;
             break;
         }
-    pthread_mutex_unlock(&xd_all.lock);
+    xd_leave();
 }
 
 /* Look at LMDB's mutexes, too; 0 or an errno. `fd` is lock.mdb's. */
@@ -369,7 +381,7 @@ static inline int xd_add_lmdb(xd_watch *w, int fd, int repair_writer) {
         munmap(page, XD_LMDB_PAGE);
         return failed;
     }
-    pthread_mutex_lock(&xd_all.lock);
+    xd_enter();
     w->lmdb_locks[0].word = (uint32_t *)(page + XD_LMDB_READERS + XL_WORD);
     w->lmdb_locks[0].repair = 1;
     w->lmdb_locks[1].word = (uint32_t *)(page + XD_LMDB_WRITER + XL_WORD);
@@ -379,7 +391,7 @@ static inline int xd_add_lmdb(xd_watch *w, int fd, int repair_writer) {
     w->lmdb_file.fd = copy;
     w->lmdb_file.inode = (uint64_t)facts.st_ino;
     w->lmdb = (uint32_t *)page;
-    pthread_mutex_unlock(&xd_all.lock);
+    xd_leave();
     return 0;
 }
 

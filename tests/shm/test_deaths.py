@@ -609,3 +609,35 @@ def test_c8_without_the_watch_a_lock_stays(path: str, monkeypatch: pytest.Monkey
 def unwatched(self: lockfile.LockFile, *_: object) -> _core.DeathWatch:
     """One that looks at nothing."""
     return _core.DeathWatch(self.atomics, NAMESPACE, 0, b"", 0)
+
+
+FORKED_WHILE_THE_WATCH_LOOKS = """
+    import os, sys, time
+    from exclusivelog import _core
+    from testing.processes import bare_fork
+
+    words = _core.SharedWords(bytearray(64))
+    watch = _core.DeathWatch(words, 0, 0, b"", 0)
+    watch.add_slots(32, 0, 10_000_000)  # one that is free, so often that a look takes its time
+    watch.start()
+    children = []
+    for _ in range(12):  # for longer than from one look to the next
+        time.sleep(0.05)
+        child = bare_fork()
+        if child == 0:
+            watch.stop()
+            mine = _core.DeathWatch(words, 0, 0, b"", 0)
+            mine.start()
+            mine.stop()
+            os.write(1, b"ended\\n")
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    watch.stop()
+"""
+
+
+def test_c8_a_child_of_c_code_does_not_wait_for_its_parents_watch() -> None:
+    """It inherits no lock that the parent's thread has at that moment."""
+    assert finish(FORKED_WHILE_THE_WATCH_LOOKS).split() == ["ended"] * 12

@@ -307,9 +307,9 @@ static void test_deaths(void) {
     xd_stop(here);
     xd_stop(there);
     for (int running = 1; running; sleep_ms(1)) {
-        pthread_mutex_lock(&xd_all.lock);
+        xd_enter();
         running = xd_all.running;
-        pthread_mutex_unlock(&xd_all.lock);
+        xd_leave();
     }
     free(here);
     free(there);
