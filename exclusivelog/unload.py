@@ -20,7 +20,7 @@ from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.types import PREFIX, Move
 from exclusivelog.waits import EngineFuture
 
-__all__ = ["UnloadFuture", "check_move", "moves", "selected"]
+__all__ = ["UnloadFuture"]
 
 
 def selected(engine: EngineBackend, topics: str | Iterable[str]) -> list[str]:

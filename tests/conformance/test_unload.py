@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -133,6 +135,26 @@ def test_e4_moving_again_is_safe(engine: xl.Engine, topic: xl.Topic, there: xl.T
     for call in (lambda: engine.unload("", to=there.engine.id), lambda: engine.cancel_unload("")):
         with pytest.raises(ValueError, match="topics=''"):  # not: all of them
             call()
+
+
+REFUSED: list[tuple[Any, type[Exception], str]] = [
+    ("elsewhere", xl.TopicNotFoundError, "has no topic 'elsewhere', and none that begins with it"),
+    (["orders", "elsewhere"], xl.TopicNotFoundError, "there is no topic 'elsewhere' to move"),
+    (["__events__"], ValueError, "'__events__' is internal to the library, and has no owner"),
+    ([b"orders"], TypeError, "topics takes a str or an iterable of them, not b'orders'"),
+]
+
+
+@pytest.mark.parametrize(("topics", "error", "text"), REFUSED)
+def test_e1_j5_what_cannot_be_moved_is_refused_alike_by_all_backends(
+    engine: xl.Engine, there: xl.Topic, topics: Any, error: type[Exception], text: str
+) -> None:
+    owner = there.engine.topic("orders").producer(EXCLUSIVE, follow=False)
+    with pytest.raises(error, match=re.escape(text)):
+        engine.unload(topics, to=there.engine.id)
+    assert owner.state == "open"
+    with pytest.raises(TypeError, match="producer=7: it takes the name of a producer, or None"):
+        engine.unload("orders", to=there.engine.id, producer=7)  # type: ignore[arg-type]
 
 
 @pytest.mark.on_broker

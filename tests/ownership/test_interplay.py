@@ -261,9 +261,7 @@ def test_e4_a_cancel_begins_to_move_nothing_more(
     monkeypatch.setattr(unloading, "MOVED_AT_ONCE", 1)
     names = [engine.topic(f"t{number}").name for number in range(20)]
     with xl.open(path, name="destination") as destination:
-        moves = unloading.unloading(
-            engine.backend, engine.topics, names, destination.id, 20.0, (), None
-        )
+        moves = engine.backend.moves(names, destination.id, 20.0, (), None)
         moves.begin()
         moves.stop()
         with pytest.raises(MoveCancelled):
