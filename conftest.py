@@ -158,10 +158,12 @@ def pytest_collect_file(file_path: Path) -> Iterator[None]:
     one: to look at all functions of all test files is a tenth of the collection."""
     collectors: Any = yield
     return [
-        each for each in collectors
-        if not isinstance(each, DoctestModule) or LIBRARY in file_path.parents
+        each
+        for each in collectors
+        if not isinstance(each, DoctestModule)
+        or LIBRARY in file_path.parents
         or b">>>" in file_path.read_bytes()
-    ]  # fmt: skip
+    ]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -217,18 +219,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--durability", choices=("power", "process"), default="power",
+        "--durability",
+        choices=("power", "process"),
+        default="power",
         help="what engines promise where a test does not say it",
-    )  # fmt: skip
+    )
     # pytest takes no abbreviations: it is none of pytest-benchmark's options, which begin so.
     parser.addoption(
-        "--benchmark", action="store_true",
+        "--benchmark",
+        action="store_true",
         help="run the microbenchmarks in bench/: --benchmark-only bench/",
-    )  # fmt: skip
+    )
     parser.addoption(
-        "--rule", action="append", default=[], type=str.upper, metavar="B3",
+        "--rule",
+        action="append",
+        default=[],
+        type=str.upper,
+        metavar="B3",
         help="run the tests that back this rule of docs/semantics.md, and no others; repeatable",
-    )  # fmt: skip
+    )
     parser.addoption(
         "--short", action="store_true", help="run the tests of `make test`: none that is long"
     )
@@ -239,9 +248,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how long test_torture.py goes on; 12 s by default, 4 with --short",
     )
     parser.addoption(
-        "--every-crash", action="store_true",
+        "--every-crash",
+        action="store_true",
         help="take every system call, line, disk and world of a sweep, not a sample",
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture

@@ -49,13 +49,18 @@ def p1(settings: Settings) -> Figure:
         producer = stores.engine().topic("orders").producer("exclusive")
         send = partial(producer.send, value)
         peers = [*stores.enter_context(Appenders(stores))]
+
+        def beside(_: Any) -> Any:
+            return in_thread(lambda: latencies(send, calls))
+
         arms = [
             _one_by_one("exclusivelog send", POWER, send, calls),
-            Arm("send, not in the main thread", lambda _: in_thread(lambda: latencies(send, calls)),
-                calls, "s", durability=POWER),
-            *(_one_by_one(peer.name, peer.durability, partial(peer.append, value), calls,
-                          rival=True) for peer in peers),
-        ]  # fmt: skip
+            Arm("send, not in the main thread", beside, calls, "s", durability=POWER),
+            *(
+                _one_by_one(peer.name, peer.durability, partial(peer.append, value), calls, True)
+                for peer in peers
+            ),
+        ]
         # SQLite's log grows, at a price, until its first checkpoint, 1,000 pages on.
         results = take_turns(arms, settings.rounds_or(10), warm_ups=15)
     figure.series = list(results.values())

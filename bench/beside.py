@@ -32,8 +32,9 @@ def p26(settings: Settings) -> Figure:
     arms: list[Arm] = []
     with Stores(settings) as stores, workers() as make:
         for kind, durability, survives in (
-            ("send", "process", PROCESS), ("send_async", "power", POWER),
-        ):  # fmt: skip
+            ("send", "process", PROCESS),
+            ("send_async", "power", POWER),
+        ):
             engine = stores.engine(durability, durability=durability)
             worker = make(engine.path, "company", durability=durability)
             arms += _arms(kind, survives, own(engine, names(TOPICS), False), worker, rates)

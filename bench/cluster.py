@@ -121,9 +121,13 @@ def _sends(figure: Figure, cluster: Cluster, rounds: int) -> None:
     arms = [
         Arm("send", lambda _: _each(lambda n: ours.send(VALUE), SENDS), unit="s"),
         Arm("SharedMap.put", lambda _: _each(lambda n: held.put(str(n), VALUE), PUTS), unit="s"),
-        Arm("Producer.send", lambda _: _each(lambda n: plain.send(VALUE), SENDS), unit="s",
-            rival=True),
-    ]  # fmt: skip
+        Arm(
+            "Producer.send",
+            lambda _: _each(lambda n: plain.send(VALUE), SENDS),
+            unit="s",
+            rival=True,
+        ),
+    ]
     found = _take_turns(figure, arms, rounds)
     figure.compare("send, p50", found["send"], found["Producer.send"], Target(most_ratio=1.5))
     figure.compare(
@@ -207,12 +211,15 @@ def _reading(figure: Figure, cluster: Cluster, rounds: int) -> None:
     arms = [
         Arm("reader", read, READ, prepare=cluster.open),
         Arm(
-            "plain reader", read_plain, READ, rival=True,
+            "plain reader",
+            read_plain,
+            READ,
+            rival=True,
             prepare=lambda: cluster.client.create_reader(
                 cluster.address("read"), pulsar.MessageId.earliest
             ),
         ),
-    ]  # fmt: skip
+    ]
     found = _take_turns(figure, arms, rounds)
     figure.compare("reading", found["reader"], found["plain reader"], Target(least_ratio=2.0))
 

@@ -85,9 +85,11 @@ def _state_sizes(figure: Figure, topics: dict[str, xl.Topic]) -> None:
 
 def _reads(name: str, topic: xl.Topic, values: Sequence[bytes]) -> list[Arm]:
     works: list[tuple[str, Callable[[xl.Topic, int], None], int]] = [
-        (VALUES, each_value, len(values)), (MESSAGES, each_message, len(values)),
-        (PARSE, each_parsed, PARSED), (POINT, points, POINTS),
-    ]  # fmt: skip
+        (VALUES, each_value, len(values)),
+        (MESSAGES, each_message, len(values)),
+        (PARSE, each_parsed, PARSED),
+        (POINT, points, POINTS),
+    ]
     return [
         Arm(f"{what}, {name}", partial(_run, work, topic, count), count)
         for what, work, count in works

@@ -195,8 +195,9 @@ def _measure_elsewhere(figure: Figure, stores: Stores, rounds: int) -> None:
 
 def _judge(figure: Figure, gaps: Series, calm: Series | None = None) -> None:
     for share, name, target in (
-        (0.5, "p50", Target(most=P50)), (1.0, "longest", Target(most=LONGEST)),
-    ):  # fmt: skip
+        (0.5, "p50", Target(most=P50)),
+        (1.0, "longest", Target(most=LONGEST)),
+    ):
         what = f"{gaps.name}: {name}"
         if calm is None:
             figure.state(what, gaps.percentile(share), "s", target)

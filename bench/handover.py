@@ -127,13 +127,21 @@ def _judge(figure: Figure, count: int, moves: Mapping[str, list[Moved]]) -> None
     for what, unit, targets, of in (
         (GAP, "s", {"p50": Target(most=5e-3), "max": longest}, lambda move: move.gaps),
         ("all moved and written to", "s", {"p50": None}, lambda move: [move.whole]),
-        ("longest send to another topic meanwhile", "s", {"p50": None, "max": None},
-         lambda move: [move.pause]),
+        (
+            "longest send to another topic meanwhile",
+            "s",
+            {"p50": None, "max": None},
+            lambda move: [move.pause],
+        ),
         ("transactions", "", {"p50": Target(most=steps)}, lambda move: [move.transactions]),
         ("wake-ups, all engines", "", {"max": None}, lambda move: [move.notifications]),
-        ("wake-ups of engines that stand by", "", {"max": Target(least=0, most=0)},
-         lambda move: [move.notifications_of_bystanders]),
-    ):  # fmt: skip
+        (
+            "wake-ups of engines that stand by",
+            "",
+            {"max": Target(least=0, most=0)},
+            lambda move: [move.notifications_of_bystanders],
+        ),
+    ):
         ours, peer = (
             _series(f"{what}, {way}, {topics}", unit, moves[way], of)
             for way in (HAND_OVER, ELECTION)

@@ -42,9 +42,12 @@ STREAM, READER, CHECKPOINTS = "transactions", "a reader", "checkpoints"
 CHECKPOINTS_PER_SECOND = 10.0  # ten times as many as usual
 ALL = "all three"
 COMPANIES = {
-    ALONE: (), STREAM: (STREAM,), READER: (READER,), CHECKPOINTS: (CHECKPOINTS,),
+    ALONE: (),
+    STREAM: (STREAM,),
+    READER: (READER,),
+    CHECKPOINTS: (CHECKPOINTS,),
     ALL: (STREAM, READER, CHECKPOINTS),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,11 @@ def p36(settings: Settings) -> Figure:
     figure = Figure("P36", "rows of P1, P2, P18 and P19 in company")
     rounds = settings.rounds_or(5)
     for durability, prepare in (
-        ("power", durable_send), ("process", unflushed_send), ("power", many_topics),
+        ("power", durable_send),
+        ("process", unflushed_send),
+        ("power", many_topics),
         ("process", one_of_many),
-    ):  # fmt: skip
+    ):
         with Stores(settings) as stores, workers() as make:
             engine = stores.engine(durability=durability)
             worker = make(engine.path, "company", durability=durability)

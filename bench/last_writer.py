@@ -111,13 +111,15 @@ class LastWriter:
 
 
 BEGIN: dict[str, Callable[[LastWriter], None]] = {
-    IDLE: LastWriter.be_idle, "stopped": LastWriter.be_stopped,
+    IDLE: LastWriter.be_idle,
+    "stopped": LastWriter.be_stopped,
     GIL: LastWriter.keep_the_gil,
-}  # fmt: skip
+}
 END: dict[str, Callable[[LastWriter], None]] = {
-    IDLE: LastWriter.stay, "stopped": LastWriter.go_on,
+    IDLE: LastWriter.stay,
+    "stopped": LastWriter.go_on,
     GIL: LastWriter.have_kept_the_gil,
-}  # fmt: skip
+}
 
 
 def _measure_one_put(

@@ -84,9 +84,11 @@ class Target:
 
     def holds(self, ours: float, ratio: float | None) -> bool:
         pairs = (
-            (self.least, ours, 1), (self.most, ours, -1),
-            (self.least_ratio, ratio, 1), (self.most_ratio, ratio, -1),
-        )  # fmt: skip
+            (self.least, ours, 1),
+            (self.most, ours, -1),
+            (self.least_ratio, ratio, 1),
+            (self.most_ratio, ratio, -1),
+        )
         return all(
             value is not None and (value - bound) * sign >= 0
             for bound, value, sign in pairs

@@ -12,8 +12,12 @@ from bench.report import human, load
 DISTRIBUTION = 8  # latencies from which on a distribution says more than a bar
 OURS, THEIRS = "tab:blue", "tab:orange"
 LABELS = {
-    "s": "seconds", "/s": "per second", "B/s": "bytes per second", "B": "bytes", "%": "per cent",
-}  # fmt: skip
+    "s": "seconds",
+    "/s": "per second",
+    "B/s": "bytes per second",
+    "B": "bytes",
+    "%": "per cent",
+}
 
 
 def draw(figure: Figure, results: Path) -> list[Path]:

@@ -96,8 +96,14 @@ def p32(settings: Settings) -> Figure:
         threads = take_turns(many, settings.rounds_or(7))
     figure.series = [*single.values(), *threads.values()]
     _judge(figure, "one thread, p50", single, RAW, min, Target(most_ratio=1.05))
-    _judge(figure, f"{THREADS} threads", threads, f"{RAW}, {THREADS} threads", max,
-           Target(least_ratio=1.0))  # fmt: skip
+    _judge(
+        figure,
+        f"{THREADS} threads",
+        threads,
+        f"{RAW}, {THREADS} threads",
+        max,
+        Target(least_ratio=1.0),
+    )
     if not logs:
         figure.notes.append(f"cargo is not installed: not measured are {', '.join(LOGS)}")
     return figure

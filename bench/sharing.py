@@ -36,9 +36,12 @@ def p5(settings: Settings) -> Figure:
     figure = Figure("P5", f"durable send of 100 B, {THREADS} threads, and {PROCESSES} processes")
     with Stores(settings) as stores, workers() as make:
         arms = [
-            *_our_threads(stores), *_lmdb_threads(stores), *_raw_threads(stores),
-            *_process_arms(stores, make), *_bound_arms(stores),
-        ]  # fmt: skip
+            *_our_threads(stores),
+            *_lmdb_threads(stores),
+            *_raw_threads(stores),
+            *_process_arms(stores, make),
+            *_bound_arms(stores),
+        ]
         results = take_turns(arms, settings.rounds_or(5))
     figure.series = list(results.values())
     _judge(figure, results)
@@ -85,8 +88,11 @@ def _judge(figure: Figure, results: dict[str, Series]) -> None:
             )
         )
     for peer in (LMDB, RAW):
-        for ours, how in ((one, "1 thread"), (threads, f"{THREADS} threads"),
-                          (processes, f"{PROCESSES} processes")):  # fmt: skip
+        for ours, how in (
+            (one, "1 thread"),
+            (threads, f"{THREADS} threads"),
+            (processes, f"{PROCESSES} processes"),
+        ):
             figure.compare(f"{how}: the sum, against {peer}", ours, results[f"{peer}, {how}"])
 
     figure.notes += [_gains(name, results) for name in (OURS, BOUND, LMDB, RAW)]
@@ -189,8 +195,11 @@ def _processes_arm(name: str, workers: Sequence[Worker], kept: str, rival: bool 
 
 def _bound_arms(stores: Stores) -> list[Arm]:
     program, file = build("shared_flush", stores), stores.path("shared_flush.log")
-    counts = {"1 thread": (1, 1), f"{THREADS} threads": (1, THREADS),
-              f"{PROCESSES} processes": (PROCESSES, 1)}  # fmt: skip
+    counts = {
+        "1 thread": (1, 1),
+        f"{THREADS} threads": (1, THREADS),
+        f"{PROCESSES} processes": (PROCESSES, 1),
+    }
     return [
         Arm(
             f"{BOUND}, {how}",

@@ -93,22 +93,29 @@ def _compare(
     figure: Figure, settings: Settings, stores: Stores, spark: SparkSession, count: int
 ) -> None:
     path, stored = stores.path("ours"), stores.path("parquet")
-    rows = spark.read.parquet(stored).where(f"offset < {WRITTEN}").select("key", "value")
+
+    def as_parquet() -> DataFrame:
+        return spark.read.parquet(stored)
+
+    def new_name() -> str:
+        return f"out-{time.monotonic_ns()}"
+
+    def new_path() -> str:
+        return stores.path(new_name())
+
+    rows = as_parquet().where(f"offset < {WRITTEN}").select("key", "value")
     rows = rows.coalesce(2).cache()
     assert rows.count() == WRITTEN
     arms = [
         _reading("topic, 2 columns", lambda: topic(spark, path, TWO), count),
         _reading("scan, 2 columns", lambda: scanned(spark, path, TWO), count),
-        _reading("Parquet, 2 columns",
-                 lambda: spark.read.parquet(stored).select("offset", "value"), count, True),
+        _reading("Parquet, 2 columns", lambda: as_parquet().select("offset", "value"), count, True),
         _reading("topic, 9 columns", lambda: topic(spark, path, NINE), count),
         _reading("scan, 9 columns", lambda: scanned(spark, path, NINE), count),
-        _reading("Parquet, 9 columns", lambda: spark.read.parquet(stored), count, True),
-        Arm("into a topic", lambda name: _append(rows, path, name), WRITTEN,
-            prepare=lambda: f"out-{time.monotonic_ns()}"),
-        Arm("into Parquet", lambda name: _store(rows, name), WRITTEN,
-            prepare=lambda: stores.path(f"out-{time.monotonic_ns()}"), rival=True),
-    ]  # fmt: skip
+        _reading("Parquet, 9 columns", as_parquet, count, True),
+        Arm("into a topic", lambda name: _append(rows, path, name), WRITTEN, prepare=new_name),
+        Arm("into Parquet", lambda name: _store(rows, name), WRITTEN, prepare=new_path, rival=True),
+    ]
     found = take_turns(arms, settings.rounds_or(5))
     rows.unpersist()
     figure.series += list(found.values())

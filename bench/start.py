@@ -71,8 +71,10 @@ def _measure_processes(figure: Figure, settings: Settings, path: str, compiled: 
     figure.series += found.values()
     python, bound = found["python"], found[BOUND]
     for name, most in (
-        ("import exclusivelog", 0.09), ("exclusivelog --help", 0.2), ("exclusivelog topics", 0.2),
-    ):  # fmt: skip
+        ("import exclusivelog", 0.09),
+        ("exclusivelog --help", 0.2),
+        ("exclusivelog topics", 0.2),
+    ):
         figure.compare(name, found[name], bound, Target(most=most))
     figure.compare(
         "import exclusivelog: against an empty program", found["import exclusivelog"], python

@@ -128,8 +128,13 @@ def test_p28(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_p29(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {"DURABILITIES": {"power": POWER}, "PROCESSES": (1, 2), "SECONDS": 0.05,
-             "PUTS_IN_TURN": 4, "GIL_SECONDS": 0.5}  # fmt: skip
+    small = {
+        "DURABILITIES": {"power": POWER},
+        "PROCESSES": (1, 2),
+        "SECONDS": 0.05,
+        "PUTS_IN_TURN": 4,
+        "GIL_SECONDS": 0.5,
+    }
     for name, number in small.items():
         monkeypatch.setattr(last_writer, name, number)
     rows = counts(last_writer.p29(settings), tmp_path)
@@ -274,9 +279,16 @@ def test_p25(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     if reason := missing():
         pytest.skip(reason)
     small = {
-        "SENDS": 5, "PUTS": 3, "QUEUED": 500, "UNBATCHED": 50, "MANY": 2_000, "AT_ONCE": 1_000,
-        "READ": 3_000, "STORED": 5_000, "TAKEOVERS": 1,
-    }  # fmt: skip
+        "SENDS": 5,
+        "PUTS": 3,
+        "QUEUED": 500,
+        "UNBATCHED": 50,
+        "MANY": 2_000,
+        "AT_ONCE": 1_000,
+        "READ": 3_000,
+        "STORED": 5_000,
+        "TAKEOVERS": 1,
+    }
     for name, number in small.items():
         monkeypatch.setattr(cluster, name, number)
     monkeypatch.setattr(cluster, "own_broker", lambda options: own_broker(options=QUICK))

@@ -194,9 +194,10 @@ def last_transaction(engine: xl.Engine) -> int:
 
 def _judge_pauses(figure: Figure, results: dict[str, Series]) -> None:
     pairs = (
-        ("send, process", "sqlite3 WAL NORMAL"), ("send, process", "py-lmdb, sync=False"),
+        ("send, process", "sqlite3 WAL NORMAL"),
+        ("send, process", "py-lmdb, sync=False"),
         ("send, power", "pwrite + fdatasync"),
-    )  # fmt: skip
+    )
     for name, rival in pairs:
         ours, peer = results[name], results[rival]
         what = f"single calls: {name}, mean of {len(ours.samples):,}, checkpoints and all"

@@ -56,9 +56,11 @@ def _measure_queueing(figure: Figure, settings: Settings) -> None:
     results = take_turns(arms, settings.rounds_or(5))
     figure.series += results.values()
     figure.compare(
-        f"{PROCESSES} processes at once, each request", results[BULK], results[SINGLY],
+        f"{PROCESSES} processes at once, each request",
+        results[BULK],
+        results[SINGLY],
         Target(most=0.3e-3),
-    )  # fmt: skip
+    )
 
 
 def _queue(

@@ -25,8 +25,9 @@ project, author, copyright = "exclusivelog", "the exclusivelog developers", "the
 version = release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click"]
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/*.md",
-                    "tests/storage/ledgers/README.md"]  # fmt: skip
+include_patterns = """
+    docs/**.md README.md CHANGELOG.md CONTRIBUTING.md examples/*.md tests/storage/ledgers/README.md
+""".split()
 exclude_patterns = [".venv", "build", "dist", "exclusivelog", "proof", "bench"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]

@@ -111,7 +111,8 @@ def judge(
     return {
         f"every topic went from {OLD} to {CHOSEN}, and to {NEXT}": all(
             [name for name, _ in itertools.groupby(log, lambda message: message.producer_name)]
-            == [OLD, CHOSEN, NEXT] for log in logs.values()
+            == [OLD, CHOSEN, NEXT]
+            for log in logs.values()
         ),
         "every number is there once, in order": all(
             [number_of(message) for message in log] == list(range(len(log))) for log in everything
@@ -121,13 +122,14 @@ def judge(
         ),
         f"{OLD} was told the new owner of every topic": sorted(begins)
         == sorted(
-            loss["topic"] for loss in told
+            loss["topic"]
+            for loss in told
             if (loss["to"], loss["address"]) == (CHOSEN, ADDRESSES[CHOSEN])
         ),
         f"the messages refused to {OLD} were the first that {CHOSEN} sent": all(
             begins[loss["topic"]].get(CHOSEN) == loss["refused"] for loss in told
         ),
-    }  # fmt: skip
+    }
 
 
 def main() -> int:

@@ -89,9 +89,12 @@ def main() -> int:
     options = parser.parse_args()
     names = {f"watcher-{number}" for number in range(1, options.watchers + 1)}
     with (
-        directory(options.path) as path, xl.open(path, "a") as engine, xl.open(path, "b") as rival,
-        xl.SharedMap[str, Any](engine.topic(CONFIG)) as config, processes() as start,
-    ):  # fmt: skip
+        directory(options.path) as path,
+        xl.open(path, "a") as engine,
+        xl.open(path, "b") as rival,
+        xl.SharedMap[str, Any](engine.topic(CONFIG)) as config,
+        processes() as start,
+    ):
         config.put_all({"limit": 10, "host": "host-0", "port": 7000})
         watched = Watched(engine)
         running = {name: start(name, take_part, path, name) for name in sorted(names)}
@@ -127,14 +130,17 @@ def main() -> int:
         print(f"{killed}, restarted after a trim to offset {trimmed}, begins with {first}\n")
 
         torn = [seen for seen in watched.all if seen["host"][5:] != str(seen["port"] - 7000)]
-        return verdict({
-            "every change was seen by all, in time": max(took) < options.slowest,
-            "no process saw a host with another host's port": not torn,
-            "of two administrators one succeeded first, the other retried": sorted(tries)
-            == [[False, True], [True]] and config["limit"] == 50,
-            "the restarted watcher began with the newest configuration": trimmed > 0
-            and first == dict(config.scan()),
-        })  # fmt: skip
+        return verdict(
+            {
+                "every change was seen by all, in time": max(took) < options.slowest,
+                "no process saw a host with another host's port": not torn,
+                "of two administrators one succeeded first, the other retried": sorted(tries)
+                == [[False, True], [True]]
+                and config["limit"] == 50,
+                "the restarted watcher began with the newest configuration": trimmed > 0
+                and first == dict(config.scan()),
+            }
+        )
 
 
 if __name__ == "__main__":

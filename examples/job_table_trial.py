@@ -90,12 +90,14 @@ def main() -> int:
         f"{len(jobs)} jobs, {took} attempts; {len(messages)} operations, "
         f"{messages[-1].epoch} epochs\n"
     )
-    return verdict({
-        "every job was done exactly once": done == Counter(jobs),
-        "jobs of killed workers were done by others": took > len(jobs),
-        "the table is the same, however it is restored": by_loop == by_state == after_trim,
-        "there never were two writers at a time": never_interleaved(messages),
-    })  # fmt: skip
+    return verdict(
+        {
+            "every job was done exactly once": done == Counter(jobs),
+            "jobs of killed workers were done by others": took > len(jobs),
+            "the table is the same, however it is restored": by_loop == by_state == after_trim,
+            "there never were two writers at a time": never_interleaved(messages),
+        }
+    )
 
 
 if __name__ == "__main__":

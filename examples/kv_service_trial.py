@@ -114,12 +114,15 @@ def main() -> int:
     print(f"{len(log)} messages, {log[-1].epoch} epochs, {again} requests sent again\n{kept}\n")
     due = [len(clients) * sum(range(first, options.payments, 3)) for first in range(3)]
     answered = set.union(*(client.servers for client in clients))
-    return verdict({
-        "every payment is there, exactly once": list(kept.values()) == due,
-        "server-1, restarted, reports the same": (told, judge.servers) == (kept, {"server-1"}),
-        "clients of the dead server continued": again > 0 and answered == {"server-1", "server-2"},
-        "there never were two writers at a time": never_interleaved(log),
-    })  # fmt: skip
+    return verdict(
+        {
+            "every payment is there, exactly once": list(kept.values()) == due,
+            "server-1, restarted, reports the same": (told, judge.servers) == (kept, {"server-1"}),
+            "clients of the dead server continued": again > 0
+            and answered == {"server-1", "server-2"},
+            "there never were two writers at a time": never_interleaved(log),
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -161,15 +161,17 @@ def main() -> int:
         [next(name for name in (*best, STANDBY) if name not in dead) for best in wanted.values()]
         for dead in ([], workers[:1], workers)
     ]
-    return verdict({
-        "with priorities, each endpoint has its best live worker": spread.owners == best,
-        "the standby has no endpoint while a worker lives": spread.given_to_standby == 0,
-        "without priorities, one worker has all endpoints": [set(o) for o in fifo.owners]
-        == [{name} for name in (workers[0], workers[1], STANDBY)],
-        "no endpoint ever had two workers at a time": all(
-            never_interleaved(log) for log in spread.logs + fifo.logs
-        ),
-    })  # fmt: skip
+    return verdict(
+        {
+            "with priorities, each endpoint has its best live worker": spread.owners == best,
+            "the standby has no endpoint while a worker lives": spread.given_to_standby == 0,
+            "without priorities, one worker has all endpoints": [set(o) for o in fifo.owners]
+            == [{name} for name in (workers[0], workers[1], STANDBY)],
+            "no endpoint ever had two workers at a time": all(
+                never_interleaved(log) for log in spread.logs + fifo.logs
+            ),
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -43,8 +43,14 @@ CALM_SECONDS = 3.0  # without faults, at the end
 
 # How often each fault comes, of 100.
 FAULTS = {
-    "kill": 20, "stop": 20, "cut": 22, "cut_all": 4, "half_close": 18, "delay": 14, "broker": 2,
-}  # fmt: skip
+    "kill": 20,
+    "stop": 20,
+    "cut": 22,
+    "cut_all": 4,
+    "half_close": 18,
+    "delay": 14,
+    "broker": 2,
+}
 CONTROL_FAULTS = {"kill": 30, "cut": 10}
 
 

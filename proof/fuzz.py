@@ -68,8 +68,9 @@ uint32_t fresh_places(void) { uint32_t n = fresh; fresh = 0; return n; }
 uint32_t all_places(void) { return all; }
 """
 FLAGS = "-O1 -g -fno-omit-frame-pointer -fsanitize=address -fsanitize-coverage=trace-pc"
-INTERESTING = (0, 1, 2, 7, 8, 16, 63, 64, 255, 256, 4095, 1 << 15, 1 << 16, (1 << 31) - 1, 1 << 31,
-               (1 << 32) - 1, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)  # fmt: skip
+SMALL = (0, 1, 2, 7, 8, 16, 63, 64, 255, 256, 4095, 1 << 15, 1 << 16)
+LARGE = (2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1)
+INTERESTING = (*SMALL, *LARGE)
 LONGEST = 4096
 CAPACITY = 8192
 GENERATION = 7
@@ -356,9 +357,12 @@ def run(
         last = Path(where) / "last"
         last.write_bytes(bytes(LONGEST + 8))
         environment = {
-            **os.environ, "PYTHONPATH": str(tree), "LD_PRELOAD": preload, "PYTHONMALLOC": "malloc",
+            **os.environ,
+            "PYTHONPATH": str(tree),
+            "LD_PRELOAD": preload,
+            "PYTHONMALLOC": "malloc",
             "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:handle_segv=1",
-        }  # fmt: skip
+        }
         words = ["-m", "proof.fuzz", str(inputs), str(seed), str(last), defect, str(given)]
         done = subprocess.run(
             [sys.executable, *words, *([] if preload else ["--blind"])],

@@ -126,9 +126,14 @@ _CALLS: dict[str, Callable[[dict[Any, Any], Any, Any], Any]] = {
     "get": lambda items, key, value: items.get(key),
     "scan": lambda items, key, value: tuple(sorted(items.items())),
     "clear": lambda items, key, value: items.clear(),
-    "put": _put, "put_if_absent": _put_if_absent, "replace": _replace, "update": _update,
-    "delete": _delete, "put_all": _put_all, "update_all": _update_all,
-}  # fmt: skip
+    "put": _put,
+    "put_if_absent": _put_if_absent,
+    "replace": _replace,
+    "update": _update,
+    "delete": _delete,
+    "put_all": _put_all,
+    "update_all": _update_all,
+}
 
 WholeMap: Model = _Map()
 MapOfOne: Model = _Map()  # the same, of the calls of a single key

@@ -162,10 +162,13 @@ class Crew:
         """One process more."""
         self.started += 1
         arguments = (
-            str(self.path / "log"), str(self.notes(self.started)), self.started,
-            style or self.style, self.durabilities[self.started % len(self.durabilities)],
+            str(self.path / "log"),
+            str(self.notes(self.started)),
+            self.started,
+            style or self.style,
+            self.durabilities[self.started % len(self.durabilities)],
             str(self.path / "over"),
-        )  # fmt: skip
+        )
         self.living[self.started] = self.fork(self.path / f"stderr-{self.started}", *arguments)
 
     def notes(self, number: int) -> Path:
@@ -310,9 +313,12 @@ def one_by_one(topic: xl.Topic) -> Callable[[int], object]:
 
 
 WRITERS: dict[str, Writer] = {
-    "put_all": by_put_all, "put_all, 200 kB": by_put_all_at_length,
-    "update_multiple": by_update_multiple, "operations": by_operations, "one by one": one_by_one,
-}  # fmt: skip
+    "put_all": by_put_all,
+    "put_all, 200 kB": by_put_all_at_length,
+    "update_multiple": by_update_multiple,
+    "operations": by_operations,
+    "one by one": one_by_one,
+}
 
 
 def write_for_ever(path: str, acknowledged: str, writer: Writer) -> None:

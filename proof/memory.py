@@ -397,9 +397,19 @@ class Transactions:
         self, state: State, name: str, about: Any, operation: Callable[[], Any]
     ) -> tuple[Any, State]:
         key = (
-            name, about, state.epoch, state.top, state.owner, state.holders, state.queue,
-            state.engines, state.move, state.settled, state.reminded, state.known,
-        )  # fmt: skip
+            name,
+            about,
+            state.epoch,
+            state.top,
+            state.owner,
+            state.holders,
+            state.queue,
+            state.engines,
+            state.move,
+            state.settled,
+            state.reminded,
+            state.known,
+        )
         if key not in self._seen:
             self._load(state)
             watch = self.ledger.watch = Watch(self._world, state, name)
@@ -428,10 +438,17 @@ class Transactions:
         shared = 0 if state.owner else len(state.holders)
         parts = [
             rows_of_topic(
-                state.epoch, state.owner, shared, len(state.queue), later, due, state.move,
-                state.known, last_id(state),
+                state.epoch,
+                state.owner,
+                shared,
+                len(state.queue),
+                later,
+                due,
+                state.move,
+                state.known,
+                last_id(state),
             )
-        ]  # fmt: skip
+        ]
         parts += [rows_of(row, engine_of[row.producer], False) for row in state.holders]
         parts += [rows_of(row, engine_of[row.producer], True) for row in state.queue]
         store: Store = {}

@@ -7,19 +7,21 @@ process must be answered once the stopped one goes on.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from proof.report import Figure
 from proof.sizes import Size
 from testing.pauses import CONTROL, Kind, measured, name_of
 
+DURABILITIES: tuple[Literal["power", "process"], ...] = ("power", "process")
 # Of "sends" at full speed under `process`, most are in a checkpoint: the journal fills in no time.
 KINDS: list[Kind] = [
-    ("sends", "power", 0), ("sends", "power", 100), ("sends", "process", 0),
-    ("sends", "process", 100), ("commits", "power", 0), ("commits", "power", 100),
-    ("commits", "power", 10), ("commits", "process", 0), ("commits", "process", 100),
-    ("commits", "process", 10), ("grants", "power", 0), ("grants", "power", 10),
+    *(("sends", durability, number) for durability in DURABILITIES for number in (0, 100)),
+    *(("commits", durability, number) for durability in DURABILITIES for number in (0, 100, 10)),
+    ("grants", "power", 0),
+    ("grants", "power", 10),
     ("moves", "power", 0),
-]  # fmt: skip
+]
 
 
 def stop_writers(size: Size, where: Path) -> Figure:

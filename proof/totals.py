@@ -18,9 +18,13 @@ from proof.report import Card, Figure
 
 # Where each total comes from: (instrument, count).
 KILLS = (
-    ("random kills", "kills"), ("torture", "kills"), ("kill sweep", "deaths"),
-    ("failpoints", "deaths"), ("state", "kills"), ("compaction", "kills"),
-)  # fmt: skip
+    ("random kills", "kills"),
+    ("torture", "kills"),
+    ("kill sweep", "deaths"),
+    ("failpoints", "deaths"),
+    ("state", "kills"),
+    ("compaction", "kills"),
+)
 OPERATIONS = ("random kills", "torture", "histories", "power cuts", "state", "compaction")
 
 

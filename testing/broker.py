@@ -166,12 +166,16 @@ class Broker:
         self._directory.mkdir(parents=True, exist_ok=True)
         configuration = self._configure(home)
         environment = {
-            **os.environ, "PULSAR_STANDALONE_USE_ZOOKEEPER": "0",
-            "PULSAR_STANDALONE_CONF": str(configuration), "PULSAR_MEM": MEMORY,
-            "PULSAR_GC": f"-XX:+UseSerialGC {self._options}", "PULSAR_GC_LOG": " ",
+            **os.environ,
+            "PULSAR_STANDALONE_USE_ZOOKEEPER": "0",
+            "PULSAR_STANDALONE_CONF": str(configuration),
+            "PULSAR_MEM": MEMORY,
+            "PULSAR_GC": f"-XX:+UseSerialGC {self._options}",
+            "PULSAR_GC_LOG": " ",
             "PULSAR_LOG_LEVEL": "warn",
-            "PULSAR_LOG_DIR": str(self._directory / "logs"), "PULSAR_LOG_APPENDER": "Console",
-        }  # fmt: skip
+            "PULSAR_LOG_DIR": str(self._directory / "logs"),
+            "PULSAR_LOG_APPENDER": "Console",
+        }
         with (self._directory / "output").open("ab") as output:
             self._process = subprocess.Popen(
                 [

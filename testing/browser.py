@@ -12,11 +12,11 @@ import pytest
 
 from testing.patience import PATIENCE
 
-FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--disable-dev-shm-usage", "--hide-scrollbars",
-)  # fmt: skip
+FLAGS = """
+    --headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run
+    --disable-background-networking --disable-component-update --disable-sync
+    --disable-dev-shm-usage --hide-scrollbars
+""".split()
 
 # Text that is shown: its size, its contrast to what is behind it, and whether it leaves the page.
 TEXTS = """

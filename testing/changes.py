@@ -24,9 +24,13 @@ def changes(topics: Sequence[str], engines: int, start: int) -> Iterator[list[Ev
         now = start + epoch * LASTING + (count % len(topics))
         number = (count * count // 7) % engines
         party = {
-            "engine": f"{number:032x}", "engine_name": f"worker-{number}", "pid": 1000 + number,
-            "producer": f"worker-{number}", "properties": {}, "engine_properties": {},
-        }  # fmt: skip
+            "engine": f"{number:032x}",
+            "engine_name": f"worker-{number}",
+            "pid": 1000 + number,
+            "producer": f"worker-{number}",
+            "properties": {},
+            "engine_properties": {},
+        }
         events = []
         if topic in owners:
             dead = count % 10 == 0

@@ -12,10 +12,9 @@ from exclusivelog import _core
 
 # The footer's layout, as _native/layout.pxi tells it.
 FOOTER = struct.Struct("<QQQQqqIHHII")
-FIELDS = (
-    "topic", "base_offset", "epoch", "session", "base_sequence", "publish_time", "count", "flags",
-    "name_length", "magic", "crc",
-)  # fmt: skip
+FIELDS = """
+    topic base_offset epoch session base_sequence publish_time count flags name_length magic crc
+""".split()
 
 PLAIN, BLOCKED, COMPRESSED = 0x01454C58, 0x02454C58, 0x03454C58  # magic and version
 # Of an entry of version 2 or 3: bytes of values, keys and properties, last gap, last time, and the
@@ -32,6 +31,18 @@ SECTIONS = (
 
 # value, key, packed properties, event time, sequence id (None: the next)
 Row = tuple[bytes | None, bytes | None, bytes | None, int | None, int | None]
+
+
+def various(count: int) -> Iterator[Row]:
+    """Rows with all that a producer can write, each with some of it."""
+    for n in range(count):
+        yield (
+            None if n % 7 == 0 else b"v" * (n % 90),
+            b"k%d" % n if n % 3 else None,
+            b"\x81\xa1a\xa1b" if n % 5 == 0 else None,
+            n if n % 2 else None,
+            3 * n,
+        )
 
 
 def encode(rows: Iterable[Row], name: bytes = b"p", *, base: int = 0, time: int = 0) -> bytes:

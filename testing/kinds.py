@@ -292,11 +292,14 @@ INTS |= some.just(7000).map(lambda bits: 1 << bits)  # not written out in hypoth
 FLOATS = some.floats() | some.sampled_from([0.0, -0.0, 1.0])
 ZONES = some.sampled_from(
     [
-        None, dt.UTC, dt.timezone(dt.timedelta(hours=-3, seconds=7)),
-        dt.timezone(dt.timedelta(hours=1), "CET"), zoneinfo.ZoneInfo("Europe/Berlin"),
+        None,
+        dt.UTC,
+        dt.timezone(dt.timedelta(hours=-3, seconds=7)),
+        dt.timezone(dt.timedelta(hours=1), "CET"),
+        zoneinfo.ZoneInfo("Europe/Berlin"),
         zoneinfo.ZoneInfo.no_cache("Europe/Berlin"),
     ]
-)  # fmt: skip
+)
 DATETIMES = some.builds(
     lambda at, zone, fold: at.replace(tzinfo=zone, fold=fold),
     some.datetimes() | some.just(dt.datetime(2026, 10, 25, 2, 30)),
@@ -311,10 +314,20 @@ TIMES = some.builds(
 )
 ODD = some.sampled_from(
     [
-        Level.HIGH, Colour.RED, Size.LARGE, Point(1), Text("x"), bytearray(b"x"), range(3), ...,
-        decimal.Decimal("sNaN"), decimal.Decimal("1.10"), decimal.Decimal("-0"), object,
+        Level.HIGH,
+        Colour.RED,
+        Size.LARGE,
+        Point(1),
+        Text("x"),
+        bytearray(b"x"),
+        range(3),
+        ...,
+        decimal.Decimal("sNaN"),
+        decimal.Decimal("1.10"),
+        decimal.Decimal("-0"),
+        object,
     ]
-)  # fmt: skip
+)
 SCALARS = some.one_of(
     some.none(),
     some.booleans(),
@@ -374,12 +387,18 @@ def objects(cls: Any, always: str, **fields: Any) -> some.SearchStrategy[Any]:
 
 
 COMMON = {
-    "number": some.integers(0, 9) | INTS | FLOATS, "price": FLOATS | some.integers(0, 2),
-    "size": some.sampled_from([Size.LARGE, "l"]), "tags": some.sets(TEXTS, max_size=3),
-    "pair": some.sampled_from([(1, "a"), [1, "a"], (1,)]), "at": DATETIMES,
-    "amount": some.decimals() | some.just(1), "uid": some.uuids(), "data": some.binary(max_size=3),
-    "took": some.timedeltas(), "anything": VALUES,
-}  # fmt: skip
+    "number": some.integers(0, 9) | INTS | FLOATS,
+    "price": FLOATS | some.integers(0, 2),
+    "size": some.sampled_from([Size.LARGE, "l"]),
+    "tags": some.sets(TEXTS, max_size=3),
+    "pair": some.sampled_from([(1, "a"), [1, "a"], (1,)]),
+    "at": DATETIMES,
+    "amount": some.decimals() | some.just(1),
+    "uid": some.uuids(),
+    "data": some.binary(max_size=3),
+    "took": some.timedeltas(),
+    "anything": VALUES,
+}
 ORDERS = objects(
     Order,
     "number",
@@ -462,14 +481,16 @@ BILLS = objects(
 )
 GROWING = some.builds(learn, some.just(Growing), some.just("new")) | some.just(Growing.KNOWN)
 CHOICES = {
-    "swapped": some.sampled_from(Swapped), "lenient": some.sampled_from(Lenient),
-    "growing": GROWING, "rights": some.sampled_from([Rights.READ, Rights(0), Rights(3), Rights(9)]),
+    "swapped": some.sampled_from(Swapped),
+    "lenient": some.sampled_from(Lenient),
+    "growing": GROWING,
+    "rights": some.sampled_from([Rights.READ, Rights(0), Rights(3), Rights(9)]),
     "bits": some.sampled_from([Bits.LEFT, Bits(0), Bits(3), Bits(9)]),
     "masks": some.sampled_from([Masks.LEFT, Masks(0), Masks(3)])
     | some.builds(learn, some.just(Masks), some.just(64)),
     "several": some.lists(GROWING, max_size=2),
     "by_name": some.dictionaries(GROWING, some.integers(0, 3), max_size=1),
-}  # fmt: skip
+}
 FEW = some.lists(SCALARS, max_size=2)
 COUNTS = some.dictionaries(some.text(max_size=2), some.integers(0, 3) | some.booleans(), max_size=2)
 STOCKS = objects(
@@ -483,21 +504,36 @@ STOCKS = objects(
     parts=some.builds(collections.deque, some.lists(some.builds(Stock), max_size=1)),
 )
 STRATEGIES: dict[str, some.SearchStrategy[Any]] = {
-    "str": TEXTS | ODD, "bytes": some.binary(), "json": VALUES, "msgpack": VALUES, "exact": VALUES,
+    "str": TEXTS | ODD,
+    "bytes": some.binary(),
+    "json": VALUES,
+    "msgpack": VALUES,
+    "exact": VALUES,
     "choices": objects(Choice, "lenient", **CHOICES),
     "pydantic choices": objects(Option, "lenient", **CHOICES),
-    "dataclass": ORDERS, "plain dataclass": ITEMS, "pydantic": PAYMENTS,
+    "dataclass": ORDERS,
+    "plain dataclass": ITEMS,
+    "pydantic": PAYMENTS,
     "struct": some.builds(Tag, TEXTS, FLOATS),
     "sparse": some.builds(Sparse, INTS, inner=some.none() | some.builds(Sparse)),
-    "collections": STOCKS, "plain pydantic": BILLS,
+    "collections": STOCKS,
+    "plain pydantic": BILLS,
     "attrs": some.builds(Owner, TEXTS, some.none() | some.dates()),
     "named tuple": some.builds(Point, INTS, FLOATS | INTS),
     "typed dict": some.fixed_dictionaries({}, optional={"least": INTS, "most": FLOATS}),
-}  # fmt: skip
+}
 OPTIONS: dict[str, Any] = {
     **{name: name for name in ("str", "bytes", "json", "msgpack", "exact")},
-    "choices": Choice, "pydantic choices": Option, "dataclass": Order, "plain dataclass": Item,
-    "pydantic": Payment, "struct": Tag, "sparse": Sparse, "collections": Stock,
+    "choices": Choice,
+    "pydantic choices": Option,
+    "dataclass": Order,
+    "plain dataclass": Item,
+    "pydantic": Payment,
+    "struct": Tag,
+    "sparse": Sparse,
+    "collections": Stock,
     "plain pydantic": Bill,
-    "attrs": Owner, "named tuple": Point, "typed dict": Limits,
-}  # fmt: skip
+    "attrs": Owner,
+    "named tuple": Point,
+    "typed dict": Limits,
+}

@@ -28,9 +28,15 @@ from testing.kinds import DATETIMES, FLOATS, INTS, TEXTS, TIMES, VALUES, Level, 
 
 CLASSES = 1000
 LIBRARIES = (
-    "dataclass", "slots", "attrs", "struct", "typed dict", "named tuple", "pydantic",
+    "dataclass",
+    "slots",
+    "attrs",
+    "struct",
+    "typed dict",
+    "named tuple",
+    "pydantic",
     "pydantic dataclass",
-)  # fmt: skip
+)
 BY_PYDANTIC = ("pydantic", "pydantic dataclass")
 NAMES = ("a", "items", "keys", "é", "from_", "number", "madeAt", "x1", "self_", "type")
 D = decimal.Decimal
@@ -88,12 +94,18 @@ NEEDED: Any = object()
 def _plain() -> list[tuple[Any, Strategy, Any]]:
     """(type, values, default)."""
     return [
-        (int, INTS | SMALL | FLOATS, 1), (float, FLOATS | SMALL, 0.5), (str, TEXTS, "s"),
-        (bool, some.sampled_from([True, False, 1]), False), (bytes, some.binary(max_size=3), b""),
-        (D, some.decimals() | SMALL, D("1.0")), (uuid.UUID, some.uuids(), uuid.UUID(int=1)),
-        (dt.datetime, DATETIMES, dt.datetime(2026, 1, 2)), (dt.time, TIMES, dt.time(1)),
+        (int, INTS | SMALL | FLOATS, 1),
+        (float, FLOATS | SMALL, 0.5),
+        (str, TEXTS, "s"),
+        (bool, some.sampled_from([True, False, 1]), False),
+        (bytes, some.binary(max_size=3), b""),
+        (D, some.decimals() | SMALL, D("1.0")),
+        (uuid.UUID, some.uuids(), uuid.UUID(int=1)),
+        (dt.datetime, DATETIMES, dt.datetime(2026, 1, 2)),
+        (dt.time, TIMES, dt.time(1)),
         (dt.date, some.dates() | DATETIMES, dt.date(2026, 1, 2)),
-        (dt.timedelta, some.timedeltas(), dt.timedelta(1)), (Any, VALUES, None),
+        (dt.timedelta, some.timedeltas(), dt.timedelta(1)),
+        (Any, VALUES, None),
         (Size, some.sampled_from([*Size, "l"]), Size.LARGE),
         (Level, some.sampled_from([*Level, 2]), Level.LOW),
         (Signed, some.sampled_from([*Signed, -1]), Signed.ABOVE),
@@ -102,17 +114,19 @@ def _plain() -> list[tuple[Any, Strategy, Any]]:
         (int | str, SMALL | TEXTS | some.booleans(), 0),
         (int | None, some.none() | SMALL, None),
         (Point, some.builds(Point, SMALL, FLOATS), Point(1)),
-    ]  # fmt: skip
+    ]
 
 
 def _of_pydantic() -> list[tuple[Any, Strategy, Any]]:
     return [
-        (Odd, some.sampled_from([*Odd]), Odd.HALF), (Odd | None, some.sampled_from([*Odd]), None),
+        (Odd, some.sampled_from([*Odd]), Odd.HALF),
+        (Odd | None, some.sampled_from([*Odd]), None),
         (pydantic.SecretStr, some.builds(pydantic.SecretStr, TEXTS), pydantic.SecretStr("")),
         (pydantic.ByteSize, INTS | SMALL | some.decimals(), pydantic.ByteSize(1)),
         (collections.deque[int], some.builds(collections.deque, some.lists(SMALL)), NEEDED),
-        (str | bytes, TEXTS | some.binary(max_size=2), ""), (Pet, PETS, NEEDED),
-    ]  # fmt: skip
+        (str | bytes, TEXTS | some.binary(max_size=2), ""),
+        (Pet, PETS, NEEDED),
+    ]
 
 
 def _of_msgspec() -> list[tuple[Any, Strategy, Any]]:
@@ -193,11 +207,16 @@ def _aliases(rng: random.Random) -> dict[str, Any]:
     path = pydantic.AliasPath(other, 0)
     return rng.choice(
         [
-            {}, {}, {}, {"alias": other}, {"validation_alias": other},
-            {"serialization_alias": other}, {"validation_alias": path}, {"exclude": True},
-            {"validation_alias": pydantic.AliasChoices("first", path)}, {"repr": False},
+            *({}, {}, {}),
+            {"alias": other},
+            {"validation_alias": other},
+            {"serialization_alias": other},
+            {"validation_alias": path},
+            {"exclude": True},
+            {"validation_alias": pydantic.AliasChoices("first", path)},
+            {"repr": False},
         ]
-    )  # fmt: skip
+    )
 
 
 # ---- classes -----------------------------------------------------------------------------
@@ -264,11 +283,18 @@ def _struct(name: str, fields: list[Field], rng: random.Random) -> Any:
     array_like = rng.random() < 0.3
     tag = rng.choice([None, True, 7, "tag"])
     return msgspec.defstruct(
-        name, rows, module=__name__, array_like=array_like, frozen=rng.random() < 0.3,
-        rename=rng.choice([None, "camel", "upper", {"a": "A B"}]), kw_only=rng.random() < 0.3,
-        omit_defaults=rng.random() < 0.3, tag=tag, tag_field=None if tag is None else "kind",
+        name,
+        rows,
+        module=__name__,
+        array_like=array_like,
+        frozen=rng.random() < 0.3,
+        rename=rng.choice([None, "camel", "upper", {"a": "A B"}]),
+        kw_only=rng.random() < 0.3,
+        omit_defaults=rng.random() < 0.3,
+        tag=tag,
+        tag_field=None if tag is None else "kind",
         forbid_unknown_fields=rng.random() < 0.3,
-    )  # fmt: skip
+    )
 
 
 def _typed_dict(name: str, fields: list[Field], rng: random.Random) -> Any:
@@ -290,11 +316,12 @@ def _pydantic(name: str, fields: list[Field], rng: random.Random) -> Any:
     given: dict[str, Any] = {
         each.name: (
             each.kind,
-            pydantic.Field(**{} if each.default is NEEDED else {"default": each.default},
-                           **each.options),
+            pydantic.Field(
+                **{} if each.default is NEEDED else {"default": each.default}, **each.options
+            ),
         )
         for each in fields
-    }  # fmt: skip
+    }
     settings: dict[str, Any] = {}
     for setting, choices in _SETTINGS.items():
         if rng.random() < 0.2:
@@ -314,14 +341,24 @@ class Computing(pydantic.BaseModel):
 
 
 _SETTINGS: dict[str, tuple[Any, ...]] = {
-    "populate_by_name": (True,), "extra": ("forbid", "allow", "ignore"), "frozen": (True,),
-    "use_enum_values": (True,), "str_strip_whitespace": (True,), "strict": (True,),
-    "ser_json_inf_nan": ("strings", "constants"), "ser_json_bytes": ("base64", "hex"),
-    "val_json_bytes": ("base64", "hex"), "ser_json_timedelta": ("float",),
-    "validate_default": (True,), "alias_generator": (str.upper,), "serialize_by_alias": (True,),
-    "coerce_numbers_to_str": (True,), "str_to_lower": (True,), "str_max_length": (3,),
+    "populate_by_name": (True,),
+    "extra": ("forbid", "allow", "ignore"),
+    "frozen": (True,),
+    "use_enum_values": (True,),
+    "str_strip_whitespace": (True,),
+    "strict": (True,),
+    "ser_json_inf_nan": ("strings", "constants"),
+    "ser_json_bytes": ("base64", "hex"),
+    "val_json_bytes": ("base64", "hex"),
+    "ser_json_timedelta": ("float",),
+    "validate_default": (True,),
+    "alias_generator": (str.upper,),
+    "serialize_by_alias": (True,),
+    "coerce_numbers_to_str": (True,),
+    "str_to_lower": (True,),
+    "str_max_length": (3,),
     "allow_inf_nan": (False,),
-}  # fmt: skip
+}
 
 
 def _pydantic_dataclass(name: str, fields: list[Field], rng: random.Random) -> Any:
@@ -329,10 +366,15 @@ def _pydantic_dataclass(name: str, fields: list[Field], rng: random.Random) -> A
 
 
 _MAKERS: dict[str, Callable[[str, list[Field], random.Random], Any]] = {
-    "dataclass": _dataclass, "slots": _slots, "attrs": _attrs, "struct": _struct,
-    "typed dict": _typed_dict, "named tuple": _named_tuple, "pydantic": _pydantic,
+    "dataclass": _dataclass,
+    "slots": _slots,
+    "attrs": _attrs,
+    "struct": _struct,
+    "typed dict": _typed_dict,
+    "named tuple": _named_tuple,
+    "pydantic": _pydantic,
     "pydantic dataclass": _pydantic_dataclass,
-}  # fmt: skip
+}
 
 # ---- values ------------------------------------------------------------------------------
 

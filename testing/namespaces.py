@@ -19,7 +19,7 @@ def can_choose_pids() -> bool:
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         tried = subprocess.run(
             [*NEW_NAMESPACE, "sh", "-c", choice], capture_output=True, timeout=PATIENCE, check=False
-        )  # fmt: skip
+        )
         return tried.returncode == 0
     return False
 
@@ -32,9 +32,13 @@ needs_namespaces = pytest.mark.skipif(
 def in_a_namespace(source: str, *args: object) -> str:
     """What the source prints, run as process 1 of a pid namespace. It must end well."""
     done = subprocess.run(
-        NEW_NAMESPACE + command(source, *args), capture_output=True, text=True, cwd=ROOT,
-        timeout=2 * PATIENCE, check=False,
-    )  # fmt: skip
+        NEW_NAMESPACE + command(source, *args),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=2 * PATIENCE,
+        check=False,
+    )
     if done.returncode:
         raise RuntimeError(f"exit {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done.stdout

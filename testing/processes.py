@@ -425,9 +425,13 @@ def threads_since(before: set[threading.Thread]) -> list[str]:
     new = (thread for thread in threading.enumerate() if thread not in before)
     opened = any(thread.name.startswith("exclusivelog-heart") for thread in before)
     passing = (
-        "exclusivelog-commit", "exclusivelog-checkpoint", "exclusivelog-place", "exclusivelog-log",
-        "within", *(["exclusivelog-retention"] if opened else []),
-    )  # fmt: skip
+        "exclusivelog-commit",
+        "exclusivelog-checkpoint",
+        "exclusivelog-place",
+        "exclusivelog-log",
+        "within",
+        *(["exclusivelog-retention"] if opened else []),
+    )
     return [thread.name for thread in new if not thread.name.startswith(passing)]
 
 

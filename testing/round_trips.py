@@ -82,9 +82,12 @@ def written(examples: int, number: int, dumps: Callable[..., Any] = dumps_of) ->
     def play(codec: str, strategy: Any, is_key: bool) -> None:
         @seed(number)
         @settings(
-            max_examples=examples * (4 if codec == "made" else 1), deadline=None, database=None,
-            phases=[Phase.generate], suppress_health_check=list(HealthCheck),
-        )  # fmt: skip
+            max_examples=examples * (4 if codec == "made" else 1),
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
         @given(strategy)
         def one(value: Any) -> None:
             name = codec

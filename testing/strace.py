@@ -38,19 +38,36 @@ class Point:
         return f"inject={self.call}:signal={number}:when={self.when}"
 
 
-@contextlib.contextmanager
-def traced(pid: int, *options: str) -> Iterator[None]:
-    """Trace the process and its threads with strace, while the block runs."""
+def attached(pid: int, *options: str) -> subprocess.Popen[str]:
+    """A strace that traces the process and its threads. Who asks for it ends it."""
     strace = subprocess.Popen(
         ["strace", "-f", "-p", str(pid), *options], stderr=subprocess.PIPE, text=True
     )
+    assert strace.stderr is not None
+    said = "\n"
+    while said and "attached" not in said:
+        said = strace.stderr.readline()
+    if not said:
+        strace.communicate(timeout=PATIENCE)
+        raise AssertionError("strace has ended")
+    return strace
+
+
+@contextlib.contextmanager
+def traced(pid: int, *options: str) -> Iterator[None]:
+    """Trace the process and its threads with strace, while the block runs."""
+    strace = attached(pid, *options)
     try:
-        assert strace.stderr is not None
-        assert "attached" in strace.stderr.readline()
         yield
     finally:
         strace.terminate()
         strace.communicate(timeout=PATIENCE)
+
+
+def injecting(pid: int, injection: str, *paths: str) -> contextlib.AbstractContextManager[None]:
+    """Let system calls fail, or be late, while the block runs: all of them, or those on `paths`."""
+    options = [option for path in paths for option in ("-P", path)]
+    return traced(pid, "-o", os.devnull, *options, "-e", f"inject={injection}")
 
 
 def points(trace: Path) -> list[Point]:

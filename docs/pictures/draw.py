@@ -216,9 +216,7 @@ def hand_over() -> Drawing:
     return d
 
 
-PICTURES = {
-    "failover": failover, "one-writer": one_writer, "files": files, "hand-over": hand_over,
-}  # fmt: skip
+PICTURES = {"failover": failover, "one-writer": one_writer, "files": files, "hand-over": hand_over}
 
 if __name__ == "__main__":
     for name, draw in PICTURES.items():

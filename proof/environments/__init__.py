@@ -45,4 +45,4 @@ __all__ = [
     "programs",
     "storage",
     "users",
-]  # fmt: skip
+]

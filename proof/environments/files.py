@@ -36,8 +36,10 @@ def remove(ledger: Path, name: str) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path, str], None]] = {
-    "halved": halve, "emptied": empty, "removed": remove,
-}  # fmt: skip
+    "halved": halve,
+    "emptied": empty,
+    "removed": remove,
+}
 DAMAGED = [f"{name} {damage}" for name in NAMES for damage in DAMAGES]
 
 
@@ -230,9 +232,15 @@ def what_is_no_ledger(scene: Scene, variant: str) -> None:
 
 
 PATHS: dict[str, bytes] = {
-    "newline": b"a\nb", "not UTF-8": b"caf\xe9", "spaces": b" a  b ", "dash": b"-rf",
-    "escape": b"a\\012b", "long": b"x" * 255, "percent": b"%s%n", "quotes": b"'\"`$(id)",
-}  # fmt: skip
+    "newline": b"a\nb",
+    "not UTF-8": b"caf\xe9",
+    "spaces": b" a  b ",
+    "dash": b"-rf",
+    "escape": b"a\\012b",
+    "long": b"x" * 255,
+    "percent": b"%s%n",
+    "quotes": b"'\"`$(id)",
+}
 
 
 @case(*PATHS, twin=False)

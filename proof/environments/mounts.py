@@ -442,9 +442,7 @@ def a_quota_that_is_used_up(scene: Scene) -> None:
         device = next(m.split()[0] for m in mounts() if m.split()[1] == str(disk))
         used = sum(f.stat().st_blocks for f in (disk / "log").rglob("*")) // 2
         limit = struct.pack("=8QI4x", used + 500, used + 500, 0, 0, 0, 0, 0, 0, 1)
-        if ctypes.CDLL(None, use_errno=True).quotactl(
-            0x800008 << 8, device.encode(), 1234, limit
-        ):  # fmt: skip
+        if ctypes.CDLL(None, use_errno=True).quotactl(0x800008 << 8, device.encode(), 1234, limit):
             raise Skip(f"quotas cannot be set here: {os.strerror(ctypes.get_errno())}")
     said = owner.send(b"too-much", 3 << 20)
     scene.refuses(said, path=disk / "log", kind="LedgerFullError")

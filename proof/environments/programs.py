@@ -201,10 +201,12 @@ def a_daemon_that_forks_after_opening(scene: Scene) -> None:
 
 
 ENDS: dict[str, str] = {
-    "sys.exit": "sys.exit()", "an error": "raise RuntimeError", "os._exit": "os._exit(0)",
+    "sys.exit": "sys.exit()",
+    "an error": "raise RuntimeError",
+    "os._exit": "os._exit(0)",
     "in a thread": "threading.Thread(target=lambda: [producer.send(b'x') for _ in range(9**9)],"
     " daemon=True).start(); time.sleep(0.2); sys.exit()",
-}  # fmt: skip
+}
 LEAVES = """
     import os, sys, threading, time
     import exclusivelog as xl

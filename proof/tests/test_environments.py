@@ -112,8 +112,12 @@ def test_h3_disks_that_share_roll_back_and_rot(name: str, verdict_of: Run) -> No
 
 # ---- the judges --------------------------------------------------------------------------
 
-JUDGED = ("moves-an-owner-without-its-directory-renamed", "files-an-empty-path",
-          "users-another-umask-63", "copies-a-backup-put-back-cp-without-locks")  # fmt: skip
+JUDGED = (
+    "moves-an-owner-without-its-directory-renamed",
+    "files-an-empty-path",
+    "users-another-umask-63",
+    "copies-a-backup-put-back-cp-without-locks",
+)
 
 
 @pytest.mark.long

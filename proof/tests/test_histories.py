@@ -43,10 +43,12 @@ GOOD = {
     "of unknown outcome, seen": calls((0, "put", 1, UNKNOWN, 0, 9), (1, "get", None, 1, 2, 3)),
     "of unknown outcome, not": calls((0, "put", 1, UNKNOWN, 0, 1), (1, "get", None, None, 2, 3)),
     "only one replaces": calls(
-        (0, "put", 1, None, 0, 1), (1, "replace", (1, 2), (True, 1), 2, 9),
-        (2, "replace", (1, 3), (False, 2), 3, 8), (2, "get", None, 2, 10, 11),
+        (0, "put", 1, None, 0, 1),
+        (1, "replace", (1, 2), (True, 1), 2, 9),
+        (2, "replace", (1, 3), (False, 2), 3, 8),
+        (2, "get", None, 2, 10, 11),
     ),
-}  # fmt: skip
+}
 
 BAD = {
     "stale": calls((0, "put", 1, None, 0, 1), (1, "get", None, None, 2, 3)),
@@ -60,12 +62,12 @@ BAD = {
         (0, "put", 1, UNKNOWN, 0, 3), (1, "get", None, None, 4, 5), (1, "get", None, 1, 6, 7)
     ),
     "both replace": calls(
-        (0, "put", 1, None, 0, 1), (1, "replace", (1, 2), (True, 1), 2, 9),
+        (0, "put", 1, None, 0, 1),
+        (1, "replace", (1, 2), (True, 1), 2, 9),
         (2, "replace", (1, 3), (True, 1), 3, 8),
     ),
     "both are first": calls(
-        (0, "put_if_absent", 1, (True, None), 0, 9),
-        (1, "put_if_absent", 2, (True, None), 1, 8),
+        (0, "put_if_absent", 1, (True, None), 0, 9), (1, "put_if_absent", 2, (True, None), 1, 8)
     ),
     "the loser learns another value": calls(
         (0, "put_if_absent", 1, (True, None), 0, 9), (1, "put_if_absent", 2, (False, 3), 1, 8)
@@ -73,7 +75,7 @@ BAD = {
     "a lost update": calls(
         (0, "update", 1, (None, (1, None)), 0, 9), (1, "update", 2, (None, (2, None)), 1, 8)
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.once

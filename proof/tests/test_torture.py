@@ -47,9 +47,10 @@ def sent(sender: str, at: int, epoch: int, *values: bytes, exclusive: bool = Tru
 
 ROWS = [Row(0, 1, 7, b"a"), Row(1, 1, 8, b"b"), Row(2, 2, 9, b"c"), Row(3, 2, 9, b"d")]
 CALLS = [
-    sent("one", 0, 1, b"a"), sent("two", 1, 1, b"b", exclusive=False),
+    sent("one", 0, 1, b"a"),
+    sent("two", 1, 1, b"b", exclusive=False),
     sent("three", 2, 2, b"c", b"d"),
-]  # fmt: skip
+]
 UNTOLD = [Call("four", (b"x", b"y"), 40), Call("five", (b"z",), 40), Call("five", (b"w",), 41)]
 STALE = Call("one", (b"old",), 40, stale=True)
 
@@ -63,11 +64,21 @@ STALE = Call("one", (b"old",), 40, stale=True)
         ("B9", [ROWS[1], ROWS[0], *ROWS[2:]], CALLS),
         ("B9", [*ROWS, Row(4, 3, 5, b"nobody's")], CALLS),
         ("B9", [*ROWS, Row(4, 3, 5, b"z")], [*CALLS, UNTOLD[1].refused(50)]),
-        ("B9", ROWS, [*CALLS[:2], Call("three", (b"c", b"d"), 0).acknowledged(1),
-                      Call("one", (b"a",), 2, exclusive=False)]),
+        (
+            "B9",
+            ROWS,
+            [
+                *CALLS[:2],
+                Call("three", (b"c", b"d"), 0).acknowledged(1),
+                Call("one", (b"a",), 2, exclusive=False),
+            ],
+        ),
         ("B8", [*ROWS, Row(4, 1, 7, b"z")], [*CALLS, *UNTOLD]),
-        ("B8", [*ROWS, Row(4, 2, 5, b"x"), Row(5, 2, 5, b"y"), Row(6, 2, 9, b"z")],
-         [*CALLS, *UNTOLD]),
+        (
+            "B8",
+            [*ROWS, Row(4, 2, 5, b"x"), Row(5, 2, 5, b"y"), Row(6, 2, 9, b"z")],
+            [*CALLS, *UNTOLD],
+        ),
         ("B8", ROWS, [*CALLS[:2], sent("three", 2, 5, b"c", b"d")]),
         ("B1", [*ROWS, Row(4, 2, 5, b"z")], [*CALLS, *UNTOLD]),
         ("B3", [*ROWS, Row(4, 3, 5, b"old")], [*CALLS, STALE.acknowledged(50, 4)]),
@@ -76,7 +87,7 @@ STALE = Call("one", (b"old",), 40, stale=True)
         ("G3", [*ROWS, Row(4, 3, 5, b"y"), Row(5, 3, 5, b"x")], [*CALLS, *UNTOLD]),
         ("G5", [*ROWS[:2], ROWS[2]._replace(offset=3)], CALLS[:2]),
     ],
-)  # fmt: skip
+)
 def test_controls_turn_the_judge_red(rule: str, rows: list[Row], calls: list[Call]) -> None:
     assert judge(ROWS, [*CALLS, *UNTOLD]) == []
     assert rule in {broken.rule for broken in judge(rows, calls)}
