@@ -21,9 +21,11 @@ pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
-    *sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")),
-    ROOT / "examples/README.md", ROOT / "tests/storage/ledgers/README.md",
-]  # fmt: skip
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "examples/README.md",
+    ROOT / "tests/storage/ledgers/README.md",
+]
 CITING = [page for page in PAGES if page != rules.PAGE]
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 CITED = re.compile(r"\b[A-J][0-9]{1,2}\b")
@@ -116,9 +118,8 @@ class TestLong:
     assert rules.rules_in(source, short=True) == {"A3", "A4", "B1"}
     of_all = 'pytestmark = [pytest.mark.long, pytest.mark.rule("C1")]\n'
     assert rules.rules_in(f"{of_all}def test_a1(): pass", short=True) == set()
-    assert rules.rules_in(f"{of_all}@pytest.mark.smoke\ndef test_a1(): pass", short=True) == {
-        "A1", "C1",
-    }  # fmt: skip
+    found = rules.rules_in(f"{of_all}@pytest.mark.smoke\ndef test_a1(): pass", short=True)
+    assert found == {"A1", "C1"}
     page = rules.render(SMALL, rules.backing({"tests/test_x.py": source}))
     assert "`make test` runs no test of A1" in said(page, {"tests/test_x.py": source})
 
@@ -131,9 +132,14 @@ def run(*arguments: str | Path, status: int = 0) -> str:
     command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-q", *map(str, arguments)]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     done = subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=4 * PATIENCE,
+        command,
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=4 * PATIENCE,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -159,10 +165,13 @@ def test_by_the_mark_of_a_parameter(x): assert x == 2
     # The project's conftest.py is loaded by name: the file is not below it.
     found = run("-vv", "-p", "conftest", "--rule", "b3", "--rule=H1", tests)
     assert sorted(re.findall(r"::(\S+) PASSED", found)) == [
-        "TestOfH1::test_by_the_mark_of_its_class[1]", "TestOfH1::test_by_the_mark_of_its_class[2]",
-        "test_b3_by_name", "test_b8_b3_by_its_second_number", "test_by_mark",
+        "TestOfH1::test_by_the_mark_of_its_class[1]",
+        "TestOfH1::test_by_the_mark_of_its_class[2]",
+        "test_b3_by_name",
+        "test_b8_b3_by_its_second_number",
+        "test_by_mark",
         "test_by_the_mark_of_a_parameter[2]",
-    ]  # fmt: skip
+    ]
     assert "6 passed, 3 deselected" in found
 
 
@@ -227,9 +236,10 @@ def test_broken_links_are_found(tmp_path) -> None:
         "[w](https://example.org/x#y) `[code](gone.md)`\n"
     )
     assert list(broken_links(page)) == [
-        "#four: there is no such anchor", "gone.md: there is no such file",
+        "#four: there is no such anchor",
+        "gone.md: there is no such file",
         "page.md#five: there is no such anchor",
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("page", CITING, ids=names(CITING))

@@ -211,10 +211,16 @@ class Side:
     def _history(self, _: str, engine: str, group: str) -> object:
         """The changes of a group's claims."""
         return [
-            (each.kind, each.reason, each.resource, each.generation,
-             each.source and each.source["engine_name"], each.target and each.target["engine_name"])
+            (
+                each.kind,
+                each.reason,
+                each.resource,
+                each.generation,
+                each.source and each.source["engine_name"],
+                each.target and each.target["engine_name"],
+            )
             for each in self.engines[engine].history(group=group)
-        ]  # fmt: skip
+        ]
 
     def _topic(self, engine: str, topic: str) -> xl.Topic:
         return self.engines[engine].topic(topic)
@@ -248,33 +254,61 @@ class Side:
     def error(self, error: BaseException) -> object:
         """An error's type, text, holder and successor, and whether to try again helps."""
         return (
-            type(error).__name__, self.normal(str(error)),
-            self.seen(getattr(error, "holder", None)), self.seen(getattr(error, "successor", None)),
-            getattr(error, "retriable", None), getattr(error, "maybe_written", None),
-        )  # fmt: skip
+            type(error).__name__,
+            self.normal(str(error)),
+            self.seen(getattr(error, "holder", None)),
+            self.seen(getattr(error, "successor", None)),
+            getattr(error, "retriable", None),
+            getattr(error, "maybe_written", None),
+        )
 
     def seen(self, found: object) -> object:
         """What a caller sees of a result."""
         if isinstance(found, xl.Producer):
-            return (found.name, found.topic_epoch, str(found.access_mode), found.last_sequence_id,
-                    found.priority)  # fmt: skip
+            return (
+                found.name,
+                found.topic_epoch,
+                str(found.access_mode),
+                found.last_sequence_id,
+                found.priority,
+            )
         if isinstance(found, xl.Role):
             return found.name, found.epoch, found.claim.is_valid
         if isinstance(found, xl.Claim):
             return dict(found.generations), found.is_valid
         if isinstance(found, xl.OwnerInfo | xl.WaiterInfo):
             mode, epoch = getattr(found, "access_mode", None), getattr(found, "epoch", None)
-            return (self.normal(found.producer_name), self.normal(found.engine_id),
-                    found.engine_name, found.pid, found.priority, mode and str(AccessMode(mode)),
-                    epoch, dict(found.properties))  # fmt: skip
+            return (
+                self.normal(found.producer_name),
+                self.normal(found.engine_id),
+                found.engine_name,
+                found.pid,
+                found.priority,
+                mode and str(AccessMode(mode)),
+                epoch,
+                dict(found.properties),
+            )
         if isinstance(found, xl.ClaimInfo):
-            return (found.group, dict(found.generations), found.engine_name, found.pid,
-                    self.normal(found.engine_id), found.reader)  # fmt: skip
+            return (
+                found.group,
+                dict(found.generations),
+                found.engine_name,
+                found.pid,
+                self.normal(found.engine_id),
+                found.reader,
+            )
         if isinstance(found, xl.EngineInfo):
             return found.name
         if isinstance(found, xl.Move):
-            return (found.topic, found.epoch, found.state, self.normal(found.reason),
-                    self.seen(found.source), self.seen(found.target), found.producer)  # fmt: skip
+            return (
+                found.topic,
+                found.epoch,
+                found.state,
+                self.normal(found.reason),
+                self.seen(found.source),
+                self.seen(found.target),
+                found.producer,
+            )
         if isinstance(found, list | tuple):
             return [self.seen(each) for each in found]
         return found
@@ -285,14 +319,21 @@ class Side:
         for name in TOPICS:
             topic = self._topic("a", name)
             found[f"topic {name}"] = (
-                topic.epoch, topic.next_offset, self.seen(topic.holders), self.seen(topic.owner),
-                self.seen(topic.waiters), topic.transfer and topic.transfer.state,
-            )  # fmt: skip
+                topic.epoch,
+                topic.next_offset,
+                self.seen(topic.holders),
+                self.seen(topic.owner),
+                self.seen(topic.waiters),
+                topic.transfer and topic.transfer.state,
+            )
         for label, made in sorted(self.made.items()):
             found[label] = self.outcome(lambda made=made: self._state(made))
-        found["claims"] = self.seen(sorted(
-            self.engines["b"].claims(), key=lambda claim: (claim.group, sorted(claim.generations))
-        ))  # fmt: skip
+        found["claims"] = self.seen(
+            sorted(
+                self.engines["b"].claims(),
+                key=lambda claim: (claim.group, sorted(claim.generations)),
+            )
+        )
         with self._lock:
             found["heard"] = sorted(self._heard)
         return found
@@ -370,9 +411,11 @@ class Pair:
     def _compare_views(self) -> None:
         deadline, pause = time.monotonic() + PATIENCE, 0.0005
         while (first := self.first.view()) != (second := self.second.view()) or not (
-            self.first.knows_its_grants() and self.second.knows_its_grants()
-            and self.first.has_told_its_losses() and self.second.has_told_its_losses()
-        ):  # fmt: skip
+            self.first.knows_its_grants()
+            and self.second.knows_its_grants()
+            and self.first.has_told_its_losses()
+            and self.second.has_told_its_losses()
+        ):
             if time.monotonic() > deadline:
                 unlike = [
                     what for what in {**first, **second} if first.get(what) != second.get(what)
@@ -430,9 +473,14 @@ def _some(choose: random.Random, **choices: Sequence[object]) -> dict[str, objec
 
 def _request(choose: random.Random) -> dict[str, object]:
     return _some(
-        choose, engine=ENGINES, topic=TOPICS, name=NAMES, priority=(None, 0, 3, -2),
-        topic_epoch=(None, None, None, None, 0, 1, 2, 3), properties=(None, None, {"at": "x"}),
-    )  # fmt: skip
+        choose,
+        engine=ENGINES,
+        topic=TOPICS,
+        name=NAMES,
+        priority=(None, 0, 3, -2),
+        topic_epoch=(None, None, None, None, 0, 1, 2, 3),
+        properties=(None, None, {"at": "x"}),
+    )
 
 
 def _opening(choose: random.Random) -> dict[str, object]:
@@ -462,7 +510,16 @@ OPTIONS: dict[str, Callable[[random.Random], Mapping[str, Any]]] = {
     **dict.fromkeys(("close", "cancel", "flush", "set_priority"), lambda choose: {}),
 }
 WEIGHTS = (
-    ("open", 30), ("wait", 12), ("close", 24), ("send", 14), ("send_many", 3), ("own", 8),
-    ("cancel", 3), ("unload", 4), ("cancel_unload", 2), ("flush", 2), ("set_priority", 1),
+    ("open", 30),
+    ("wait", 12),
+    ("close", 24),
+    ("send", 14),
+    ("send_many", 3),
+    ("own", 8),
+    ("cancel", 3),
+    ("unload", 4),
+    ("cancel_unload", 2),
+    ("flush", 2),
+    ("set_priority", 1),
     ("claims", 1),
-)  # fmt: skip
+)

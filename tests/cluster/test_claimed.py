@@ -71,9 +71,12 @@ def test_f3_who_loses_one_resource_loses_all() -> None:
 @pytest.mark.rule("F2", "F4")
 def test_f2_no_generation_is_below_the_last_but_0() -> None:
     assert rulings(
-        take(1, {"a": 0}, 5), take(2, {"a": 1}, 4), take(3, {"a": 1}, 5), take(4, {"a": 3}, 0),
+        take(1, {"a": 0}, 5),
+        take(2, {"a": 1}, 4),
+        take(3, {"a": 1}, 5),
+        take(4, {"a": 3}, 0),
         take(5, {"a": 4}, 1),
-    ) == [COUNTS, LOW, COUNTS, COUNTS, COUNTS]  # fmt: skip
+    ) == [COUNTS, LOW, COUNTS, COUNTS, COUNTS]
 
 
 @pytest.mark.rule("F5")
@@ -81,9 +84,8 @@ def test_f2_no_generation_is_below_the_last_but_0() -> None:
 def test_f5_a_late_copy_of_a_take_never_counts_again(generation: int) -> None:
     """Also where its generation would be granted."""
     first = take(1, {"a": 0}, generation)
-    assert rulings(first, Drop(1, 5), first, take(2, {"a": 1}), Drop(2, 5), first) == [
-        COUNTS, COUNTS, UNSEEN, COUNTS, COUNTS, UNSEEN,
-    ]  # fmt: skip
+    found = rulings(first, Drop(1, 5), first, take(2, {"a": 1}), Drop(2, 5), first)
+    assert found == [COUNTS, COUNTS, UNSEEN, COUNTS, COUNTS, UNSEEN]
 
 
 @pytest.mark.rule("F6")
@@ -116,17 +118,24 @@ NUMBERS = st.integers(0, 3)
 RECORDS: st.SearchStrategy[Noting] = st.one_of(
     st.builds(
         lambda session, resources, reads: Take(
-            session, {n: seen for n, (seen, _) in resources.items()},
+            session,
+            {n: seen for n, (seen, _) in resources.items()},
             {n: generation for n, (_, generation) in resources.items()},
-            "e", "host", 1, {}, 7, reads,
+            "e",
+            "host",
+            1,
+            {},
+            7,
+            reads,
         ),
-        st.integers(1, 5), st.dictionaries(NAMES, st.tuples(NUMBERS, NUMBERS), min_size=1),
+        st.integers(1, 5),
+        st.dictionaries(NAMES, st.tuples(NUMBERS, NUMBERS), min_size=1),
         st.booleans(),
     ),
     st.builds(Drop, NUMBERS, NUMBERS),
     st.builds(Commit, NUMBERS, NUMBERS, st.dictionaries(NAMES, NUMBERS)),
     st.builds(Clearing, NUMBERS),
-)  # fmt: skip
+)
 
 
 @given(st.lists(RECORDS, max_size=12), st.integers(0, 12))
@@ -157,8 +166,8 @@ def test_g9_a_record_that_cannot_be_read_ends_the_reading() -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [["q", 1], ["t"], ["t", 1, {}, "e", "n", 1, None, 5, False], ["d", "x", 1], ["x"], 7],
-)  # fmt: skip
+    "row", [["q", 1], ["t"], ["t", 1, {}, "e", "n", 1, None, 5, False], ["d", "x", 1], ["x"], 7]
+)
 def test_g9_a_whole_record_of_no_known_shape_ends_it_too(row: object) -> None:
     with pytest.raises(LedgerCorruptedError):
         read(sealed(MAGIC, 1, msgpack.packb(row)))

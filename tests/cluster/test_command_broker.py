@@ -103,7 +103,7 @@ WORKS = [
     ("import URL taken FILE --format csv", r"^taken: 4 messages imported$"),
     ("terminate URL ended --yes", r"^ended is terminated at offset 0$"),
     ("mirror NEW orders --from URL", r"^orders: 4 messages$"),
-]  # fmt: skip
+]
 REFUSED = {
     "backup URL FILE": str(REASONS["backup"]),
     "compact URL orders": str(REASONS["compaction"]),

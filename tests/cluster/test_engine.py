@@ -184,9 +184,12 @@ def test_d1_the_order_of_waiters_is_one_over_all_engines(topic: xl.Topic, other:
     waiters = {
         name: place.producer_async(WAIT, name=name, priority=priority)
         for name, place, priority in (
-            ("low", topic, -1), ("first", there, 0), ("second", topic, 0), ("high", there, 9),
+            ("low", topic, -1),
+            ("first", there, 0),
+            ("second", topic, 0),
+            ("high", there, 9),
         )
-    }  # fmt: skip
+    }
     order = ["high", "first", "second", "low"]
     for place in (topic, there):
         assert [waiter.producer_name for waiter in place.waiters] == order
@@ -515,9 +518,12 @@ def test_e5_history_is_the_grants_and_releases(topic: xl.Topic, engine: xl.Engin
     assert (again.state, rival.state) == ("fenced", "open")
     told = [(event.kind, event.reason, event.epoch) for event in engine.history("orders")]
     assert told == [
-        ("grant", "request", 1), ("release", "closed", 1), ("grant", "reconnect", 1),
-        ("evict", "fenced", 2), ("grant", "fencing", 2),
-    ]  # fmt: skip
+        ("grant", "request", 1),
+        ("release", "closed", 1),
+        ("grant", "reconnect", 1),
+        ("evict", "fenced", 2),
+        ("grant", "fencing", 2),
+    ]
     grant = next(iter(engine.history()))
     assert grant.target is not None
     assert (grant.target["producer"], grant.priority, grant.topic) == ("leader", 4, "orders")
@@ -761,9 +767,11 @@ def test_a_callback_gets_a_whole_producer(tmp_path: Path, monkeypatch: pytest.Mo
         topic = engine.topic("orders")
         owner = topic.producer("exclusive")
         first = topic.producer_async(
-            "wait_for_exclusive", name="first", priority=1,
+            "wait_for_exclusive",
+            name="first",
+            priority=1,
             on_wanted=lambda producer: heard.append(producer.name),
-        )  # fmt: skip
+        )
         second = topic.producer_async("wait_for_exclusive", name="second")
         owner.close()
         first.result(PATIENCE).close()

@@ -62,9 +62,8 @@ def test_j2_messages_come_back_as_they_were_sent(engine: xl.Engine, topic: xl.To
     found = list(topic.reader())
     assert [message.offset for message in found] == list(range(503))
     first = found[0]
-    assert (first.key, first.value, first.properties, first.event_time) == (
-        b"k", b"one", {"a": "b"}, 7,
-    )  # fmt: skip
+    got = (first.key, first.value, first.properties, first.event_time)
+    assert got == (b"k", b"one", {"a": "b"}, 7)
     assert (first.epoch, first.producer_name, first.sequence_id) == (1, "p", 0)
     assert found[2].value is None
     assert [message.offset for message in topic.reader(400)] == list(range(400, 503))

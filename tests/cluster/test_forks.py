@@ -102,9 +102,16 @@ def ends_of(engine: xl.Engine) -> Ends:
     state = xl.SharedMap(engine.topic("state"))
     state["k"] = b"v"
     return [
-        waiting.cancel, moving.cancel, reader.close, group.close, claim.release, state.close,
-        shared.close, owner.close, engine.close,
-    ]  # fmt: skip
+        waiting.cancel,
+        moving.cancel,
+        reader.close,
+        group.close,
+        claim.release,
+        state.close,
+        shared.close,
+        owner.close,
+        engine.close,
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -145,10 +152,12 @@ def test_c5_a_child_ends_mirrors_and_engines_on_a_broker_whatever_locks_were_hel
 ) -> None:
     target = make_namespace()
     with (
-        topic.producer() as producer, open_engine(namespace) as engine,
-        open_log(namespace, "log") as log, log.alone(),
+        topic.producer() as producer,
+        open_engine(namespace) as engine,
+        open_log(namespace, "log") as log,
+        log.alone(),
         Mirror(topic.engine, target.url, admin=target.admin) as mirror,
-    ):  # fmt: skip
+    ):
         mirror.start(follow=True)
         producer.send(b"a")
         until(lambda: [one.position for one in mirror.progress()] == [1])
@@ -175,9 +184,13 @@ def test_c5_a_child_is_told_that_nothing_mirrors_there(
         def ask() -> list[str]:
             told = []
             calls: Ends = [
-                lambda: mirror.wait(PATIENCE), mirror.run, mirror.start, mirror.verify,
-                mirror.cluster.topics, mirror.cluster.check_policies,
-            ]  # fmt: skip
+                lambda: mirror.wait(PATIENCE),
+                mirror.run,
+                mirror.start,
+                mirror.verify,
+                mirror.cluster.topics,
+                mirror.cluster.check_policies,
+            ]
             for call in calls:
                 with pytest.raises(xl.EngineClosedError) as raised:
                     call()

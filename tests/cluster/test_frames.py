@@ -47,35 +47,49 @@ text = st.text(st.characters(codec="utf-8"), max_size=10)
 properties = st.dictionaries(text, text, max_size=3)
 contents = st.builds(Content, binary, binary, properties, st.none() | i64, i64, text, i64)
 counted = st.builds(
-    lambda first, count: tuple([
-        Content(b"x", None, {}, None, 7, "p", first + index) for index in range(count)
-    ]),
-    st.integers(-5, 2**63 - 20), st.integers(1, 12),
-)  # fmt: skip
+    lambda first, count: tuple(
+        [Content(b"x", None, {}, None, 7, "p", first + index) for index in range(count)]
+    ),
+    st.integers(-5, 2**63 - 20),
+    st.integers(1, 12),
+)
 frames = st.builds(
-    Frame, epoch=u63, session=u64, first=st.integers(0, 2**60),
+    Frame,
+    epoch=u63,
+    session=u64,
+    first=st.integers(0, 2**60),
     contents=st.lists(contents, min_size=1, max_size=6).map(tuple) | counted,
-)  # fmt: skip
+)
 copies = st.builds(
     lambda frame, gap, source: Frame(
         frame.epoch, frame.session, frame.first, frame.contents, min(gap, frame.first), source
     ),
-    frames, u63, text,
-)  # fmt: skip
+    frames,
+    u63,
+    text,
+)
 holders = st.builds(
     Holder, text, text, u63, text, st.sampled_from(list(AccessMode)[1:]), i64, u63, properties
 )
 members = st.builds(Holder, text, text, u63, text, st.just(AccessMode.SHARED), i64, u63, properties)
 grants = st.builds(
-    Grant, epoch=st.integers(1, 2**63 - 1), first=u63, session=st.integers(1, 2**64 - 1),
-    holder=holders, continues=u64, joins=u63,
-)  # fmt: skip
+    Grant,
+    epoch=st.integers(1, 2**63 - 1),
+    first=u63,
+    session=st.integers(1, 2**64 - 1),
+    holder=holders,
+    continues=u64,
+    joins=u63,
+)
 joins = st.builds(Join, u63, u64, u63, st.integers(1, 2**64 - 1), members)
 shared = st.builds(
-    Frame, epoch=u63, session=st.integers(1, 2**64 - 1), first=st.just(0),
+    Frame,
+    epoch=u63,
+    session=st.integers(1, 2**64 - 1),
+    first=st.just(0),
     contents=st.lists(contents, min_size=1, max_size=6).map(tuple) | counted,
     number=st.integers(1, 2**63 - 1),
-)  # fmt: skip
+)
 releases = st.builds(Release, u63, st.integers(1, 2**64 - 1), text)
 terminations = st.builds(Terminate, u63, u64)
 
@@ -94,9 +108,12 @@ def make_packed(epoch: int, session: int, first: int, messages: list[Content]) -
 
 
 packed_frames = st.builds(
-    make_packed, st.integers(1, 2**63 - 1), st.integers(1, 2**64 - 1), st.integers(0, 2**60),
+    make_packed,
+    st.integers(1, 2**63 - 1),
+    st.integers(1, 2**64 - 1),
+    st.integers(0, 2**60),
     st.lists(contents, min_size=1, max_size=8),
-)  # fmt: skip
+)
 records = frames | copies | shared | grants | joins | releases | terminations | packed_frames
 
 SMALL = Frame(3, 4, 5, (Content(b"value", b"key", {"a": "b"}, 6, 7, "p", 8),))
@@ -158,11 +175,15 @@ NONES = Content(None, None, {}, None, 0, "", 0)
 @pytest.mark.parametrize(
     "other",
     [
-        NONES._replace(value=b""), NONES._replace(key=b""), NONES._replace(event_time=0),
-        NONES._replace(properties={"": ""}), NONES._replace(producer_name="p"),
-        NONES._replace(publish_time=-1), NONES._replace(sequence_id=1),
+        NONES._replace(value=b""),
+        NONES._replace(key=b""),
+        NONES._replace(event_time=0),
+        NONES._replace(properties={"": ""}),
+        NONES._replace(producer_name="p"),
+        NONES._replace(publish_time=-1),
+        NONES._replace(sequence_id=1),
     ],
-)  # fmt: skip
+)
 def test_nothing_and_empty_differ(other: Content) -> None:
     """Also beside one another in one frame, where columns are shared."""
     for contents in ((NONES, other), (other, NONES), (other,), (NONES, NONES, other)):
@@ -227,11 +248,17 @@ def test_hand_made_bytes_never_crash_a_reader(body: bytes) -> None:
 
 
 values = st.recursive(
-    st.none() | st.booleans() | i64 | u64 | st.floats() | text | st.binary(max_size=4)
+    st.none()
+    | st.booleans()
+    | i64
+    | u64
+    | st.floats()
+    | text
+    | st.binary(max_size=4)
     | st.sampled_from(["f", "g", "r", "e", "exclusive", "shared"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=2),
     max_leaves=4,
-)  # fmt: skip
+)
 
 
 @pytest.mark.long
@@ -253,12 +280,18 @@ SOUND = make_packed(3, 4, 5, [SMALL.contents[0]] * 5)
 @pytest.mark.parametrize(
     "entries",
     [
-        SOUND.entries[:0], SOUND.entries[1:], SOUND.entries[::-1], SOUND.entries * 2,
+        SOUND.entries[:0],
+        SOUND.entries[1:],
+        SOUND.entries[::-1],
+        SOUND.entries * 2,
         make_packed(2, 4, 5, [SMALL.contents[0]]).entries,
         make_packed(3, 5, 5, [SMALL.contents[0]]).entries,
-        [SOUND.entries[0][:-1]], [b""], ["text"], None,
+        [SOUND.entries[0][:-1]],
+        [b""],
+        ["text"],
+        None,
     ],
-)  # fmt: skip
+)
 def test_entries_that_are_not_of_their_frame_are_an_error(entries: Any) -> None:
     assert decode(packed(["e", 3, 4, 5, list(SOUND.entries)])) == SOUND
     with pytest.raises(LedgerCorruptedError, match="in the ordered log is invalid"):
@@ -270,21 +303,43 @@ SHARED_FRAME = row_of(Frame(0, 4, 0, SMALL.contents, number=1))
 JOIN = row_of(Join(0, 0, 0, 1, Holder("e", "n", 1, "p", AccessMode.SHARED)))
 
 
+OUT_OF_BOUNDS: list[tuple[list[Any], int, tuple[Any, ...]]] = [
+    (FRAME, 1, (-1, 2**63, True, 1.0)),
+    (FRAME, 2, (None,)),
+    (FRAME, 3, (2**63 - 1,)),
+    (FRAME, 4, (1,)),
+    (FRAME, 5, (b"x",)),
+    (FRAME, 6, (b"p", ["p"])),
+    (FRAME, 7, (2**63, [8])),
+    (FRAME, 8, (None, True)),
+    (FRAME, 9, ([], ["text"], [b"x", b"y"])),
+    (FRAME, 10, ([None], [1])),
+    (FRAME, 11, ([2**63], [True])),
+    (FRAME, 12, ([{}], [{"a": b"b"}], [["a"]])),
+    (GRANT, 1, (0,)),
+    (GRANT, 3, (0,)),
+    (GRANT, 10, ("shared", "Exclusive", ["exclusive"])),
+    (GRANT, 13, ({},)),
+    (GRANT, 8, (-1,)),
+    (GRANT, 5, (-1,)),
+    (SHARED_FRAME, 1, (-1,)),
+    (SHARED_FRAME, 2, (0,)),
+    (SHARED_FRAME, 3, (0,)),
+    (SHARED_FRAME, 4, (b"p",)),
+    (SHARED_FRAME, 7, ([],)),
+    (JOIN, 1, (-1,)),
+    (JOIN, 2, (-1,)),
+    (JOIN, 3, (-1,)),
+    (JOIN, 4, (0,)),
+    (JOIN, 9, ("exclusive",)),
+    (JOIN, 12, ({},)),
+]
+
+
 @pytest.mark.parametrize(
     ("row", "field", "value"),
-    [
-        (FRAME, 1, -1), (FRAME, 1, 2**63), (FRAME, 1, True), (FRAME, 1, 1.0), (FRAME, 2, None),
-        (FRAME, 3, 2**63 - 1), (FRAME, 4, 1), (FRAME, 5, b"x"), (FRAME, 6, b"p"), (FRAME, 6, ["p"]),
-        (FRAME, 7, 2**63), (FRAME, 7, [8]), (FRAME, 8, None), (FRAME, 8, True), (FRAME, 9, []),
-        (FRAME, 9, ["text"]), (FRAME, 9, [b"x", b"y"]), (FRAME, 10, [None]), (FRAME, 10, [1]),
-        (FRAME, 11, [2**63]), (FRAME, 11, [True]), (FRAME, 12, [{}]), (FRAME, 12, [{"a": b"b"}]),
-        (FRAME, 12, [["a"]]), (GRANT, 1, 0), (GRANT, 3, 0), (GRANT, 10, "shared"),
-        (GRANT, 10, "Exclusive"), (GRANT, 10, ["exclusive"]), (GRANT, 13, {}), (GRANT, 8, -1),
-        (GRANT, 5, -1), (SHARED_FRAME, 1, -1), (SHARED_FRAME, 2, 0), (SHARED_FRAME, 3, 0),
-        (SHARED_FRAME, 4, b"p"), (SHARED_FRAME, 7, []), (JOIN, 1, -1), (JOIN, 2, -1), (JOIN, 3, -1),
-        (JOIN, 4, 0), (JOIN, 9, "exclusive"), (JOIN, 12, {}),
-    ],
-)  # fmt: skip
+    [(row, field, value) for row, field, values in OUT_OF_BOUNDS for value in values],
+)
 def test_a_field_that_is_out_of_bounds_is_an_error(row: list[Any], field: int, value: Any) -> None:
     made = [*row]
     made[field] = value

@@ -291,9 +291,13 @@ def save_often(state: State) -> None:
 @pytest.mark.rule("J1", "B10", "C2", "C3")
 @pytest.mark.parametrize(("number", "when"), MOMENTS)
 def test_c2_an_owner_that_is_interrupted_when_it_saves_a_checkpoint(
-    namespace: Namespace, engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker],
-    number: int, when: str,
-) -> None:  # fmt: skip
+    namespace: Namespace,
+    engine: xl.Engine,
+    topic: xl.Topic,
+    worker: Callable[..., Worker],
+    number: int,
+    when: str,
+) -> None:
     owner = worker("owner")
     assert owner.call(own_and_send, 3) == 1
     owner.call(save_often)

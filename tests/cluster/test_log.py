@@ -31,9 +31,13 @@ class Process:
     """A reader and a writer on a connection of their own."""
 
     def __init__(
-        self, log: MemoryLog, name: str = "p", chances: Chances = SOUND,
-        dice: random.Random | None = None, window: int = 64,
-    ) -> None:  # fmt: skip
+        self,
+        log: MemoryLog,
+        name: str = "p",
+        chances: Chances = SOUND,
+        dice: random.Random | None = None,
+        window: int = 64,
+    ) -> None:
         self.link = UnreliableLog(log, chances, dice)
         self.reader = Reader(self.link)
         holder = Holder(name, name, 1, name, AccessMode.EXCLUSIVE)

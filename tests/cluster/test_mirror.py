@@ -44,9 +44,16 @@ def copy(engine: xl.Engine, namespace: Namespace, *topics: str, **options: Any) 
 
 def fields(message: xl.Message) -> Fields:
     return (
-        message.offset, message.epoch, message.key, message.raw_value, message.properties,
-        message.event_time, message.publish_time, message.producer_name, message.sequence_id,
-    )  # fmt: skip
+        message.offset,
+        message.epoch,
+        message.key,
+        message.raw_value,
+        message.properties,
+        message.event_time,
+        message.publish_time,
+        message.producer_name,
+        message.sequence_id,
+    )
 
 
 def source(topic: xl.Topic) -> list[Fields]:
@@ -62,11 +69,16 @@ def unpacked(data: bytes) -> Iterator[Fields]:
     assert kind == "f"
     for i, value in enumerate(values):
         yield (
-            first + i, epoch, keys and keys[i], value, (properties and properties[i]) or {},
-            events and events[i], published if isinstance(published, int) else published[i],
+            first + i,
+            epoch,
+            keys and keys[i],
+            value,
+            (properties and properties[i]) or {},
+            events and events[i],
+            published if isinstance(published, int) else published[i],
             names if isinstance(names, str) else names[i],
             sequences + i if isinstance(sequences, int) else sequences[i],
-        )  # fmt: skip
+        )
 
 
 def target(namespace: Namespace, topic: str = "orders") -> list[Fields]:
@@ -212,9 +224,8 @@ def test_progress_tells_the_lag(topic: xl.Topic, namespace: Namespace) -> None:
     with mirror(topic.engine, namespace) as running:
         within(running.run, PATIENCE)
         (one,) = running.progress()
-        assert (one.topic, one.position, one.end, one.copied, one.lag) == (
-            "orders", 1000, 1000, 1000, 0,
-        )  # fmt: skip
+        found = (one.topic, one.position, one.end, one.copied, one.lag)
+        assert found == ("orders", 1000, 1000, 1000, 0)
 
 
 def test_progress_before_and_after_the_target_is_read(
@@ -530,9 +541,11 @@ def test_differences_do_not_show_what_may_be_secret(
     def send(engine: xl.Engine, text: str) -> None:
         fields = {"value": "", "key": "", "properties": ""} | {field: text}
         engine.topic("orders").producer(name="p").send(
-            fields["value"].encode(), key=fields["key"].encode(),
-            properties={"name": fields["properties"]}, event_time=0,
-        )  # fmt: skip
+            fields["value"].encode(),
+            key=fields["key"].encode(),
+            properties={"name": fields["properties"]},
+            event_time=0,
+        )
 
     topic.engine.backup(tmp_path / "backup")
     send(topic.engine, "secret1")
@@ -706,11 +719,16 @@ def test_a_topic_with_partitions_is_refused(topic: xl.Topic, namespace: Namespac
 @pytest.mark.parametrize(
     "url",
     [
-        "http://a/b/c", "pulsar://host:6650", "pulsar://host:6650/tenant", "pulsar://u:secret@h/t/n",
-        "pulsar://u:p/secret@h/t", "pulsar://h/t/n?token=secret", "pulsar://h/t/n?token=/secret",
+        "http://a/b/c",
+        "pulsar://host:6650",
+        "pulsar://host:6650/tenant",
+        "pulsar://u:secret@h/t/n",
+        "pulsar://u:p/secret@h/t",
+        "pulsar://h/t/n?token=secret",
+        "pulsar://h/t/n?token=/secret",
         "pulsar://h/t/n#secret",
     ],
-)  # fmt: skip
+)
 def test_urls_that_are_none(engine: xl.Engine, url: str) -> None:
     with pytest.raises(ValueError, match="pulsar://host:port/tenant/namespace") as raised:
         Mirror(engine, url)
@@ -781,9 +799,8 @@ def test_a_topic_that_cannot_go_on_does_not_hold_others_up(
     with mirror(engine, namespace) as running:
         with pytest.raises(xl.MirrorMismatchError, match="'bad'"):
             within(lambda: running.run(follow))
-        assert {one.topic: one.position for one in running.progress()} == {
-            "bad": 0, "good": 20_000, "idle": 1,
-        }  # fmt: skip
+        found = {one.topic: one.position for one in running.progress()}
+        assert found == {"bad": 0, "good": 20_000, "idle": 1}
 
 
 @pytest.mark.parametrize("kind", ["ConnectError", "Timeout"])
@@ -826,10 +843,13 @@ def test_a_follower_that_cannot_begin_a_new_topic_ends(
 
 
 NAMES = [
-    ".", "..", "a", "A", "%2F", "a=2Fb", "a/b", "/" * 255, "\u00fc" * 127, "partition-0",
-    "x-partition-0", "-partition-0", "x-partition-0-partition-1", "x-partition-1y", "x-partition-",
-    "x__transaction_pending_ack", "a-DLQ", "*", "?x=1#", " ",
-]  # fmt: skip
+    *". .. a A %2F a=2Fb a/b".split(),
+    "/" * 255,
+    "\u00fc" * 127,
+    *"partition-0 x-partition-0 -partition-0 x-partition-0-partition-1 x-partition-1y".split(),
+    *"x-partition- x__transaction_pending_ack a-DLQ * ?x=1#".split(),
+    " ",
+]
 
 
 def test_topics_of_all_names(engine: xl.Engine, namespace: Namespace, tmp_path: Path) -> None:

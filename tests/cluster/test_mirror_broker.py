@@ -135,9 +135,12 @@ def test_tls_with_certificates_that_are_trusted(
 
 
 def test_wrong_tokens_are_clear_errors_that_do_not_have_them(
-    topic: xl.Topic, namespace: Namespace, monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    topic: xl.Topic,
+    namespace: Namespace,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     topic.producer().send(b"a")
     wrong = {
         "forged": token("admin", b"another secret"),
@@ -152,9 +155,13 @@ def test_wrong_tokens_are_clear_errors_that_do_not_have_them(
             copy(topic.engine, namespace, token=each)
         said.append(str(no.value))
         with Mirror(
-            topic.engine, namespace.url, admin=namespace.admin, token=each, check_policies=False,
+            topic.engine,
+            namespace.url,
+            admin=namespace.admin,
+            token=each,
+            check_policies=False,
             timeout=5.0,
-        ) as running:  # fmt: skip
+        ) as running:
             said.append(repr(running) + repr(running.cluster) + repr(running.cluster.access))
             with pytest.raises(xl.ClusterError, match="token") as no:
                 within(running.run)
@@ -168,9 +175,12 @@ def test_wrong_tokens_are_clear_errors_that_do_not_have_them(
 
 
 def test_a_token_from_a_file(
-    topic: xl.Topic, namespace: Namespace, admin_token: str, tmp_path: Path,
+    topic: xl.Topic,
+    namespace: Namespace,
+    admin_token: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.delenv("EXCLUSIVELOG_TOKEN")
     topic.producer().send(b"a")
     (tmp_path / "token").write_text(admin_token + "\n")

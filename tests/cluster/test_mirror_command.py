@@ -25,9 +25,14 @@ PROGRAM = [sys.executable, "-m", "exclusivelog.cli", "mirror"]
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE,
-        cwd=ROOT, env=environment(), check=False,
-    )  # fmt: skip
+        [*PROGRAM, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        cwd=ROOT,
+        env=environment(),
+        check=False,
+    )
 
 
 def environment() -> dict[str, str]:
@@ -46,8 +51,13 @@ def test_there_and_back(topic: xl.Topic, namespace: Namespace, tmp_path: Path) -
     assert done.stdout.splitlines()[-1] == "orders: 1,234 mirrored, 0 behind"
     done = run(path, *to, "--json")
     assert json.loads(done.stdout.splitlines()[-1]) == {
-        "topic": "orders", "position": 1234, "end": 1234, "copied": 0, "begun": True, "lag": 0,
-    }  # fmt: skip
+        "topic": "orders",
+        "position": 1234,
+        "end": 1234,
+        "copied": 0,
+        "begun": True,
+        "lag": 0,
+    }
     done = run(path, "orders", *to, "--verify")
     assert done.stdout == "orders: 1,234 compared, no difference; 0 behind\n"
     done = run(tmp_path / "back", "--from", namespace.url, "--admin", namespace.admin)
@@ -64,9 +74,13 @@ def test_a_follower_is_ended_in_good_order(
     with topic.producer() as producer:
         producer.send(b"a")
         with subprocess.Popen(
-            [*command, "--follow"], cwd=ROOT, env=environment(), stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-        ) as process:  # fmt: skip
+            [*command, "--follow"],
+            cwd=ROOT,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
             try:
                 until(lambda: process.stdout.readline() == "orders: 1 mirrored, 0 behind\n")
                 producer.send(b"b")

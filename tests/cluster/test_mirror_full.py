@@ -56,9 +56,12 @@ def test_a_full_disk_of_the_broker(topic: xl.Topic, tmp_path: Path) -> None:
     if reason := missing():
         pytest.skip(reason)
     settings: dict[str, Any] = {
-        "diskCheckInterval": "500", "dbStorage_rocksDB_writeBufferSizeMB": "4",
-        "journalMaxSizeMB": "16", "journalPreAllocSizeMB": "4", "logSizeLimit": str(16 * MEGABYTE),
-    }  # fmt: skip
+        "diskCheckInterval": "500",
+        "dbStorage_rocksDB_writeBufferSizeMB": "4",
+        "journalMaxSizeMB": "16",
+        "journalPreAllocSizeMB": "4",
+        "logSizeLimit": str(16 * MEGABYTE),
+    }
     with disk(tmp_path / "disk", 6000) as place, topic.producer() as producer:
         broker = Broker(place / "broker", settings)
         broker.start()

@@ -192,10 +192,8 @@ def test_it_can_be_killed_and_run_again(
             producer.send_many([b"x" * 100] * 5000)
     copy(topic.engine, namespace)
     back = tmp_path / "back"
-    command = [
-        sys.executable, "-m", "exclusivelog.cli", "mirror", str(back), "--from", namespace.url,
-        "--admin", namespace.admin,
-    ]  # fmt: skip
+    source = ("--from", namespace.url, "--admin", namespace.admin)
+    command = [sys.executable, "-m", "exclusivelog.cli", "mirror", str(back), *source]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     for seconds in (0.0, 0.3, 0.6):
         process = subprocess.Popen(command, cwd=ROOT, env=environment)
@@ -211,9 +209,14 @@ def test_it_can_be_killed_and_run_again(
         with pytest.raises(xl.LedgerError):
             xl.open(back, create=False)
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE,
+            command,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
             check=True,
-        )  # fmt: skip
+        )
         assert done.stdout == "orders: 300,000 messages\n"
     with xl.open(back) as engine:
         assert engine.topic("orders").next_offset == 300_000

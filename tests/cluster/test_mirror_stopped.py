@@ -61,8 +61,12 @@ with xl.open(path, readonly=True) as engine:
                   all(one._ledger == one._flight.ledger for one in mirror._mirrors.values()))
             sys.stdout.flush()
 """
-PROTECTIONS = {"both": (True, True), "producer": (True, False), "deduplication": (False, True),
-               "none": (False, False)}  # fmt: skip
+PROTECTIONS = {
+    "both": (True, True),
+    "producer": (True, False),
+    "deduplication": (False, True),
+    "none": (False, False),
+}
 
 
 class Case:
@@ -77,13 +81,16 @@ class Case:
 
     def mirror(self, follow: bool) -> subprocess.Popen[str]:
         """Start a mirror."""
+        given = (self.engine.path, self.namespace.url, self.namespace.admin, self._exclusive)
         return subprocess.Popen(
-            [sys.executable, "-c", MIRROR, self.engine.path, self.namespace.url,
-             self.namespace.admin, self._exclusive, "yes" if follow else "no"],
-            cwd=ROOT, env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [sys.executable, "-c", MIRROR, *given, "yes" if follow else "no"],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             preexec_fn=dying_with_this(),
-        )  # fmt: skip
+        )
 
     def await_line(self, wanted: str) -> None:
         """Until the first mirror says so: messages that are stored, copies in flight, and whether
@@ -162,6 +169,5 @@ def test_what_a_stopped_mirror_sends_again(tmp_path: Path) -> None:
             cases[name].await_line(f"{MESSAGES} 0 True")
         twice = until(lambda: cases["none"].times() - once)
         assert 1 in twice  # the copy that was in flight
-        assert {name: case.times() == once for name, case in cases.items()} == {
-            "both": True, "producer": True, "deduplication": True, "none": False,
-        }  # fmt: skip
+        found = {name: case.times() == once for name, case in cases.items()}
+        assert found == {"both": True, "producer": True, "deduplication": True, "none": False}

@@ -194,6 +194,8 @@ def test_not_even_at_the_end_of_the_childs_interpreter(tmp_path: Path, fork: str
     program = textwrap.dedent(program).replace("FORK", fork)
     done = subprocess.run(
         [sys.executable, "-c", program, tmp_path / "destroyed"],
-        timeout=PATIENCE, check=False, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+        timeout=PATIENCE,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert done.returncode == 0, signal.strsignal(-done.returncode)

@@ -154,8 +154,7 @@ def test_the_awaitable_interface_by_url(url: str) -> None:
                 assert await counts.get("n", latest=True) == 1
             moves = await engine.unload("orders", to=engine.id, timeout=PATIENCE)
             assert [move.ok for move in moves] == [True]
-            assert [event.kind async for event in engine.history("orders")][:2] == [
-                "grant", "release"
-            ]  # fmt: skip
+            found = [event.kind async for event in engine.history("orders")][:2]
+            assert found == ["grant", "release"]
 
     asyncio.run(asyncio.wait_for(story(), 4 * PATIENCE))

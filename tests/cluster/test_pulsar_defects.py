@@ -150,9 +150,11 @@ def options(namespace: Namespace) -> dict[str, Any]:
 
 @pytest.mark.rule("B1", "B4")
 def test_b1_an_evicted_waiter_comes_back_with_its_old_epoch(
-    namespace: Namespace, plain: Callable[..., Plain], topic: xl.Topic,
+    namespace: Namespace,
+    plain: Callable[..., Plain],
+    topic: xl.Topic,
     worker: Callable[..., Worker],
-) -> None:  # fmt: skip
+) -> None:
     first, second = plain(), plain()
     evicted = first.producer("plain", "WaitForExclusive")
     evicted.send(b"a")
@@ -190,9 +192,11 @@ def outcome_of_a_send(state: State) -> str:
 
 @pytest.mark.rule("B6")
 def test_b6_the_reconnect_of_an_evicted_producer_evicts_the_valid_owner(
-    namespace: Namespace, plain: Callable[..., Plain], topic: xl.Topic,
+    namespace: Namespace,
+    plain: Callable[..., Plain],
+    topic: xl.Topic,
     worker: Callable[..., Worker],
-) -> None:  # fmt: skip
+) -> None:
     first, second, third = plain(), plain(), plain()
     stale = first.producer("plain", "ExclusiveWithFencing")
     second.producer("plain", "ExclusiveWithFencing").send(b"valid")
@@ -292,9 +296,11 @@ input()
 
 @pytest.mark.rule("C3", "D4", "D5")
 def test_c3_a_waiter_of_the_plain_client_gives_up_before_a_stopped_owner_is_noticed(
-    namespace: Namespace, plain: Callable[..., Plain], topic: xl.Topic,
+    namespace: Namespace,
+    plain: Callable[..., Plain],
+    topic: xl.Topic,
     worker: Callable[..., Worker],
-) -> None:  # fmt: skip
+) -> None:
     address = f"persistent://{namespace.path}/plain"
     with child(PLAIN_OWNER, namespace.broker, address) as owner:
         assert line(owner) == "owns"
@@ -357,9 +363,12 @@ def test_b1_an_epoch_begins_anew_in_a_topic_that_was_deleted(
     ids=["twice", "dropped"],
 )
 def test_g2_a_batch_that_overlaps_another_is_appended_or_dropped_whole(
-    namespace: Namespace, plain: Callable[..., Plain], topic: xl.Topic, again: range,
+    namespace: Namespace,
+    plain: Callable[..., Plain],
+    topic: xl.Topic,
+    again: range,
     kept: list[int],
-) -> None:  # fmt: skip
+) -> None:
     client = plain()
 
     def send_batch(ids: range) -> list[Any]:
@@ -396,9 +405,11 @@ def test_g2_a_batch_that_overlaps_another_is_appended_or_dropped_whole(
 
 @pytest.mark.rule("G1", "G2")
 def test_g2_a_duplicate_is_answered_as_a_success_and_falsy_fields_are_dropped(
-    namespace: Namespace, make_namespace: Callable[..., Namespace],
-    plain: Callable[..., Plain], topic: xl.Topic,
-) -> None:  # fmt: skip
+    namespace: Namespace,
+    make_namespace: Callable[..., Namespace],
+    plain: Callable[..., Plain],
+    topic: xl.Topic,
+) -> None:
     producer = plain().producer("plain", producer_name="p")
     producer.send(b"first", sequence_id=5)
     again = producer.send(b"another", sequence_id=5)

@@ -656,11 +656,13 @@ def test_a_child_that_was_forked_amid_sends_ends_and_harms_no_other(
             assert offsets == list(range(turn * 50, turn * 50 + 50))
         engine.close()
     """
+    where = (namespace.broker, namespace.admin, namespace.path)
     subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program),
-         namespace.broker, namespace.admin, namespace.path],
-        check=True, timeout=PATIENCE, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+        [sys.executable, "-c", textwrap.dedent(program), *where],
+        check=True,
+        timeout=PATIENCE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert read(log).values == [b"%d.%d" % (turn, n) for turn in range(5) for n in range(50)]
 
 

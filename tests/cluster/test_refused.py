@@ -61,7 +61,8 @@ def put_in_a_transaction(engine: xl.Engine) -> None:
 Call = Callable[[xl.Engine], Any]
 CALLS: dict[str, list[Call]] = {
     "announcements": [
-        announce, announce_in_a_message,
+        announce,
+        announce_in_a_message,
         lambda e: e.topic("orders").producer("exclusive", announce={"at": "here"}),
     ],
     "backup": [lambda e: e.backup("/nowhere")],
@@ -69,24 +70,29 @@ CALLS: dict[str, list[Call]] = {
         lambda e: e.topic("orders").producer("exclusive", claim=e.own("g", {"r": None})),
         lambda e: xl.SharedMap(e.topic("orders"), claim=e.own("g", {"r": None})),
     ],
-    "compaction": [lambda e: e.topic("orders").compact(),
-                   lambda e: e.topic("orders").reader(read_compacted=True)],
+    "compaction": [
+        lambda e: e.topic("orders").compact(),
+        lambda e: e.topic("orders").reader(read_compacted=True),
+    ],
     "compression": [lambda e: e.topic("orders").compression("lz4")],
     "deletion": [lambda e: e.delete_topic("orders"), lambda e: e.delete_role("r")],
     "large_messages": [send_large, send_many_large],
     "many_producers": [lambda e: e.producers(["a", "b"], "exclusive")],
     "moved_claims": [lambda e: e.unload("orders", to=e.id, groups=["g"])],
     "once": [lambda e: once.recorded(e, "orders"), lambda e: once.record(e, "orders", "w", 1)],
-    "retention": [lambda e: e.topic("orders").trim(before=1),
-                  lambda e: e.topic("orders").retention(max_age=1)],
+    "retention": [
+        lambda e: e.topic("orders").trim(before=1),
+        lambda e: e.topic("orders").retention(max_age=1),
+    ],
     "owner_watches": [lambda e: e.topic("orders").watch_owner()],
     "roles": [
-        lambda e: e.role("r", topics=["orders"]), lambda e: e.role("r", groups={"g": ["orders"]}),
+        lambda e: e.role("r", topics=["orders"]),
+        lambda e: e.role("r", groups={"g": ["orders"]}),
         lambda e: e.role("r", claims={"g": {"a": None}}),
     ],
     "transactions": [transact, put_in_a_transaction],
     "verify": [lambda e: e.verify()],
-}  # fmt: skip
+}
 
 
 def table() -> dict[str, Reason]:

@@ -75,6 +75,11 @@ class Log:
     def folds(self, *records: Parsed | bytes) -> list[str]:
         return [self.fold(record) for record in records]
 
+    def expect(self, *pairs: tuple[Parsed | bytes, str]) -> None:
+        """Fold each record, with the verdict beside it."""
+        verdicts = [verdict for _, verdict in pairs]
+        assert self.folds(*(record for record, _ in pairs)) == verdicts
+
 
 # ---- owners ------------------------------------------------------------------------------
 
@@ -82,12 +87,10 @@ class Log:
 @pytest.mark.rule("B1", "B10")
 def test_a_grant_is_conditional_on_what_its_holder_has_seen() -> None:
     log = Log()
-    assert log.folds(grant(2, 0, 5), grant(1, 1, 5), grant(1, 0, 5), grant(1, 0, 6)) == [
-        "EPOCH", "AHEAD", "COUNTS", "EPOCH",
-    ]  # fmt: skip
-    assert log.folds(frame(1, 5, 0, count=3), grant(2, 0, 7), grant(2, 3, 8), frame(1, 5, 3)) == [
-        "COUNTS", "BEHIND", "COUNTS", "EPOCH",
-    ]  # fmt: skip
+    found = log.folds(grant(2, 0, 5), grant(1, 1, 5), grant(1, 0, 5), grant(1, 0, 6))
+    assert found == ["EPOCH", "AHEAD", "COUNTS", "EPOCH"]
+    found = log.folds(frame(1, 5, 0, count=3), grant(2, 0, 7), grant(2, 3, 8), frame(1, 5, 3))
+    assert found == ["COUNTS", "BEHIND", "COUNTS", "EPOCH"]
     assert (log.state.epoch, log.state.session, log.state.next) == (2, 8, 3)
 
 
@@ -95,11 +98,15 @@ def test_a_grant_is_conditional_on_what_its_holder_has_seen() -> None:
 def test_a_frame_counts_once_and_in_its_place() -> None:
     log = Log()
     assert log.folds(
-        frame(1, 5, 0), grant(1, 0, 5), frame(1, 5, 1), frame(1, 5, 0, 2), frame(1, 5, 0, 2),
-        frame(1, 5, 1), frame(1, 6, 2), frame(1, 5, 2),
-    ) == [
-        "EPOCH", "COUNTS", "AHEAD", "COUNTS", "BEHIND", "BEHIND", "SESSION", "COUNTS",
-    ]  # fmt: skip
+        frame(1, 5, 0),
+        grant(1, 0, 5),
+        frame(1, 5, 1),
+        frame(1, 5, 0, 2),
+        frame(1, 5, 0, 2),
+        frame(1, 5, 1),
+        frame(1, 6, 2),
+        frame(1, 5, 2),
+    ) == ["EPOCH", "COUNTS", "AHEAD", "COUNTS", "BEHIND", "BEHIND", "SESSION", "COUNTS"]
 
 
 @pytest.mark.rule("B5", "B10")
@@ -107,12 +114,17 @@ def test_a_session_goes_on_under_the_same_epoch() -> None:
     """Once: a second one that names the same session has lost."""
     log = Log()
     log.folds(grant(1, 0, 5), frame(1, 5, 0))
-    assert log.folds(
-        grant(1, 1, 4, continues=5), grant(1, 1, 9, continues=4), grant(2, 1, 9, continues=5),
-        grant(1, 0, 9, continues=5), grant(1, 1, 9, continues=5), grant(1, 1, 10, continues=5),
-        grant(1, 1, 9, continues=5), frame(1, 5, 1), frame(1, 9, 1),
-    ) == ["SESSION", "SESSION", "EPOCH", "BEHIND", "COUNTS", "SESSION", "SESSION", "SESSION",
-          "COUNTS"]  # fmt: skip
+    log.expect(
+        (grant(1, 1, 4, continues=5), "SESSION"),
+        (grant(1, 1, 9, continues=4), "SESSION"),
+        (grant(2, 1, 9, continues=5), "EPOCH"),
+        (grant(1, 0, 9, continues=5), "BEHIND"),
+        (grant(1, 1, 9, continues=5), "COUNTS"),
+        (grant(1, 1, 10, continues=5), "SESSION"),
+        (grant(1, 1, 9, continues=5), "SESSION"),
+        (frame(1, 5, 1), "SESSION"),
+        (frame(1, 9, 1), "COUNTS"),
+    )
     assert log.state.epoch == 1
 
 
@@ -141,20 +153,24 @@ def test_the_next_grant_settles_what_is_in_doubt() -> None:
 @pytest.mark.rule("A1", "A6", "B10")
 def test_shared_sessions_write_side_by_side_until_a_grant_that_has_seen_them() -> None:
     log = Log()
-    assert log.folds(
-        join(5), join(6), join(6, 1), join(5, 2), join(7, 2, name="p5"),
-        shared(5, 1), shared(6, 2), shared(6, 1), shared(5, 1), shared(5, 2), shared(7, 1),
-    ) == [
-        "COUNTS", "UNSEEN", "COUNTS", "SESSION", "NAMED",
-        "COUNTS", "AHEAD", "COUNTS", "BEHIND", "COUNTS", "SESSION",
-    ]  # fmt: skip
+    log.expect(
+        (join(5), "COUNTS"),
+        (join(6), "UNSEEN"),
+        (join(6, 1), "COUNTS"),
+        (join(5, 2), "SESSION"),
+        (join(7, 2, name="p5"), "NAMED"),
+        (shared(5, 1), "COUNTS"),
+        (shared(6, 2), "AHEAD"),
+        (shared(6, 1), "COUNTS"),
+        (shared(5, 1), "BEHIND"),
+        (shared(5, 2), "COUNTS"),
+        (shared(7, 1), "SESSION"),
+    )
     assert (log.state.next, log.state.epoch, log.state.owned) == (3, 0, False)
-    assert log.folds(grant(1, 3, 8), grant(1, 3, 8, joins=1), grant(1, 3, 8, joins=2)) == [
-        "UNSEEN", "UNSEEN", "COUNTS",
-    ]  # fmt: skip
-    assert log.folds(shared(6, 2), shared(6, 2, epoch=1), join(9, 2), frame(1, 8, 3)) == [
-        "EPOCH", "SESSION", "EPOCH", "COUNTS",
-    ]  # fmt: skip
+    found = log.folds(grant(1, 3, 8), grant(1, 3, 8, joins=1), grant(1, 3, 8, joins=2))
+    assert found == ["UNSEEN", "UNSEEN", "COUNTS"]
+    found = log.folds(shared(6, 2), shared(6, 2, epoch=1), join(9, 2), frame(1, 8, 3))
+    assert found == ["EPOCH", "SESSION", "EPOCH", "COUNTS"]
     assert log.folds(join(9, 2, epoch=1, granted=8), Release(1, 8)) == ["OWNED", "COUNTS"]
     assert log.folds(join(9, 2, epoch=1), join(9, 2, epoch=1, granted=8)) == ["UNSEEN", "COUNTS"]
 
@@ -163,9 +179,8 @@ def test_shared_sessions_write_side_by_side_until_a_grant_that_has_seen_them() -
 def test_a_join_that_comes_again_after_its_release_admits_no_session() -> None:
     log = Log()
     late = join(6, 1)
-    assert log.folds(join(5), late, Release(0, 6), late, Release(0, 6), shared(6, 1)) == [
-        "COUNTS", "COUNTS", "COUNTS", "UNSEEN", "SESSION", "SESSION",
-    ]  # fmt: skip
+    found = log.folds(join(5), late, Release(0, 6), late, Release(0, 6), shared(6, 1))
+    assert found == ["COUNTS", "COUNTS", "COUNTS", "UNSEEN", "SESSION", "SESSION"]
     assert list(log.state.shared) == [5]
 
 
@@ -183,9 +198,8 @@ def test_a_shared_frame_is_given_its_offset_and_no_time_before_the_last_one() ->
 
 def test_records_of_other_programs_change_nothing() -> None:
     log = Log()
-    assert log.folds(b"", b"hello", grant(1, 0, 5), b"{}", frame(1, 5, 0)) == [
-        "FOREIGN", "FOREIGN", "COUNTS", "FOREIGN", "COUNTS",
-    ]  # fmt: skip
+    found = log.folds(b"", b"hello", grant(1, 0, 5), b"{}", frame(1, 5, 0))
+    assert found == ["FOREIGN", "FOREIGN", "COUNTS", "FOREIGN", "COUNTS"]
 
 
 @pytest.mark.rule("G9")
@@ -206,9 +220,8 @@ def test_a_tail_may_repeat_itself() -> None:
     log = Log()
     log.folds(grant(1, 0, 5), frame(1, 5, 0), grant(2, 1, 6))
     log.number = 0
-    assert log.folds(grant(1, 0, 5), frame(1, 5, 0), grant(2, 1, 6), frame(2, 6, 1)) == [
-        "REPEATED", "REPEATED", "REPEATED", "COUNTS",
-    ]  # fmt: skip
+    found = log.folds(grant(1, 0, 5), frame(1, 5, 0), grant(2, 1, 6), frame(2, 6, 1))
+    assert found == ["REPEATED", "REPEATED", "REPEATED", "COUNTS"]
 
 
 # ---- copies ------------------------------------------------------------------------------
@@ -216,18 +229,23 @@ def test_a_tail_may_repeat_itself() -> None:
 
 def test_copies_count_once_and_in_order_whatever_is_sent_twice() -> None:
     log = Log()
-    assert log.folds(copied(4, 7), copied(4, 7, gap=7), copied(4, 9), copied(4, 8), copied(4, 8),
-                     copied(6, 9), copied(5, 10), copied(6, 12, gap=2)) == [
-        "AHEAD", "COUNTS", "AHEAD", "COUNTS", "BEHIND", "COUNTS", "EPOCH", "COUNTS",
-    ]  # fmt: skip
+    assert log.folds(
+        copied(4, 7),
+        copied(4, 7, gap=7),
+        copied(4, 9),
+        copied(4, 8),
+        copied(4, 8),
+        copied(6, 9),
+        copied(5, 10),
+        copied(6, 12, gap=2),
+    ) == ["AHEAD", "COUNTS", "AHEAD", "COUNTS", "BEHIND", "COUNTS", "EPOCH", "COUNTS"]
     assert (log.state.epoch, log.state.next, log.state.source) == (6, 13, "here")
 
 
 def test_copies_of_two_logs_are_not_mixed() -> None:
     log = Log()
-    assert log.folds(copied(1, 0), copied(1, 1, source="there"), copied(1, 1)) == [
-        "COUNTS", "SOURCE", "COUNTS",
-    ]  # fmt: skip
+    found = log.folds(copied(1, 0), copied(1, 1, source="there"), copied(1, 1))
+    assert found == ["COUNTS", "SOURCE", "COUNTS"]
 
 
 @pytest.mark.long
@@ -238,9 +256,10 @@ def test_copies_of_rival_mirrors_are_one_copy_however_they_come_in(data: st.Data
     offsets = [0, 1, 2, 5, 6, 7]  # the source has lost two
     pool = [
         Frame(1, 0, run[0], tuple([frame(0, 0, n).contents[0] for n in run]), gap(run), "here")
-        for first in range(len(offsets)) for last in range(first + 1, len(offsets) + 1)
+        for first in range(len(offsets))
+        for last in range(first + 1, len(offsets) + 1)
         if len(run := offsets[first:last]) == run[-1] - run[0] + 1
-    ]  # fmt: skip
+    ]
     log, copied_offsets = Log(), []
     for each in data.draw(st.lists(st.sampled_from(pool), max_size=40)):
         if log.fold(each) == "COUNTS":
@@ -256,12 +275,10 @@ def test_an_owner_ends_the_mirroring() -> None:
     """Who moves to the cluster fences the mirror: what it still copies does not count."""
     log = Log()
     log.fold(copied(7, 0))
-    assert log.folds(frame(7, 0, 1), grant(1, 1, 5), grant(8, 0, 5), grant(8, 1, 5)) == [
-        "ENDED", "EPOCH", "BEHIND", "COUNTS",
-    ]  # fmt: skip
-    assert log.folds(copied(7, 1), copied(8, 1), frame(8, 5, 1), copied(9, 2)) == [
-        "OWNED", "OWNED", "COUNTS", "OWNED",
-    ]  # fmt: skip
+    found = log.folds(frame(7, 0, 1), grant(1, 1, 5), grant(8, 0, 5), grant(8, 1, 5))
+    assert found == ["ENDED", "EPOCH", "BEHIND", "COUNTS"]
+    found = log.folds(copied(7, 1), copied(8, 1), frame(8, 5, 1), copied(9, 2))
+    assert found == ["OWNED", "OWNED", "COUNTS", "OWNED"]
     assert log.state.source is None
 
 

@@ -167,9 +167,15 @@ def settling() -> Calls:
 def claims() -> Calls:
     """Rules F1 to F5."""
     for label, engine, wanted in (
-        ("first", "a", None), ("same", "b", 1), ("higher", "b", 4), ("lower", "a", 3),
-        ("next", "a", None), ("zero", "b", 0), ("afterwards", "a", None), ("negative", "a", -1),
-    ):  # fmt: skip
+        ("first", "a", None),
+        ("same", "b", 1),
+        ("higher", "b", 4),
+        ("lower", "a", 3),
+        ("next", "a", None),
+        ("zero", "b", 0),
+        ("afterwards", "a", None),
+        ("negative", "a", -1),
+    ):
         yield owned(label, engine, wanted)
     yield Call("close", "afterwards")
     yield owned("stale", "b", 0, resource="y")
@@ -293,19 +299,35 @@ def ends(*before: Call, between: Sequence[Call] = ()) -> Calls:
 
 
 LISTED: dict[str, Callable[[], Calls]] = {
-    **{f"{mode}, {state}": lambda state=state, mode=mode: access(state, mode)  # type: ignore[misc]
-       for state in STATES for mode in MODES},
-    **{f"epochs, {mode}": lambda mode=mode: epochs(mode)  # type: ignore[misc]
-       for mode in (EXCLUSIVE, WAIT, FENCING)},
-    "names": names, "queue": queue, "namesakes": namesakes, "reserved": reserved,
-    "stale waiters": stale_waiters, "fencing": fencing,
-    "settling": settling, "claims": claims, "several claims": several_claims, "groups": groups,
-    "locks": locks, "several groups": several_groups, "moves": moves,
-    **{f"ends, {state}": lambda state=state: ends(*STATES[state])  # type: ignore[misc]
-       for state in STATES},
+    **{
+        f"{mode}, {state}": lambda state=state, mode=mode: access(state, mode)  # type: ignore[misc]
+        for state in STATES
+        for mode in MODES
+    },
+    **{
+        f"epochs, {mode}": lambda mode=mode: epochs(mode)  # type: ignore[misc]
+        for mode in (EXCLUSIVE, WAIT, FENCING)
+    },
+    "names": names,
+    "queue": queue,
+    "namesakes": namesakes,
+    "reserved": reserved,
+    "stale waiters": stale_waiters,
+    "fencing": fencing,
+    "settling": settling,
+    "claims": claims,
+    "several claims": several_claims,
+    "groups": groups,
+    "locks": locks,
+    "several groups": several_groups,
+    "moves": moves,
+    **{
+        f"ends, {state}": lambda state=state: ends(*STATES[state])  # type: ignore[misc]
+        for state in STATES
+    },
     "ends, reserved": lambda: ends(between=[moved("a", "b")]),
     "ends, moved": lambda: ends(opened("o"), between=[moved("b", "b")]),
-}  # fmt: skip
+}
 
 
 def followed() -> Calls:
@@ -354,12 +376,17 @@ def followed_and_fenced() -> Calls:
 
 
 FOLLOWED: dict[str, Callable[[], Calls]] = {
-    **{f"moves{text}": lambda calls=calls: calls()  # type: ignore[misc]
-       for text, calls in (("", moves), (", back and forth", followed),
-                           (", to a waiter", followed_to_a_waiter),
-                           (", and fenced", followed_and_fenced))},
+    **{
+        f"moves{text}": lambda calls=calls: calls()  # type: ignore[misc]
+        for text, calls in (
+            ("", moves),
+            (", back and forth", followed),
+            (", to a waiter", followed_to_a_waiter),
+            (", and fenced", followed_and_fenced),
+        )
+    },
     "ends, moved": LISTED["ends, moved"],
-}  # fmt: skip
+}
 
 
 # ---- the tests ---------------------------------------------------------------------------

@@ -36,9 +36,18 @@ from testing.broker import Broker, Namespace, checks_tokens, missing, own_broker
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240), pytest.mark.rule("J3")]
 
 COMMANDS = (
-    "topics", "info", "info --json", "stats --json", "metrics", "owners orders",
-    "owners --history --json", "groups", "top -n 1", "audit", "check",
-)  # fmt: skip
+    "topics",
+    "info",
+    "info --json",
+    "stats --json",
+    "metrics",
+    "owners orders",
+    "owners --history --json",
+    "groups",
+    "top -n 1",
+    "audit",
+    "check",
+)
 program = load()
 RIGHT, WRONG = token("admin"), token("admin", b"of another broker, and long enough for HS256")
 PASSWORD = "a-password-of-the-admin-api"
@@ -77,18 +86,25 @@ class Told:
     def leaks(self) -> set[str]:
         """The ways on which a secret came out."""
         return {
-            way for way, texts in self.texts.items()
-            for text in texts for secret in SECRETS if secret in text
-        }  # fmt: skip
+            way
+            for way, texts in self.texts.items()
+            for text in texts
+            for secret in SECRETS
+            if secret in text
+        }
 
 
 class Story:
     """What a program and an operator do with one namespace; everything that they are told."""
 
     def __init__(
-        self, running: Broker, certificate: Path, folder: Path, log: pytest.LogCaptureFixture,
+        self,
+        running: Broker,
+        certificate: Path,
+        folder: Path,
+        log: pytest.LogCaptureFixture,
         brief: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.told, self._brief = Told(), brief
         self._log, self._folder = log, folder
         self._file = folder / "token"
@@ -182,9 +198,11 @@ class Story:
 
 @pytest.fixture
 def tell(
-    broker: tuple[Broker, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    broker: tuple[Broker, Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
-) -> Callable[..., Told]:  # fmt: skip
+) -> Callable[..., Told]:
     def tell(brief: bool = False) -> Told:
         told = Story(*broker, tmp_path, caplog, brief).tell()
         told.add("output", *capfd.readouterr())
@@ -280,10 +298,15 @@ def in_figures(patch: Patch) -> None:
 
 
 LEAKS = {
-    in_repr: "repr", in_errors: "errors", in_a_line: "log", in_the_extra_of_a_line: "extra",
-    in_what_others_see_of_an_engine: "engines", in_spans: "spans", in_figures: "stats",
+    in_repr: "repr",
+    in_errors: "errors",
+    in_a_line: "log",
+    in_the_extra_of_a_line: "extra",
+    in_what_others_see_of_an_engine: "engines",
+    in_spans: "spans",
+    in_figures: "stats",
     on_the_output: "output",
-}  # fmt: skip
+}
 
 
 def test_a_leak_is_seen_on_every_way(tell: Callable[..., Told], monkeypatch: Patch) -> None:

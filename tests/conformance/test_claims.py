@@ -132,9 +132,11 @@ def test_e5_history_tells_of_claims(engine: xl.Engine, other: xl.Engine) -> None
         for event in engine.history(group="g")
     ]
     assert told == [
-        ("own", "claim", "r", 2), ("revoke", "claimed", "r", 2), ("own", "claim", "r", 3),
+        ("own", "claim", "r", 2),
+        ("revoke", "claimed", "r", 2),
+        ("own", "claim", "r", 3),
         ("release", "closed", "r", 3),
-    ]  # fmt: skip
+    ]
 
 
 # ---- reader groups -----------------------------------------------------------------------
@@ -153,9 +155,8 @@ def test_f6_a_group_goes_on_where_it_has_committed(filled: xl.Topic, other: xl.E
     assert filled.reader(group="billing").position == 5
     assert filled.reader(group="other").position == 0
     [billing, another] = other.groups()
-    assert (billing.group, billing.topic, billing.position, billing.lag) == (
-        "billing", "orders", 5, 5,
-    )  # fmt: skip
+    found = (billing.group, billing.topic, billing.position, billing.lag)
+    assert found == ("billing", "orders", 5, 5)
     assert (another.group, another.position) == ("other", None)
 
 

@@ -20,25 +20,40 @@ from testing.processes import PATIENCE, close_producer, open_producer, send
 UTC = dt.UTC
 EAST = dt.timezone(dt.timedelta(hours=9, minutes=30))
 VALUES: list[tuple[Any, bytes | None]] = [
-    (b"v", b"v"), (b"", b""), (None, None), (b"\x00\xff" * 5, b"\x00\xff" * 5),
-    (bytearray(b"array"), b"array"), (memoryview(b"view"), b"view"),
+    (b"v", b"v"),
+    (b"", b""),
+    (None, None),
+    (b"\x00\xff" * 5, b"\x00\xff" * 5),
+    (bytearray(b"array"), b"array"),
+    (memoryview(b"view"), b"view"),
     (memoryview(b"abcdef")[::2], b"ace"),
-]  # fmt: skip
+]
 KEYS: list[tuple[Any, bytes | None]] = [
-    (None, None), (b"", b""), (b"k", b"k"), ("", b""), ("ключ", "ключ".encode()),
-    (bytearray(b"array"), b"array"), (memoryview(b"view"), b"view"),
-]  # fmt: skip
+    (None, None),
+    (b"", b""),
+    (b"k", b"k"),
+    ("", b""),
+    ("ключ", "ключ".encode()),
+    (bytearray(b"array"), b"array"),
+    (memoryview(b"view"), b"view"),
+]
 PROPERTIES: list[tuple[Any, dict[str, str]]] = [
-    (None, {}), ({}, {}), ({"a": "b"}, {"a": "b"}), ({"": "", "é": "\x00"}, {"": "", "é": "\x00"}),
-]  # fmt: skip
+    (None, {}),
+    ({}, {}),
+    ({"a": "b"}, {"a": "b"}),
+    ({"": "", "é": "\x00"}, {"": "", "é": "\x00"}),
+]
 EVENT_TIMES: list[tuple[Any, int | None]] = [
-    (None, None), (0, 0), (-1, -1), (1_700_000_000_123, 1_700_000_000_123),
+    (None, None),
+    (0, 0),
+    (-1, -1),
+    (1_700_000_000_123, 1_700_000_000_123),
     (dt.datetime.fromtimestamp(1), 1000),  # naive: local time
     (dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), 1000),
     (dt.datetime(1970, 1, 1, 9, 30, 0, 999_999, tzinfo=EAST), 999),
     (dt.datetime(1969, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC), -1),
     (dt.datetime(1, 1, 1, tzinfo=UTC), -62_135_596_800_000),
-]  # fmt: skip
+]
 EVERY = list(itertools.product(VALUES, KEYS, PROPERTIES, EVENT_TIMES))
 
 
@@ -65,9 +80,11 @@ def test_g1_every_combination_of_parts_comes_back_from_one_batch(topic) -> None:
     given = [[parts[i][0] for parts in EVERY] for i in range(4)]
     with topic.producer("exclusive", max_batch_messages=300) as producer:
         offsets = producer.send_many(
-            iter(given[0]), keys=iter(given[1]), properties=iter(given[2]),
+            iter(given[0]),
+            keys=iter(given[1]),
+            properties=iter(given[2]),
             event_times=iter(given[3]),
-        )  # fmt: skip
+        )
     assert offsets == range(len(EVERY))
     assert [facts(m) for m in topic.reader()] == [tuple(p[1] for p in c) for c in EVERY]
 
@@ -154,8 +171,18 @@ WRONG = [
     *[
         ("properties", {"properties": wrong})
         for wrong in (
-            {"a": 1}, {1: "a"}, {"a": None}, {b"a": "b"}, [("a", "b")], "ab", 7, [], "", 0,
-            {"a": LONE}, {LONE: "a"},
+            {"a": 1},
+            {1: "a"},
+            {"a": None},
+            {b"a": "b"},
+            [("a", "b")],
+            "ab",
+            7,
+            [],
+            "",
+            0,
+            {"a": LONE},
+            {LONE: "a"},
         )
     ],
     *[
@@ -163,7 +190,7 @@ WRONG = [
         for wrong in ("now", 1.5, True, dt.date(2020, 1, 1), 2**63, -(2**63) - 1)
     ],
     *[("sequence_id", {"sequence_id": wrong}) for wrong in (-1, 2**63, "1", 1.0, True)],
-]  # fmt: skip
+]
 
 
 class Untouched:
@@ -176,9 +203,11 @@ class Untouched:
     def look(self) -> tuple[Any, ...]:
         appender = self.producer._sender.appender
         return (
-            self.topic.next_offset, self.producer.last_sequence_id, appender.pending_messages,
+            self.topic.next_offset,
+            self.producer.last_sequence_id,
+            appender.pending_messages,
             appender.pending_bytes,
-        )  # fmt: skip
+        )
 
     def check(self) -> None:
         assert self.look() == self.before

@@ -31,9 +31,8 @@ def test_i1_operations_come_from_the_state_and_lead_to_the_next(
         assert counts.write(lambda now: [["a", -now["a"]]], lambda now: now["a"]) == 0
         assert counts.read(lambda now: now["b"], True) == 1
         assert counts.read(dict, latest=True) == {"a": 0, "b": 1}
-    assert [message.value for message in topic.reader(deserializer="msgpack")] == [
-        ["a", 5], ["b", 1], ["a", -5],
-    ]  # fmt: skip
+    found = [message.value for message in topic.reader(deserializer="msgpack")]
+    assert found == [["a", 5], ["b", 1], ["a", -5]]
 
 
 def test_i1_no_process_sees_half_of_a_write(topic: xl.Topic, other: xl.Topic) -> None:
@@ -75,10 +74,12 @@ def test_i1_states_of_any_kind(topic: xl.Topic, engine: xl.Engine) -> None:
     days = engine.topic("days")
     first = dt.date(2026, 1, 1)
     options: dict[str, Any] = {
-        "initial": lambda: first, "apply": lambda day, op: day + (op - first), "copy": None,
+        "initial": lambda: first,
+        "apply": lambda day, op: day + (op - first),
+        "copy": None,
         "encode": lambda day: day.isoformat().encode(),
         "decode": lambda data: dt.date.fromisoformat(data.decode()),
-    }  # fmt: skip
+    }
     with xl.SharedState(days, **options) as calendar:
         calendar.write(lambda day: [dt.date(2026, 1, 11)])
         calendar.snapshot()

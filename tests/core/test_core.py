@@ -78,9 +78,14 @@ def timed(data: bytes, times: list[int]) -> bytes:
 
 @pytest.mark.long
 @given(
-    rows=rows, name=st.text(max_size=30), base=st.integers(0, 2**62), epoch=UINT64,
-    session=UINT64, published=st.integers(-(2**53), 2**53), first=st.integers(-1, 2**60),
-)  # fmt: skip
+    rows=rows,
+    name=st.text(max_size=30),
+    base=st.integers(0, 2**62),
+    epoch=UINT64,
+    session=UINT64,
+    published=st.integers(-(2**53), 2**53),
+    first=st.integers(-1, 2**60),
+)
 @settings(max_examples=200, deadline=None, suppress_health_check=SLOW)
 def test_an_entry_gives_back_what_went_in(
     rows, name, base, epoch, session, published, first
@@ -98,9 +103,8 @@ def test_an_entry_gives_back_what_went_in(
     entry = _core.Entry(data)
 
     assert last == base + len(rows) - 1
-    assert (entry.base_offset, entry.count, entry.epoch, entry.session, entry.publish_time) == (
-        base, len(rows), epoch, session, published,
-    )  # fmt: skip
+    found = (entry.base_offset, entry.count, entry.epoch, entry.session, entry.publish_time)
+    assert found == (base, len(rows), epoch, session, published)
     seen = [entry.message(i) for i in range(entry.count)]
     assert [(m.value, m.key, m.properties, m.event_time, m.sequence_id) for m in seen] == expected
     assert [m.offset for m in seen] == list(range(base, base + len(rows)))
@@ -109,13 +113,15 @@ def test_an_entry_gives_back_what_went_in(
 
 @given(
     gaps=st.lists(st.integers(0, 3) | st.integers(0, 2**26), min_size=1, max_size=30),
-    published=st.integers(-(2**53), 2**53), name=st.binary(max_size=9).map(bytes.hex),
-)  # fmt: skip
+    published=st.integers(-(2**53), 2**53),
+    name=st.binary(max_size=9).map(bytes.hex),
+)
 @settings(max_examples=100, deadline=None, suppress_health_check=SLOW)
 def test_g4_an_entry_keeps_the_publish_time_of_each_message(gaps, published, name) -> None:
     times = list(itertools.accumulate([0, *gaps[1:]]))
-    plain = encode([(b"%d" % n, None, None, None, None) for n in times], name.encode(),
-                   base=50, time=published)  # fmt: skip
+    plain = encode(
+        [(b"%d" % n, None, None, None, None) for n in times], name.encode(), base=50, time=published
+    )
     entry = _core.Entry(timed(plain, times))
     expected = [published + ms for ms in times]
     messages = [entry.message(i) for i in range(entry.count)]
@@ -130,8 +136,11 @@ def test_g4_an_entry_keeps_the_publish_time_of_each_message(gaps, published, nam
     assert _core.Entry(plain).last_publish_time == published
 
 
-@given(items=st.lists(MAYBE_BYTES, min_size=1, max_size=60), most=st.integers(1, 20),
-       size=st.integers(1, 100))  # fmt: skip
+@given(
+    items=st.lists(MAYBE_BYTES, min_size=1, max_size=60),
+    most=st.integers(1, 20),
+    size=st.integers(1, 100),
+)
 @settings(max_examples=100, deadline=None, suppress_health_check=SLOW)
 def test_a_large_batch_is_cut_into_entries_that_join_seamlessly(items, most, size) -> None:
     appender = _core.Appender(b"p", 9, most, size)
@@ -149,8 +158,10 @@ def test_a_large_batch_is_cut_into_entries_that_join_seamlessly(items, most, siz
     for last, entry in entries:
         assert last == entry.base_offset + entry.count - 1
         assert entry.count <= most
-        assert entry.count == 1 or sum(len(entry.message(i).value or b"")
-                                       for i in range(entry.count)) <= size  # fmt: skip
+        assert (
+            entry.count == 1
+            or sum(len(entry.message(i).value or b"") for i in range(entry.count)) <= size
+        )
 
 
 def test_g9_every_flipped_bit_of_an_entry_is_found() -> None:
@@ -385,11 +396,17 @@ def make_row(**fields: object) -> _core.TopicRow:
 
 
 ROW_FIELDS = {
-    "id": UINT64, "epoch": UINT64, "first_offset": UINT64, "next_offset": UINT64,
-    "last_publish_time": INT64, "owner": UINT64, "shared": st.integers(0, 2**32 - 1),
-    "waiting": st.integers(0, 2**32 - 1), "flags": st.integers(0, 2**32 - 1),
+    "id": UINT64,
+    "epoch": UINT64,
+    "first_offset": UINT64,
+    "next_offset": UINT64,
+    "last_publish_time": INT64,
+    "owner": UINT64,
+    "shared": st.integers(0, 2**32 - 1),
+    "waiting": st.integers(0, 2**32 - 1),
+    "flags": st.integers(0, 2**32 - 1),
     "name": st.text(max_size=255),
-}  # fmt: skip
+}
 
 
 @given(fields=st.fixed_dictionaries(ROW_FIELDS))
@@ -423,16 +440,28 @@ TARGET = "00000000000000ff"
 texts = st.text(max_size=40)
 sessions = st.builds(
     records.Session,
-    id=UINT64, topic=st.just(7), engine=st.sampled_from([TARGET, "0" * 16, "f" * 16]),
-    slot=st.integers(0, 511), pid=st.integers(0, 2**31), engine_name=texts, name=texts,
-    mode=st.just("wait_for_exclusive"), priority=INT64 | st.integers(0, 3),
-    created=UINT64 | st.integers(0, 3000), tie=st.integers(0, 2**32 - 1), since=INT64,
-    claim=st.none() | st.integers(0, 3) | UINT64, epoch=st.just(0),
-    properties=st.dictionaries(texts, texts, max_size=20), settle=st.integers(0, 8640 * 10**10),
-    engine_properties=st.dictionaries(texts, texts, max_size=3), lineage=UINT64,
-    notify_on_contention=st.booleans(), bound_to=UINT64,
+    id=UINT64,
+    topic=st.just(7),
+    engine=st.sampled_from([TARGET, "0" * 16, "f" * 16]),
+    slot=st.integers(0, 511),
+    pid=st.integers(0, 2**31),
+    engine_name=texts,
+    name=texts,
+    mode=st.just("wait_for_exclusive"),
+    priority=INT64 | st.integers(0, 3),
+    created=UINT64 | st.integers(0, 3000),
+    tie=st.integers(0, 2**32 - 1),
+    since=INT64,
+    claim=st.none() | st.integers(0, 3) | UINT64,
+    epoch=st.just(0),
+    properties=st.dictionaries(texts, texts, max_size=20),
+    settle=st.integers(0, 8640 * 10**10),
+    engine_properties=st.dictionaries(texts, texts, max_size=3),
+    lineage=UINT64,
+    notify_on_contention=st.booleans(),
+    bound_to=UINT64,
     announce=st.none() | st.dictionaries(texts, texts, max_size=2),
-)  # fmt: skip
+)
 known_priorities = st.none() | st.tuples(INT64, INT64).map(lambda pair: (max(pair), min(pair)))
 
 
@@ -450,9 +479,15 @@ def delay_of(waiter: records.Session, known: tuple[int, int] | None) -> int:
 
 
 def whose_turn_it_is(
-    waiters: list[records.Session], epoch: int, dead: set[str], now: int, freed: int,
-    known: tuple[int, int] | None, target: str | None, until: int,
-) -> tuple[Any, list[Any], list[Any], Any, int]:  # fmt: skip
+    waiters: list[records.Session],
+    epoch: int,
+    dead: set[str],
+    now: int,
+    freed: int,
+    known: tuple[int, int] | None,
+    target: str | None,
+    until: int,
+) -> tuple[Any, list[Any], list[Any], Any, int]:
     """Rules D1, D4, D7, E3 and B5, spelled out once more."""
     gone, stale, later, due = [], [], None, 0
     for waiter in sorted(waiters, key=lambda waiter: (*waiter.place, waiter.id)):
@@ -474,19 +509,30 @@ def whose_turn_it_is(
 @pytest.mark.long
 @given(
     waiters=st.lists(sessions, max_size=30, unique_by=lambda waiter: queue_key(waiter)),
-    epoch=st.integers(0, 3), dead=st.sets(st.sampled_from([TARGET, "0" * 16, "f" * 16])),
-    freed=st.integers(0, 2**62), left=st.integers(0, 2**45) | st.integers(0, 3000),
-    known=known_priorities, target=st.none() | st.just(TARGET), until=st.integers(1, 2**62),
-)  # fmt: skip
+    epoch=st.integers(0, 3),
+    dead=st.sets(st.sampled_from([TARGET, "0" * 16, "f" * 16])),
+    freed=st.integers(0, 2**62),
+    left=st.integers(0, 2**45) | st.integers(0, 3000),
+    known=known_priorities,
+    target=st.none() | st.just(TARGET),
+    until=st.integers(1, 2**62),
+)
 @settings(deadline=None, suppress_health_check=SLOW)
 def test_d1_d4_d7_the_selection_is_as_the_rules_say(
     waiters, epoch, dead, freed, left, known, target, until
 ) -> None:
     rows = [*queue_of(waiters), (U64.pack(8) + bytes(28), b"another topic's")]
     found = _core.select(
-        rows, 7, epoch, lambda slot, engine: engine not in dead, now=freed + left, freed=freed,
-        known=known, target=None if target is None else target.encode(), until=until,
-    )  # fmt: skip
+        rows,
+        7,
+        epoch,
+        lambda slot, engine: engine not in dead,
+        now=freed + left,
+        freed=freed,
+        known=known,
+        target=None if target is None else target.encode(),
+        until=until,
+    )
     unpacked = [
         None if row is None else records.unpack_session(row)
         for row in (found.winner, found.retry_waiter)
@@ -498,9 +544,12 @@ def test_d1_d4_d7_the_selection_is_as_the_rules_say(
 
 
 @given(
-    priority=INT64, settle=st.integers(0, 2**64 - 1), known=known_priorities, created=UINT64,
+    priority=INT64,
+    settle=st.integers(0, 2**64 - 1),
+    known=known_priorities,
+    created=UINT64,
     freed=UINT64,
-)  # fmt: skip
+)
 @settings(deadline=None, suppress_health_check=SLOW)
 def test_d7_delays_are_exact_at_the_ends_of_64_bits(
     priority, settle, known, created, freed
@@ -540,10 +589,18 @@ def test_g9_a_damaged_waiter_is_refused_never_misread(waiter, data) -> None:
 
 
 NO_WAITERS = [
-    b"", b"\xc0", b"\xc1", b"\xdc", b"\xdc\x00\x13", b"\x93\x01\x02\x03",
-    b"\xdc\x00\x0f" + bytes(15), b"\xdc\x00\x13" + bytes(19), b"\xdc\x00\x13" + b"\x91" * 300,
-    b"\xdc\x00\x13" + b"\xdf\xff\xff\xff\xff" * 19, b"\xdc\x00\x13" + b"\xc6\xff\xff\xff\xff" * 19,
-]  # fmt: skip
+    b"",
+    b"\xc0",
+    b"\xc1",
+    b"\xdc",
+    b"\xdc\x00\x13",
+    b"\x93\x01\x02\x03",
+    b"\xdc\x00\x0f" + bytes(15),
+    b"\xdc\x00\x13" + bytes(19),
+    b"\xdc\x00\x13" + b"\x91" * 300,
+    b"\xdc\x00\x13" + b"\xdf\xff\xff\xff\xff" * 19,
+    b"\xdc\x00\x13" + b"\xc6\xff\xff\xff\xff" * 19,
+]
 
 
 @pytest.mark.parametrize("row", NO_WAITERS)
@@ -597,13 +654,20 @@ def test_words_are_read_and_changed(words) -> None:
 @pytest.mark.parametrize("offset", [-4, 1, 2, 62, 64, 68, 2**40])
 def test_words_outside_their_mapping_are_refused(words, offset) -> None:
     calls = [
-        lambda: words.load(offset), lambda: words.store(offset, 1), lambda: words.add(offset, 1),
-        lambda: words.swap(offset, 0, 1), lambda: words.mark(offset, 1),
-        lambda: words.wake(offset), lambda: words.wait(offset, 0, 0),
-        lambda: words.watch(offset, 0, 0), lambda: words.wait_any([offset], [0], 0),
-        lambda: words.load64(offset), lambda: words.store64(offset, 1),
-        lambda: _core.Hold(words, offset, 8, 4), lambda: _core.Hold(words, 0, offset, 4),
-    ]  # fmt: skip
+        lambda: words.load(offset),
+        lambda: words.store(offset, 1),
+        lambda: words.add(offset, 1),
+        lambda: words.swap(offset, 0, 1),
+        lambda: words.mark(offset, 1),
+        lambda: words.wake(offset),
+        lambda: words.wait(offset, 0, 0),
+        lambda: words.watch(offset, 0, 0),
+        lambda: words.wait_any([offset], [0], 0),
+        lambda: words.load64(offset),
+        lambda: words.store64(offset, 1),
+        lambda: _core.Hold(words, offset, 8, 4),
+        lambda: _core.Hold(words, 0, offset, 4),
+    ]
     for call in calls:
         with pytest.raises(IndexError):
             call()

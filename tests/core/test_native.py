@@ -56,9 +56,13 @@ RUNS = [(s, t) for s in SANITIZERS for t in TESTS if (s, t) not in LEFT_LOCKED]
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=2 * PATIENCE, check=False,
+        command,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+        check=False,
         env={**os.environ, **OPTIONS},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")

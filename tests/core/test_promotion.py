@@ -163,9 +163,19 @@ def queue_of_many(topic: xl.Topic, count: int) -> None:
     """So many waiters of this engine in the queue, all worse than any that asks."""
     engine = topic.engine
     first = records.Session(
-        id=10**9, topic=topic.id, engine=engine.id, slot=engine.backend.slot, pid=1,
-        engine_name="e", name="n", mode=WAIT, priority=-5, created=0, tie=0, since=0,
-    )  # fmt: skip
+        id=10**9,
+        topic=topic.id,
+        engine=engine.id,
+        slot=engine.backend.slot,
+        pid=1,
+        engine_name="e",
+        name="n",
+        mode=WAIT,
+        priority=-5,
+        created=0,
+        tie=0,
+        since=0,
+    )
     with engine.ledger.write_exclusive() as tables:
         row = tables.topics.get(topic.id)
         for number in range(count):
