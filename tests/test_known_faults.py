@@ -232,9 +232,8 @@ WRITES = ("next_id", "put_holder", "put_producer", "put_topic", "put_waiter", "d
 @pytest.mark.parametrize("situation", ["free", "shared", "owned"])
 @pytest.mark.parametrize("error", [xl.LedgerFullError("injected"), MemoryError("injected")])
 def test_a_grant_whose_registration_fails_has_changed_nothing(
-    engine: xl.Engine, topic: xl.Topic, method: str, mode: str, situation: str,
-    error: BaseException,
-) -> None:  # fmt: skip
+    engine: xl.Engine, topic: xl.Topic, method: str, mode: str, situation: str, error: BaseException
+) -> None:
     """The topic is granted and the rivals are evicted; then registering the new owner fails,
     because the disk is full. An epoch that is raised already, or an owner that is thrown out
     already, would stay so, and the topic would have no owner."""

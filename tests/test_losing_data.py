@@ -180,9 +180,12 @@ except xl.LedgerError as error:
 def test_h2_another_pid_namespace_is_refused(engine, path) -> None:
     words = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c"]
     done = subprocess.run(
-        [*words, IN_ANOTHER_NAMESPACE, path], capture_output=True, text=True, timeout=PATIENCE,
+        [*words, IN_ANOTHER_NAMESPACE, path],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
         check=False,
-    )  # fmt: skip
+    )
     if done.returncode:
         pytest.skip(f"no pid namespace can be made here: {done.stderr.strip()}")
     assert "must share a pid namespace" in done.stdout

@@ -329,8 +329,9 @@ def test_what_swallows_an_error_is_found(code: str, lines: list[int]) -> None:
 
 
 MOST_SECONDS = 4  # of a limit that is a number: a shorter one is no limit, or is to pass
-LIMITED = {"result", "exception", "wait", "join", "answer", "communicate", "read_next", "finish",
-           "until", "within", "line"}  # fmt: skip
+LIMITED = """
+    result exception wait join answer communicate read_next finish until within line
+""".split()
 TESTS = ROOT.parent
 
 

@@ -24,9 +24,12 @@ CODE_IN_PROSE = re.compile(r"`[^`]*`|>>>.*|\.\.\. .*")
 WORD = re.compile(r"[A-Za-z_]\w+")
 # Names of the system, of Python and of Spark's errors, which no code of ours has.
 FOREIGN = {
-    "lstat", "callHandlers", "REGISTRY", "EXCLUSIVELOG_PRODUCER_FENCED",
+    "lstat",
+    "callHandlers",
+    "REGISTRY",
+    "EXCLUSIVELOG_PRODUCER_FENCED",
     "EXCLUSIVELOG_LEDGER_CORRUPTED",
-}  # fmt: skip
+}
 
 
 @cache

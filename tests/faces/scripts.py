@@ -20,10 +20,28 @@ def run(script: str, *options: object) -> tuple[int, str, str]:
     """(status, output, errors) of an example, but for true warnings."""
     command = [sys.executable, str(EXAMPLES / script), *map(str, options)]
     done = subprocess.run(
-        command, capture_output=True, timeout=3 * PATIENCE, text=True,
+        command,
+        capture_output=True,
+        timeout=3 * PATIENCE,
+        text=True,
         env={**os.environ, "EXCLUSIVELOG_EXAMPLE_PATIENCE": f"{PATIENCE}"},
-    )  # fmt: skip
+    )
     return done.returncode, done.stdout, unwarned(done.stderr)
+
+
+def strict_mypy(*programs: Path) -> str:
+    """What mypy says of programs, each line with the error's code."""
+    options = "--strict --no-error-summary --follow-imports=silent --show-error-codes"
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options.split(), *map(str, programs)],
+        cwd=EXAMPLES.parent,
+        capture_output=True,
+        text=True,
+        timeout=3 * PATIENCE,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout
 
 
 def unwarned(errors: str | bytes) -> str:

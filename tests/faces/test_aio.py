@@ -244,9 +244,8 @@ def test_values_of_a_reader(path: str) -> None:
                     with pytest.raises(ValueError, match="follow"):
                         await anext(reader.values(timeout=1))
             async with engine.reader(["orders"], group="g") as reader:
-                assert [found async for found in reader.values()][3:] == [
-                    ("orders", b"3"), ("orders", b"4")
-                ]  # fmt: skip
+                got = [found async for found in reader.values()][3:]
+                assert got == [("orders", b"3"), ("orders", b"4")]
 
     play(main)
 
@@ -424,9 +423,8 @@ def test_a_state(path: str) -> None:
             topic = engine.topic("orders")
             async with aio.SharedState(topic, initial=dict, apply=add) as counts:
                 assert await counts.write(lambda state: [["a", 1], ["b", 2]]) is None
-                assert await counts.write(lambda state: [["a", state["b"]]], dict) == {
-                    "a": 3, "b": 2,
-                }  # fmt: skip
+                found = await counts.write(lambda state: [["a", state["b"]]], dict)
+                assert found == {"a": 3, "b": 2}
                 assert await counts.read(len) == 2
                 assert await counts.read(dict, latest=True) == {"a": 3, "b": 2}
                 assert await counts.snapshot() == 3
@@ -453,9 +451,13 @@ def test_an_unload(path: str) -> None:
 
 
 PAIRS = [
-    (xl.Producer, aio.Producer), (xl.Reader, aio.Reader), (xl.SharedMap, aio.SharedMap),
-    (xl.SharedState, aio.SharedState), (xl.GroupReader, aio.GroupReader), (xl.Engine, aio.Engine),
-]  # fmt: skip
+    (xl.Producer, aio.Producer),
+    (xl.Reader, aio.Reader),
+    (xl.SharedMap, aio.SharedMap),
+    (xl.SharedState, aio.SharedState),
+    (xl.GroupReader, aio.GroupReader),
+    (xl.Engine, aio.Engine),
+]
 
 
 @pytest.mark.parametrize(("plain", "awaitable"), PAIRS)
@@ -485,9 +487,12 @@ def test_b9_a_send_that_takes_too_long_says_so_as_everywhere(path: str, engine: 
 
 @pytest.mark.parametrize(
     ("timeout", "error", "says"),
-    [(0.05, xl.WaitTimeoutError, "within 0.05 s"), (-1, ValueError, "timeout"),
-     ("1", TypeError, "timeout")],
-)  # fmt: skip
+    [
+        (0.05, xl.WaitTimeoutError, "within 0.05 s"),
+        (-1, ValueError, "timeout"),
+        ("1", TypeError, "timeout"),
+    ],
+)
 def test_g5_timeouts_of_a_reader_are_looked_at_as_everywhere(
     path: str, timeout: Any, error: type[Exception], says: str
 ) -> None:

@@ -151,8 +151,11 @@ class Things:
         engine, topic = self.engine, self.topic
         engine.topics(), engine.engines(), engine.claims(), engine.groups(), engine.roles()
         engine.inside(), engine.supports("backup"), engine.info, engine.closed
-        for name in ("epoch", "first_offset", "next_offset", "owner", "holders", "transfer",
-                     "transfers", "waiters", "kind", "serializers", "announcement"):  # fmt: skip
+        names = """
+            epoch first_offset next_offset owner holders transfer transfers waiters kind serializers
+            announcement
+        """
+        for name in names.split():
             getattr(topic, name)
         with pytest.raises(xl.TopicNotFoundError, match=r"await engine\.topic"):
             assert engine.topic("not-yet").next_offset
@@ -430,7 +433,7 @@ def test_while_another_owner_has_it_all(
                     "reader": topic.reader().read_next(),
                     "put": shared.put("a", 1),
                     "watch": shared.watch().read_next(),
-                }  # fmt: skip
+                }
                 tasks = {name: asyncio.ensure_future(call) for name, call in calls.items()}
                 await asyncio.sleep(STILL)
                 assert not [name for name, task in tasks.items() if task.done()]
@@ -478,9 +481,12 @@ def test_while_a_task_reads_a_long_backlog(
         async with aio.open(path) as engine:
             mine = await engine.topic("orders")
             ways = (
-                by_next, by_batches, lambda r: counted(aiter(r)), lambda r: counted(r.values()),
+                by_next,
+                by_batches,
+                lambda r: counted(aiter(r)),
+                lambda r: counted(r.values()),
                 lambda r: counted(r.follow(timeout=0)),
-            )  # fmt: skip
+            )
             found = []
             for way in ways:
                 async with mine.reader() as reader, Heartbeat() as heartbeat:

@@ -15,18 +15,17 @@ pytestmark = pytest.mark.once
 
 # Values and errors are the same objects in both; of these, each module has its own.
 OWN = {
-    "Claim", "Engine", "GroupReader", "Lock", "Loss", "MapWatch", "OwnerWatch", "Producer",
-    "Reader", "Receipt", "Role", "RoleFuture", "SharedMap", "SharedState", "Term", "Terms", "Topic",
-    "Transaction", "UnloadFuture", "open", "upgrade",
-}  # fmt: skip
+    *"Claim Engine GroupReader Lock Loss MapWatch OwnerWatch Producer Reader Receipt Role".split(),
+    *"RoleFuture SharedMap SharedState Term Terms Topic Transaction UnloadFuture".split(),
+    *"open upgrade".split(),
+}
 
 TASKS = {"RoleFuture", "UnloadFuture"}  # types of asyncio's tasks, which stand for these futures
 
 # What a transaction uses of the readers of groups.
-OF_MEMBERS = {
-    "alone", "by_itself", "committing", "current", "joined", "read_at", "returns", "spans",
-    "transaction",
-}  # fmt: skip
+OF_MEMBERS = """
+    alone by_itself committing current joined read_at returns spans transaction
+""".split()
 
 # What has no counterpart, by class: what the library's modules use of one another's objects, and
 # the engine that a topic or a claim was opened with, which the caller has at hand.
@@ -48,7 +47,7 @@ MISSING: dict[str, set[str]] = {
     "Terms": set(),
     "Topic": {"engine"},
     "Transaction": set(),
-}  # fmt: skip
+}
 
 # Where the parameters differ.
 DIFFERENT = {
@@ -71,12 +70,24 @@ def objects(path: str) -> Any:
         watched = stack.enter_context(xl.SharedMap[str, int](engine.topic("map")))
         state: xl.SharedState[Any, Any] = xl.SharedState(engine.topic("state"), dict, print)
         found = [
-            engine, topic, producer, producer.send_async(b"x"), topic.reader(), watched,
-            engine.reader(["orders"], group="g"), engine.role("r"), engine.own({"a": None}),
-            engine.transaction(), watched.watch(), stack.enter_context(state),
-            terms := engine.topic("led").terms(), term := next(terms), term.lost, engine.lock("l"),
+            engine,
+            topic,
+            producer,
+            producer.send_async(b"x"),
+            topic.reader(),
+            watched,
+            engine.reader(["orders"], group="g"),
+            engine.role("r"),
+            engine.own({"a": None}),
+            engine.transaction(),
+            watched.watch(),
+            stack.enter_context(state),
+            terms := engine.topic("led").terms(),
+            term := next(terms),
+            term.lost,
+            engine.lock("l"),
             stack.enter_context(topic.watch_owner()),
-        ]  # fmt: skip
+        ]
         yield {type(one).__name__: one for one in found}
 
 

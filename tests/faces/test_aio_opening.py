@@ -66,17 +66,21 @@ def test_the_end_of_its_block_closes_it(path: str, kind: str) -> None:
                 async with OPENINGS[kind](engine, topic) as opened:
                     raise ZeroDivisionError
             states = {
-                "engine": lambda: opened.closed, "claim": lambda: not opened.is_valid,
+                "engine": lambda: opened.closed,
+                "claim": lambda: not opened.is_valid,
                 "producer": lambda: opened.state == "closed",
                 "producers": lambda: {one.state for one in opened} == {"closed"},
                 "role": lambda: opened.state == "closed",
-            }  # fmt: skip
+            }
             if kind in states:
                 assert states[kind]()
                 return
-            use = opened.get("a") if kind == "map" else opened.read(len) if kind == "state" else (
-                opened.read_next(timeout=0)
-            )  # fmt: skip
+            if kind == "map":
+                use = opened.get("a")
+            elif kind == "state":
+                use = opened.read(len)
+            else:
+                use = opened.read_next(timeout=0)
             with pytest.raises(xl.EngineClosedError):
                 await use
 
@@ -165,7 +169,7 @@ async def outcome_of(use: Callable[[Any], Any], it: Any) -> None:
         ("map", lambda it: it.watch(), r"await exclusivelog\.aio\.SharedMap"),
         ("state", lambda it: asyncio.ensure_future(it.read(len)), r"await exclusivelog\.aio\.Sha"),
     ],
-)  # fmt: skip
+)
 def test_a_forgotten_await_is_named(
     path: str, kind: str, use: Callable[[Any], Any], names: str
 ) -> None:
@@ -424,9 +428,10 @@ def test_trio_as_a_guest_of_asyncio_is_refused_too(path: str) -> None:
     async def main() -> Any:
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         trio.lowlevel.start_guest_run(
-            by_trio, done_callback=done.set_result,
+            by_trio,
+            done_callback=done.set_result,
             run_sync_soon_threadsafe=asyncio.get_running_loop().call_soon_threadsafe,
-        )  # fmt: skip
+        )
         return (await done).unwrap()
 
     with pytest.raises(RuntimeError, match="runs on asyncio"):

@@ -4,13 +4,11 @@ module, in programs on exclusivelog.aio as in those on exclusivelog."""
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from testing.patience import PATIENCE
+from tests.faces.scripts import strict_mypy
 
 pytest.importorskip("mypy")
 pytestmark = pytest.mark.once
@@ -59,21 +57,21 @@ LINES = [
     ('await engine.unload("orders", too="b")', "call-arg"),
     ('aio.SharedMap(topic, keys="str")', "call-arg"),
     ('await shared.put("a", "b")', "arg-type"),
-    ('await shared.put(1, 1)', "arg-type"),
+    ("await shared.put(1, 1)", "arg-type"),
     ('await shared.get("a", lastest=True)', "call-overload"),
     ('shared.put_async("a", vlaue=1)', "call-arg"),
     ('await shared.put_async("a", value=1)', ""),
-    ('engine.nothing', "attr-defined"),
-    ('producer.nothing', "attr-defined"),
-    ('topic.producer().flush()', "attr-defined"),
+    ("engine.nothing", "attr-defined"),
+    ("producer.nothing", "attr-defined"),
+    ("topic.producer().flush()", "attr-defined"),
     ('topic.producer().send(b"x")', "arg-type"),
     ('producer.send(b"x")', "unused-coroutine"),
     ('aio.SharedMap(plain.topic("orders"))', "arg-type"),
-    ('xl.SharedMap(topic)', "arg-type"),
+    ("xl.SharedMap(topic)", "arg-type"),
     ('plain.topic("orders").producer(prio=1)', "call-arg"),
     ('plain.topic("orders").producer().send(b"x", keyy=3)', "call-arg"),
     ('plain.topic("orders").producer_async(prio=1)', "call-arg"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.smoke
@@ -83,16 +81,12 @@ def test_mypy_sees_each_mistake_and_no_other(tmp_path: Path) -> None:
     before = HEAD.count("\n")
     indented = ("            " + line for line, _ in LINES)
     program.write_text(HEAD + "\n".join(indented) + "\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--follow-imports=silent",
-         "--show-error-codes", str(program)],
-        cwd=ROOT, capture_output=True, text=True, timeout=3 * PATIENCE, check=False,
-    )  # fmt: skip
+    said = strict_mypy(program)
     found: dict[int, str] = {}
-    for line in done.stdout.splitlines():
+    for line in said.splitlines():
         if match := re.fullmatch(r".*program\.py:(\d+): error: .*\[([a-z-]+)\]", line):
             found.setdefault(int(match[1]) - before - 1, match[2])
         else:
             assert ": note: " in line, line
     told = [(line, found.get(number, "")) for number, (line, _) in enumerate(LINES)]
-    assert told == LINES, done.stdout + done.stderr
+    assert told == LINES, said

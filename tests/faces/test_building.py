@@ -84,9 +84,10 @@ def test_in_a_clone_that_was_not_built_an_import_says_what_to_do(
     tmp_path: Path, source: str
 ) -> None:
     shutil.copytree(
-        ROOT / "exclusivelog", tmp_path / "exclusivelog",
+        ROOT / "exclusivelog",
+        tmp_path / "exclusivelog",
         ignore=shutil.ignore_patterns("*.so", "__pycache__", "_native"),
-    )  # fmt: skip
+    )
     paths = [str(tmp_path), *(path for path in sys.path if "site-packages" in path)]
     done = run("-c", f"import sys; sys.path[:0] = {paths}\n{source}", cwd=tmp_path)
     assert done.returncode == 1

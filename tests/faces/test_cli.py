@@ -97,11 +97,12 @@ def test_topics_and_owners_show_who_holds_and_who_waits(engine, path, worker) ->
     ]
     assert header == [*wanted, "since"]
     ids = {e.name: e.id for e in engine.engines()}
+    boss = ["boss", ids["boss"], str(holder.pid)]
+    deputy = ["deputy", ids["deputy"], str(standby.pid)]
     assert [row[:-1] for row in rows] == [
-        ["orders", "holds", "p1", "exclusive", "4", "1", "boss", ids["boss"], str(holder.pid)],
-        ["orders", "waits", "p2", "wait_for_exclusive", "7", "-", "deputy", ids["deputy"],
-         str(standby.pid)],
-    ]  # fmt: skip
+        ["orders", "holds", "p1", "exclusive", "4", "1", *boss],
+        ["orders", "waits", "p2", "wait_for_exclusive", "7", "-", *deputy],
+    ]
     assert lines("owners", path, "empty") == [header]
     facts = dict(lines("info", path, "orders"))
     assert (facts["owner"], facts["waiters"]) == (f"p1 (pid {holder.pid})", "1")
@@ -116,15 +117,23 @@ def test_claims_are_listed_and_their_history_told(engine, path) -> None:
     listed = lines("claims", path)
     assert listed[0] == columns
     assert [row[:7] for row in listed[1:]] == [
-        ["shards", "s1", "1", "claim", *who], ["shards", "s2", "7", "claim", *who],
-        ["-", "lonely", "1", "claim", *who], ["billing", "orders", "1", "reader", *who],
-    ]  # fmt: skip
+        ["shards", "s1", "1", "claim", *who],
+        ["shards", "s2", "7", "claim", *who],
+        ["-", "lonely", "1", "claim", *who],
+        ["billing", "orders", "1", "reader", *who],
+    ]
     assert [row[1] for row in lines("claims", path, "shards")[1:]] == ["s1", "s2"]
     found = [json.loads(line) for line in run("claims", path, "--json").stdout.splitlines()]
     assert found[1] == {
-        "group": "shards", "resource": "s2", "generation": 7, "kind": "claim", "engine": "test",
-        "engine_id": engine.id, "pid": os.getpid(), "since": engine.claims()[0].since,
-    }  # fmt: skip
+        "group": "shards",
+        "resource": "s2",
+        "generation": 7,
+        "kind": "claim",
+        "engine": "test",
+        "engine_id": engine.id,
+        "pid": os.getpid(),
+        "since": engine.claims()[0].since,
+    }
     first.release()
     reader.close()
     told = lines("claims", path, "--history")
@@ -145,9 +154,17 @@ def test_roles_are_listed_and_their_history_told(engine, path) -> None:
     waiting = engine.role_async("billing", **binds)
     engine.role("idle").close()
     columns = [
-        "role", "epoch", "topics", "groups", "claims", "waiting", "engine", "engine id", "pid",
+        "role",
+        "epoch",
+        "topics",
+        "groups",
+        "claims",
+        "waiting",
+        "engine",
+        "engine id",
+        "pid",
         "since",
-    ]  # fmt: skip
+    ]
     who = ["test", engine.id, str(os.getpid())]
     listed = lines("roles", path)
     assert listed[0] == columns
@@ -157,17 +174,26 @@ def test_roles_are_listed_and_their_history_told(engine, path) -> None:
     ]
     found = json.loads(run("roles", path, "billing", "--json").stdout)
     assert found == {
-        "role": "billing", "epoch": 1, "topics": ["a", "b"], "groups": {"g": ["c"]},
-        "claims": {"s": ["s1"]}, "waiting": 1, "engine": "test", "engine_id": engine.id,
-        "pid": os.getpid(), "since": engine.roles()[0].holder.since,
-    }  # fmt: skip
+        "role": "billing",
+        "epoch": 1,
+        "topics": ["a", "b"],
+        "groups": {"g": ["c"]},
+        "claims": {"s": ["s1"]},
+        "waiting": 1,
+        "engine": "test",
+        "engine_id": engine.id,
+        "pid": os.getpid(),
+        "since": engine.roles()[0].holder.since,
+    }
     role.close()
     waiting.result(PATIENCE).close()
     told = lines("roles", path, "billing", "--history")
     assert [(row[2], row[3], row[4]) for row in told[1:]] == [
-        ("1", "grant", "request"), ("1", "release", "closed"), ("2", "grant", "promotion"),
+        ("1", "grant", "request"),
+        ("1", "release", "closed"),
+        ("2", "grant", "promotion"),
         ("2", "release", "closed"),
-    ]  # fmt: skip
+    ]
 
 
 def test_groups_are_listed(engine, path) -> None:
@@ -178,14 +204,12 @@ def test_groups_are_listed(engine, path) -> None:
         reader.commit()
     kept = engine.topic("other").reader(group="audit")
     listed = lines("groups", path)
-    assert listed[0] == [
-        "group", "topic", "position", "lag", "engine", "engine id", "pid", "since"
-    ]  # fmt: skip
+    assert listed[0] == ["group", "topic", "position", "lag", "engine", "engine id", "pid", "since"]
     assert [row[:7] for row in listed[1:]] == [
         ["audit", "other", "-", "-", "test", engine.id, str(os.getpid())],
         ["billing", "orders", "2", "1", "-", "-", "-"],
         ["billing", "other", "1", "2", "-", "-", "-"],
-    ]  # fmt: skip
+    ]
     (only,) = run("groups", path, "audit", "--json").stdout.splitlines()
     assert json.loads(only)["topic"] == "other"
     kept.close()
@@ -216,9 +240,7 @@ def test_topics_and_info_tell_what_a_topic_holds(engine, path) -> None:
         settings.put("colour", "blue")
     with xl.SharedState(engine.topic("counts"), apply=lambda state, op: op) as counts:
         counts.write(lambda state: [{"n": 1}])
-    kinds = {
-        "__events__": "events", "counts": "state", "orders": "messages", "settings": "map",
-    }  # fmt: skip
+    kinds = {"__events__": "events", "counts": "state", "orders": "messages", "settings": "map"}
     assert {row[0]: row[-1] for row in lines("topics", path)[1:]} == {
         name: kind for name, kind in kinds.items() if name in engine.topics()
     }
@@ -378,10 +400,8 @@ def test_a_closed_pipe_ends_quietly(engine, path) -> None:
 
 
 def test_send_prints_the_offsets_of_its_arguments_and_makes_what_is_missing(path) -> None:
-    sent = lines(
-        "send", path, "orders", "a", "b c", "--key", "k", "--name", "me", "--mode", "exclusive",
-        "--property", "x=1", "--property", "y=2=3",
-    )  # fmt: skip
+    options = "--key k --name me --mode exclusive --property x=1 --property y=2=3"
+    sent = lines("send", path, "orders", "a", "b c", *options.split())
     assert sent == [["0"], ["1"]]
     with xl.open(path) as engine:
         first, second = engine.topic("orders").reader()
@@ -571,9 +591,11 @@ def test_the_command_knows_the_access_modes_and_the_demos_defaults() -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_it_prints_a_completion_script(shell) -> None:
     done = subprocess.run(
-        PROGRAM, env={**os.environ, "_EXCLUSIVELOG_COMPLETE": f"{shell}_source"},
-        capture_output=True, timeout=PATIENCE,
-    )  # fmt: skip
+        PROGRAM,
+        env={**os.environ, "_EXCLUSIVELOG_COMPLETE": f"{shell}_source"},
+        capture_output=True,
+        timeout=PATIENCE,
+    )
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"_EXCLUSIVELOG_COMPLETE=%s_complete" % shell.encode() in done.stdout
 
@@ -598,16 +620,18 @@ _exclusivelog_completion exclusivelog
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
     done = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, timeout=PATIENCE,
+        ["bash", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-    )  # fmt: skip
+    )
     assert (done.stdout.split(), done.stderr) == (completed, "")
 
 
 def test_options_stand_anywhere_before_two_dashes(path) -> None:
-    assert lines("send", path, "--key", "k", "orders", "a", "--", "--key", "-") == [
-        ["0"], ["1"], ["2"]
-    ]  # fmt: skip
+    found = lines("send", path, "--key", "k", "orders", "a", "--", "--key", "-")
+    assert found == [["0"], ["1"], ["2"]]
     with xl.open(path) as engine:
         sent = [(message.key, message.value) for message in engine.topic("orders").reader()]
     assert sent == [(b"k", b"a"), (b"k", b"--key"), (b"k", b"-")]
@@ -620,10 +644,9 @@ def test_a_value_need_not_be_unicode(path) -> None:
 
 
 # Nothing of these is needed to look at a ledger; each would cost more than the rest.
-HEAVY = (
-    "argcomplete", "asyncio", "numpy", "pyarrow", "pydantic", "pyspark", "rich", "ssl",
-    "subprocess", "tempfile", "typer",
-)  # fmt: skip
+HEAVY = """
+    argcomplete asyncio numpy pyarrow pydantic pyspark rich ssl subprocess tempfile typer
+""".split()
 
 
 @pytest.mark.sampled
@@ -642,9 +665,12 @@ print(*sorted(sys.modules), file=sys.stderr)
     # -S: the environment of the tests may load modules at the start, for editable packages.
     paths = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run(
-        [sys.executable, "-S", "-c", program], capture_output=True, timeout=PATIENCE, check=True,
+        [sys.executable, "-S", "-c", program],
+        capture_output=True,
+        timeout=PATIENCE,
+        check=True,
         env={**os.environ, "PYTHONPATH": paths},
-    )  # fmt: skip
+    )
     loaded = set(done.stderr.decode().split())
     assert loaded.isdisjoint(HEAVY), loaded.intersection(HEAVY)
     if "--help" in words:

@@ -71,9 +71,8 @@ def test_names_of_topics_groups_roles_and_engines_are_completed(path: str) -> No
                 assert completed("claims", path, "sh") == ["shards"]
                 assert completed("roles", path, "") == ["nightly"]
                 assert completed("run", path, "n") == ["nightly"]
-                assert completed("unload", path, "orders", "--to", "wor") == [
-                    "worker-1", "worker-2"
-                ]  # fmt: skip
+                found = completed("unload", path, "orders", "--to", "wor")
+                assert found == ["worker-1", "worker-2"]
                 assert completed("unload", path, "--group", "s") == ["shards"]
 
 

@@ -24,10 +24,16 @@ pytestmark = pytest.mark.once
 
 FORMATS = ("jsonl", "csv", "parquet")
 HARD = [  # key, value, properties, event time
-    (b"k", b"a", {"x": "1", "y": ""}, 5), (b"\xfe", b"\xff", {}, None), (None, None, {}, None),
-    (b"", b"", {}, 0), (b"\xc3\xbc", b'q"\r,\n\x00 x', {}, -(10**15)), (b"k", None, {}, None),
-    (None, b"\r", {}, 10**15), (None, b"", {}, None), (b"\x00", b"v" * 200_000, {}, None),
-]  # fmt: skip
+    (b"k", b"a", {"x": "1", "y": ""}, 5),
+    (b"\xfe", b"\xff", {}, None),
+    (None, None, {}, None),
+    (b"", b"", {}, 0),
+    (b"\xc3\xbc", b'q"\r,\n\x00 x', {}, -(10**15)),
+    (b"k", None, {}, None),
+    (None, b"\r", {}, 10**15),
+    (None, b"", {}, None),
+    (b"\x00", b"v" * 200_000, {}, None),
+]
 
 
 @pytest.fixture
@@ -140,9 +146,12 @@ def test_stdin_that_is_a_file_is_known_by_its_content(path, tmp_path) -> None:
     for _ in range(2):
         with file.open() as given:
             subprocess.run(
-                [*PROGRAM, "import", path, "t"], stdin=given, check=True, timeout=PATIENCE,
+                [*PROGRAM, "import", path, "t"],
+                stdin=given,
+                check=True,
+                timeout=PATIENCE,
                 stdout=subprocess.DEVNULL,
-            )  # fmt: skip
+            )
     assert len(contents(path, "t")) == 3
 
 
@@ -167,7 +176,7 @@ WRONG = [
     ("csv", b"\xff\n", 0, "is no column of messages"),
     ("csv", b'"value\n', 0, "the names of the columns: unexpected end"),
     ("parquet", b"PAR1", 0, "it is no Parquet"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("kind", "given", "count", "words"), WRONG)

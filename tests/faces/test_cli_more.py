@@ -60,8 +60,12 @@ def test_what_is_exported_can_be_sent_again(orders, tmp_path) -> None:
 
 
 WRONG = [
-    (b"", "it is no JSON"), (b"{", "it is no JSON"), (b"[" * 100_000, "it is nested too deep"),
-    (b"\xff", "it is no UTF-8"), (b"[]", "it is no object"), (b"{}", "it has neither value nor"),
+    (b"", "it is no JSON"),
+    (b"{", "it is no JSON"),
+    (b"[" * 100_000, "it is nested too deep"),
+    (b"\xff", "it is no UTF-8"),
+    (b"[]", "it is no object"),
+    (b"{}", "it has neither value nor"),
     (b'{"value": 1}', "value takes a string or null, not 1"),
     (b'{"value": NaN}', "value takes a string or null, not NaN"),
     (b'{"value": ["a"]}', 'value takes a string or null, not ["a"]'),
@@ -83,7 +87,7 @@ WRONG = [
     (b'{"value": "a", "event_time": 1e300}', "event_time takes ms since 1970"),
     (b'{"value": "a", "event_time": 1' + b"0" * 5000 + b"}", "limit"),
     (b'{"value": "a", "proprties": {}}', '"proprties" is no field of a message'),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("line", "words"), WRONG)
@@ -119,9 +123,10 @@ def test_send_adds_what_is_for_every_message_to_what_a_line_lacks(path) -> None:
     options = ("--json", "--key", "k", "--property", "y=2")
     assert run("send", path, "orders", *options, stdin=given).returncode == 0
     assert contents(path, "orders") == [
-        (b"k", b"a", {"x": "1", "y": "2"}, None), (b"own", b"b", {"y": "3"}, None),
+        (b"k", b"a", {"x": "1", "y": "2"}, None),
+        (b"own", b"b", {"y": "3"}, None),
         (b"k", None, {"y": "2"}, 0),
-    ]  # fmt: skip
+    ]
 
 
 def test_csv_has_a_row_for_each_message(orders, tmp_path) -> None:
@@ -319,9 +324,10 @@ def test_retention_takes_ages_as_people_write_them(orders) -> None:
 
 
 TYPED = [
-    ("tai", "tail "), ("tail --fol", "tail --follow "), ("send LOG orders --mode wai",
-     "send LOG orders --mode wait_for_exclusive "),
-]  # fmt: skip
+    ("tai", "tail "),
+    ("tail --fol", "tail --follow "),
+    ("send LOG orders --mode wai", "send LOG orders --mode wait_for_exclusive "),
+]
 
 
 @pytest.fixture(scope="module")
@@ -366,9 +372,12 @@ def test_fish_completes_what_is_typed(shells: Path) -> None:
     asked = "; ".join(f"complete -C 'exclusivelog {typed}'" for typed, _ in TYPED)
     script = f"set -x PATH {shells} $PATH; exclusivelog completion fish | source; {asked}"
     done = subprocess.run(
-        ["fish", "--no-config", "-c", script], capture_output=True, text=True, timeout=PATIENCE,
+        ["fish", "--no-config", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
         env={**os.environ, "HOME": str(shells)},
-    )  # fmt: skip
+    )
     assert done.stderr == ""
     offered = [line.split("\t")[0] for line in done.stdout.splitlines()]
     assert offered == [completed.split()[-1] for _, completed in TYPED]

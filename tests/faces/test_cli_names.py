@@ -37,14 +37,31 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 NAMING = (
-    ("metrics",), ("owners",), ("claims",), ("roles",), ("groups",), ("tail", "orders"),
-    ("info", EVIL), ("tail", EVIL), ("retention", EVIL, "--off"), ("compression", EVIL),
-    ("terminate", EVIL), ("delete", EVIL), ("unload", EVIL, "--to", EVIL),
-)  # fmt: skip
+    ("metrics",),
+    ("owners",),
+    ("claims",),
+    ("roles",),
+    ("groups",),
+    ("tail", "orders"),
+    ("info", EVIL),
+    ("tail", EVIL),
+    ("retention", EVIL, "--off"),
+    ("compression", EVIL),
+    ("terminate", EVIL),
+    ("delete", EVIL),
+    ("unload", EVIL, "--to", EVIL),
+)
 OTHERS = (
-    ("topics",), ("info",), ("info", "orders"), ("stats",), ("owners", "--history"), ("check",),
-    ("verify",), ("audit",), ("top", "--count", "1"),
-)  # fmt: skip
+    ("topics",),
+    ("info",),
+    ("info", "orders"),
+    ("stats",),
+    ("owners", "--history"),
+    ("check",),
+    ("verify",),
+    ("audit",),
+    ("top", "--count", "1"),
+)
 
 
 @pytest.mark.parametrize(

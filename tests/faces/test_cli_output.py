@@ -31,24 +31,49 @@ OTHER = f"{ENGINE}.2"
 
 # The arguments of each listing; {path} is the ledger.
 LISTINGS = (
-    "topics {path}", "info {path}", "info {path} {topic}", "stats {path}", "stats {path} {topic}",
-    "owners {path}", "owners {path} --history", "claims {path}", "claims {path} --history",
-    "groups {path}", "roles {path}", "roles {path} --history", "audit {path}",
-    "tail {path} {topic}", "compression {path} {topic}", "top {path} -n 1",
-)  # fmt: skip
+    "topics {path}",
+    "info {path}",
+    "info {path} {topic}",
+    "stats {path}",
+    "stats {path} {topic}",
+    "owners {path}",
+    "owners {path} --history",
+    "claims {path}",
+    "claims {path} --history",
+    "groups {path}",
+    "roles {path}",
+    "roles {path} --history",
+    "audit {path}",
+    "tail {path} {topic}",
+    "compression {path} {topic}",
+    "top {path} -n 1",
+)
 RESULTS = (
-    "unload {path} {topic} --to {other}", "verify {path}", "compact {path} {topic}",
-    "trim {path} {topic} --before 1", "compression {path} {topic} none", "backup {path} {tmp}/b",
-    "upgrade {path}", "export {path} {topic} {tmp}/e.csv", "report {path} {tmp}/page.html",
-    "retention {path} {topic} --max-age 1d", "terminate {path} plain --yes",
-    "delete {path} plain --yes", "check {path}", "get {path} {topic} -1",
-    "import {path} again {tmp}/e.csv", "restore {tmp}/b {tmp}/r",
-)  # fmt: skip
+    "unload {path} {topic} --to {other}",
+    "verify {path}",
+    "compact {path} {topic}",
+    "trim {path} {topic} --before 1",
+    "compression {path} {topic} none",
+    "backup {path} {tmp}/b",
+    "upgrade {path}",
+    "export {path} {topic} {tmp}/e.csv",
+    "report {path} {tmp}/page.html",
+    "retention {path} {topic} --max-age 1d",
+    "terminate {path} plain --yes",
+    "delete {path} plain --yes",
+    "check {path}",
+    "get {path} {topic} -1",
+    "import {path} again {tmp}/e.csv",
+    "restore {tmp}/b {tmp}/r",
+)
 WITHOUT_JSON = {
-    "metrics": "OpenMetrics", "completion": "a script", "demo": "a show",
-    "run": "its command prints", "serve": "a page",
+    "metrics": "OpenMetrics",
+    "completion": "a script",
+    "demo": "a show",
+    "run": "its command prints",
+    "serve": "a page",
     "send": "each line is a number: its --json is about its input",
-}  # fmt: skip
+}
 ELSEWHERE = {"mirror": "tests/cluster/test_mirror_command.py"}
 
 
@@ -69,9 +94,7 @@ def ledger(path: str) -> Iterator[str]:
 
 
 def arguments(shown: str, path: str, tmp: Path) -> list[str]:
-    return [
-        word.format(path=path, topic=LONG, other=OTHER, tmp=tmp) for word in shown.split()
-    ]  # fmt: skip
+    return [word.format(path=path, topic=LONG, other=OTHER, tmp=tmp) for word in shown.split()]
 
 
 @pytest.fixture
@@ -117,9 +140,8 @@ def test_verify_gives_its_problems_as_json(engine, topic, path) -> None:
     with topic.producer() as producer:
         producer.send_many([b"a", b"b"])
     [sound] = lines("verify", path, "--json")
-    assert json.loads(sound[0]) == {
-        "ok": True, "topics": 1, "entries": 1, "messages": 2, "problems": [],
-    }  # fmt: skip
+    found = json.loads(sound[0])
+    assert found == {"ok": True, "topics": 1, "entries": 1, "messages": 2, "problems": []}
 
 
 # ---- tables ------------------------------------------------------------------------------
@@ -141,9 +163,12 @@ def drawn(every: list[list[str]], columns: int) -> list[list[str]]:
     termios.tcsetwinsize(its, (24, columns))
     environment = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
     with subprocess.Popen(
-        [sys.executable, "-c", ON_A_TERMINAL, json.dumps(every)], stdin=subprocess.DEVNULL,
-        stdout=its, stderr=its, env={**environment, "TERM": "xterm"},
-    ) as process:  # fmt: skip
+        [sys.executable, "-c", ON_A_TERMINAL, json.dumps(every)],
+        stdin=subprocess.DEVNULL,
+        stdout=its,
+        stderr=its,
+        env={**environment, "TERM": "xterm"},
+    ) as process:
         os.close(its)
         data = b""
         with contextlib.suppress(OSError):  # the end
@@ -261,8 +286,12 @@ def test_the_retention_is_shown_and_changed_in_parts(topic, path, command) -> No
     )
     assert said() == f"{both}, and the last message of every key\n"
     assert json.loads(said("--keep", "none", "--max-age", "none", "--json")) == {
-        "topic": "orders", "max_age": None, "max_bytes": 1000, "keep": None, "removed_messages": 0,
-    }  # fmt: skip
+        "topic": "orders",
+        "max_age": None,
+        "max_bytes": 1000,
+        "keep": None,
+        "removed_messages": 0,
+    }
     assert said("--off") == said() == "orders keeps everything\n"
 
 
@@ -281,12 +310,14 @@ def test_errors_advise_options_of_the_command(topic, path, tmp_path, command) ->
     told = [
         command(*words)[2]
         for words in (
-            ("topics", str(tmp_path / "empty")), ("topics", str(tmp_path / "nowhere")),
-            ("tail", path, "orders", "--from", "0"), ("unload", path, "orders", "--to", "nobody"),
+            ("topics", str(tmp_path / "empty")),
+            ("topics", str(tmp_path / "nowhere")),
+            ("tail", path, "orders", "--from", "0"),
+            ("unload", path, "orders", "--to", "nobody"),
             ("delete", path, "__events__", "--yes"),
             ("mirror", path, "--to", "pulsar://127.0.0.1:1/a/b", "--admin", there),
         )
-    ]  # fmt: skip
+    ]
     assert all(text.startswith("exclusivelog: ") for text in told)
     assert [text for text in told if PYTHON.search(text)] == []
     assert "--from earliest continues at the first message" in told[2]
@@ -300,11 +331,17 @@ def test_each_advice_is_about_a_text_of_the_library() -> None:
     code = "".join(f.read_text() for f in root.rglob("*.py") if f.parent.name != "cli")
     code = re.sub(r"\"\s+f?\"", "", code).replace("{", "").replace("}", "")
     samples = (
-        'seek("earliest") continues', "seek(stop) steps over it", "holds no ledger, and ",
-        "to=to!r is not a live engine", "or open it with readonly=True",
-        " and open it with readonly=True, or read a backup", "topic.compression(...)",
-        "admin=, --admin", "is internal to the library", "open the ledger with a larger map_size",
-    )  # fmt: skip
+        'seek("earliest") continues',
+        "seek(stop) steps over it",
+        "holds no ledger, and ",
+        "to=to!r is not a live engine",
+        "or open it with readonly=True",
+        " and open it with readonly=True, or read a backup",
+        "topic.compression(...)",
+        "admin=, --admin",
+        "is internal to the library",
+        "open the ledger with a larger map_size",
+    )
     assert len(samples) == len(ADVICE)
     assert [text for text in samples if text not in code] == []
     assert advised("seek(7) steps over it") == "--from 7 goes on behind it"
@@ -321,8 +358,11 @@ def shell(request: pytest.FixtureRequest, full_pipe: int) -> Callable[..., tuple
     def of(*words: str) -> tuple[int, bytes]:
         done = subprocess.run(
             ["sh", "-c", f'exec "$@" {redirection[request.param]}', "sh", *PROGRAM, *words],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=full_pipe, timeout=PATIENCE,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=full_pipe,
+            timeout=PATIENCE,
+        )
         return done.returncode, done.stdout
 
     return of
@@ -343,9 +383,10 @@ def test_no_stderr_changes_what_a_command_does(shell, path: str) -> None:
 def test_a_closed_stdout_or_stdin_is_an_empty_one(path: str) -> None:
     def status(*words: str, closed: str) -> tuple[int, bytes]:
         done = subprocess.run(
-            ["sh", "-c", f'exec "$@" {closed}', "sh", *PROGRAM, *words], capture_output=True,
+            ["sh", "-c", f'exec "$@" {closed}', "sh", *PROGRAM, *words],
+            capture_output=True,
             timeout=PATIENCE,
-        )  # fmt: skip
+        )
         return done.returncode, done.stderr
 
     assert status("send", path, "orders", "a", closed=">&-") == (0, b"")
@@ -362,8 +403,10 @@ def test_a_full_disk_behind_stdout_is_an_error(path: str) -> None:
     run("send", path, "orders", "a")
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [*PROGRAM, "tail", path, "orders"], stdout=full, stderr=subprocess.PIPE,
+            [*PROGRAM, "tail", path, "orders"],
+            stdout=full,
+            stderr=subprocess.PIPE,
             timeout=PATIENCE,
-        )  # fmt: skip
+        )
     assert (done.returncode, b"No space left" in done.stderr) == (1, True)
     assert done.stderr.count(b"\n") == 1

@@ -200,12 +200,18 @@ def test_topics_owners_waiters_lags_and_hand_overs(engine: xl.Engine, client: Cl
         waiting.cancel()
     assert [row["name"] for row in found["topics"]] == ["orders", "other"]
     assert orders == {
-        "name": "orders", "kind": "messages", "first": 0, "next": 3, "epoch": 1,
-        "owner": f"boss (pid {os.getpid()})", "waiters": 1, "moving": 0, "lag": 2,
-    }  # fmt: skip
-    assert [(row["state"], row["producer"], row["priority"]) for row in owners] == [
-        ("holds", "boss", 3), ("waits", "next", 0)
-    ]  # fmt: skip
+        "name": "orders",
+        "kind": "messages",
+        "first": 0,
+        "next": 3,
+        "epoch": 1,
+        "owner": f"boss (pid {os.getpid()})",
+        "waiters": 1,
+        "moving": 0,
+        "lag": 2,
+    }
+    got = [(row["state"], row["producer"], row["priority"]) for row in owners]
+    assert got == [("holds", "boss", 3), ("waits", "next", 0)]
     assert [(row["name"], row["pid"]) for row in found["engines"]] == [("test", os.getpid())]
     assert [(row["group"], row["position"], row["lag"]) for row in found["groups"]] == [
         ("billing", 1, 2)
@@ -428,8 +434,10 @@ def test_the_page_in_a_browser(engine: xl.Engine, client: Client, dark: bool) ->
                 "const form = document.getElementById(arguments[0]);"
                 "for (const [name, value] of Object.entries(arguments[1]))"
                 "  form.elements[name].value = value;"
-                "form.requestSubmit();", form, fields,
-            )  # fmt: skip
+                "form.requestSubmit();",
+                form,
+                fields,
+            )
 
         until(lambda: shows("topics", HOSTILE))
         page.execute_script("document.querySelector('#topics button').click()")

@@ -78,20 +78,35 @@ def test_send_waits_for_a_nonblocking_stdin(path: str) -> None:
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("words", [
-    "tail {path} {topic}", "topics {path}", "tail {path} {topic} --json", "owners {path}",
-    "owners {path} --history", "info {path}", "groups {path}", "info {path} {topic}",
-    "claims {path}", "stats {path}", "export {path} {topic}", "metrics {path}", "audit {path}",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        "tail {path} {topic}",
+        "topics {path}",
+        "tail {path} {topic} --json",
+        "owners {path}",
+        "owners {path} --history",
+        "info {path}",
+        "groups {path}",
+        "info {path} {topic}",
+        "claims {path}",
+        "stats {path}",
+        "export {path} {topic}",
+        "metrics {path}",
+        "audit {path}",
+    ],
+)
 def test_a_character_that_stdout_cannot_encode_is_escaped(path: str, words: str) -> None:
     with xl.open(path, "wörker") as engine:
         with engine.topic(NAME).producer("exclusive", name="prödücer") as producer:
             producer.send_many(["naïve".encode(), b"plain"], keys=["ключ", "k"])
             engine.topic(NAME).reader(group="größe").commit()
             done = subprocess.run(
-                [*PROGRAM, *words.format(path=path, topic=NAME).split()], capture_output=True,
-                timeout=PATIENCE, env=ASCII,
-            )  # fmt: skip
+                [*PROGRAM, *words.format(path=path, topic=NAME).split()],
+                capture_output=True,
+                timeout=PATIENCE,
+                env=ASCII,
+            )
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.isascii()
     if words.startswith("tail"):
@@ -186,9 +201,10 @@ def test_lines_of_stdin_are_split_at_their_ends(text: bytes, monkeypatch) -> Non
 def test_export_refuses_an_ending_that_it_does_not_know(filled: str, tmp_path: Path) -> None:
     for name in ("x.xlsx", "x.json", "x.jsonl.gz"):
         done = subprocess.run(
-            [*PROGRAM, "export", filled, "t", str(tmp_path / name)], capture_output=True,
+            [*PROGRAM, "export", filled, "t", str(tmp_path / name)],
+            capture_output=True,
             timeout=PATIENCE,
-        )  # fmt: skip
+        )
         assert done.returncode == 2
         assert b".jsonl, .csv, .parquet; give --format" in done.stderr
         assert not (tmp_path / name).exists()

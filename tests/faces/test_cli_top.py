@@ -72,8 +72,13 @@ def test_keys_sort_select_filter_and_quit(terminal) -> None:
     terminal.type("s")
     terminal.see("by topic")
     until_selected(terminal, "bills")
-    for keys, selected in (("j", "orders"), ("j", "orders"), ("\x1b[A", "bills"),
-                           ("\x1b[B", "orders"), ("k", "bills")):  # fmt: skip
+    for keys, selected in (
+        ("j", "orders"),
+        ("j", "orders"),
+        ("\x1b[A", "bills"),
+        ("\x1b[B", "orders"),
+        ("k", "bills"),
+    ):
         terminal.type(keys)
         until_selected(terminal, selected)
     terminal.type("/bilx\x7f\r")
@@ -106,10 +111,13 @@ def test_keys_show_messages_and_help(path, terminal) -> None:
 
 
 BAD = top.Sample(
-    [top.Line("orders-with-a-long-name-of-many-parts", 1e6, 10**9, 12345, "p" * 60, 10, 9)], 0.0,
+    [top.Line("orders-with-a-long-name-of-many-parts", 1e6, 10**9, 12345, "p" * 60, 10, 9)],
+    0.0,
     [xl.EngineInfo("a" * 16, "silent", 1, {}, 99.0), xl.EngineInfo("b" * 16, "well", 2, {}, 0.0)],
-    [], ["engine 'silent' has been silent"], frozenset({"a" * 16}),
-)  # fmt: skip
+    [],
+    ["engine 'silent' has been silent"],
+    frozenset({"a" * 16}),
+)
 
 
 @pytest.mark.parametrize("no_color", [False, True])

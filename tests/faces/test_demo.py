@@ -121,8 +121,9 @@ def test_an_interrupt_ends_it_quietly_with_all_its_processes(tmp_path) -> None:
     log = tmp_path / "log"
     with subprocess.Popen(
         [*COMMAND, "--path", str(log), "--rate", "100"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as parent:  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as parent:
         assert parent.stdout is not None
         until(lambda: b"goes on from" in parent.stdout.readline())
         parent.send_signal(signal.SIGINT)
@@ -160,11 +161,16 @@ HISTORY = demo.History(
     [
         json.dumps({"path": path, "time": 9, "added": added, "removed": removed}).encode()
         for path, added, removed in [
-            ("a", 3, 0), ("b", 2, 0), ("a", 1, 2), ("b", 0, 2), ("c", 0, 0), ("a", 0, 0),
+            ("a", 3, 0),
+            ("b", 2, 0),
+            ("a", 1, 2),
+            ("b", 0, 2),
+            ("c", 0, 0),
+            ("a", 0, 0),
         ]
     ],
     {"a": 2, "c": 0},
-)  # fmt: skip
+)
 REIGNS = [
     demo.Tenure(1, "alice", 11, 30, 0, first_append=5, killed=10, best_waiter=20, end="killed"),
     demo.Tenure(2, "bob", 12, 20, 3, first_append=2_000_010, end="finished"),
@@ -175,12 +181,17 @@ def log_of(history: demo.History) -> list[Any]:
     """What two leaders would have written: three events each."""
     return [
         SimpleNamespace(
-            offset=index, value=line, key=json.loads(line)["path"].encode(), event_time=9000,
-            sequence_id=index, epoch=1 + index // 3, session=1 + index // 3,
+            offset=index,
+            value=line,
+            key=json.loads(line)["path"].encode(),
+            event_time=9000,
+            sequence_id=index,
+            epoch=1 + index // 3,
+            session=1 + index // 3,
             producer_name=("alice", "bob")[index // 3],
         )
         for index, line in enumerate(history.events)
-    ]  # fmt: skip
+    ]
 
 
 def failed(

@@ -22,10 +22,15 @@ DOCS = ROOT / "docs"
 
 # Pages whose Python and console blocks are run here.
 RUN = [
-    "docs/asyncio.md", "docs/howto/backend.md", "docs/howto/configuration.md",
-    "docs/howto/drain.md", "docs/howto/exactly-once.md", "docs/howto/state-machine.md",
-    "docs/howto/upgrade.md", "docs/tutorial.md",
-]  # fmt: skip
+    "docs/asyncio.md",
+    "docs/howto/backend.md",
+    "docs/howto/configuration.md",
+    "docs/howto/drain.md",
+    "docs/howto/exactly-once.md",
+    "docs/howto/state-machine.md",
+    "docs/howto/upgrade.md",
+    "docs/tutorial.md",
+]
 
 # A ledger of an earlier version, for the page that upgrades one.
 EARLIER = ROOT / "tests" / "storage" / "ledgers" / "format-5-231ddc5.tar.xz"
@@ -131,9 +136,13 @@ def test_pictures_are_what_their_program_draws() -> None:
 # ---- the reference -----------------------------------------------------------------------
 
 MODULES = [
-    "exclusivelog", "exclusivelog.aio", "exclusivelog.cluster", "exclusivelog.metrics",
-    "exclusivelog.spark", "exclusivelog.testing",
-]  # fmt: skip
+    "exclusivelog",
+    "exclusivelog.aio",
+    "exclusivelog.cluster",
+    "exclusivelog.metrics",
+    "exclusivelog.spark",
+    "exclusivelog.testing",
+]
 
 
 def documented() -> set[str]:

@@ -24,11 +24,16 @@ pytestmark = pytest.mark.once
 
 # Whose examples need what a docstring cannot have, and where they are.
 ELSEWHERE = {
-    "Mirror": "a broker: docs/cluster.md", "Comparison": "a broker", "Progress": "a broker",
-    "register": "Java: docs/spark.md", "scan": "Java: docs/spark.md",
-    "ledger": "a test: docs/testing.md", "second_process": "a test: docs/testing.md",
-    "Process": "a test: docs/testing.md", "Start": "a test: docs/testing.md",
-}  # fmt: skip
+    "Mirror": "a broker: docs/cluster.md",
+    "Comparison": "a broker",
+    "Progress": "a broker",
+    "register": "Java: docs/spark.md",
+    "scan": "Java: docs/spark.md",
+    "ledger": "a test: docs/testing.md",
+    "second_process": "a test: docs/testing.md",
+    "Process": "a test: docs/testing.md",
+    "Start": "a test: docs/testing.md",
+}
 
 
 def public(module: str) -> dict[str, Any]:
@@ -91,9 +96,10 @@ def test_every_public_name_has_an_example(module: str) -> None:
 
 
 CLASSES = [
-    name for name in xl.__all__
+    name
+    for name in xl.__all__
     if inspect.isclass(getattr(xl, name)) and not issubclass(getattr(xl, name), BaseException)
-]  # fmt: skip
+]
 # Of a future: what makes it, and what `concurrent.futures` has for that.
 MAKING = {"running", "set_exception", "set_result", "set_running_or_notify_cancel"}
 MAKERS = {
@@ -115,9 +121,11 @@ def told(pages: str, kind: type, name: str) -> bool:
     """Does a page show it, its docstring have an example, or its class's docstring name it?"""
     own, of_class = inspect.getdoc(getattr(kind, name)) or "", inspect.getdoc(kind) or ""
     return (
-        f".{name}" in pages or f"`{name}`" in pages or ">>>" in own
+        f".{name}" in pages
+        or f"`{name}`" in pages
+        or ">>>" in own
         or re.search(rf"\b{name}\b", of_class) is not None
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -22,9 +22,14 @@ COPIES: dict[str, Callable[[Any], Any]] = {
     "copied deeply": copy.deepcopy,
 }
 ATTRIBUTES = {
-    "topic": "orders", "offset": 3, "offsets": range(3, 5), "part": "key", "raw": b"x",
-    "sequence_id": 7, "last_sequence_id": 9,
-}  # fmt: skip
+    "topic": "orders",
+    "offset": 3,
+    "offsets": range(3, 5),
+    "part": "key",
+    "raw": b"x",
+    "sequence_id": 7,
+    "last_sequence_id": 9,
+}
 
 
 def made(kind: type[xl.ExclusiveLogError]) -> xl.ExclusiveLogError:

@@ -50,8 +50,9 @@ def test_a_zombies_message_in_the_log_is_seen(path, engine) -> None:
     with engine.topic("decisions").producer() as producer:
         producer.send_many(
             f"worker-{worker}, epoch 2: decision {number}".encode()
-            for worker in (1, 2, 3) for number in range(1, 300)
-        )  # fmt: skip
+            for worker in (1, 2, 3)
+            for number in range(1, 300)
+        )
     status, output, errors = run("leader_election_trial.py", *HEALTHY, "--path", path)
     assert (status, errors) == (1, "")
     assert failed(output) == ["the decision that was refused is not in the log"]

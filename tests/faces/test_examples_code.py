@@ -6,23 +6,24 @@ from __future__ import annotations
 import ast
 import io
 import re
-import subprocess
-import sys
 import tokenize
 from pathlib import Path
 
 import pytest
 
-from testing.patience import PATIENCE
-from tests.faces.scripts import EXAMPLES
+from tests.faces.scripts import EXAMPLES, strict_mypy
 
 pytestmark = pytest.mark.once
 
 MOST_LINES = 80
 SPACE = (
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
     tokenize.ENDMARKER,
-)  # fmt: skip
+)
 PROGRAMS = sorted(
     file.name for file in EXAMPLES.glob("*.py") if not file.stem.endswith(("_trial", "processes"))
 )
@@ -74,10 +75,6 @@ def test_mypy_finds_a_misspelt_argument_in_every_example(tmp_path: Path) -> None
         source = (EXAMPLES / name).read_text()
         assert right in source, name
         tmp_path.joinpath(name).write_text(source.replace(right, wrong, 1))
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--show-error-codes",
-         "--follow-imports=silent", *(str(tmp_path / name) for name in PROGRAMS)],
-        cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=3 * PATIENCE, check=False,
-    )  # fmt: skip
-    found = re.findall(r"(\w+\.py):\d+: error: .*\[([a-z-]+)\]", done.stdout)
-    assert sorted(set(found)) == [(name, code) for name, *_, code in MISTAKES], done.stdout
+    said = strict_mypy(*(tmp_path / name for name in PROGRAMS))
+    found = re.findall(r"(\w+\.py):\d+: error: .*\[([a-z-]+)\]", said)
+    assert sorted(set(found)) == [(name, code) for name, *_, code in MISTAKES], said

@@ -38,9 +38,13 @@ def service(path: str, tmp_path: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "gunicorn", "--graceful-timeout", "3", "service:app"]
     with open(tmp_path / "output", "w+") as output:
         process = subprocess.Popen(
-            command, cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)}, stdout=output,
-            stderr=output, start_new_session=True,
-        )  # fmt: skip
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "HOME": str(tmp_path)},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
         try:
             yield f"http://{address}"
             process.send_signal(signal.SIGTERM)

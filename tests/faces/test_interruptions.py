@@ -310,9 +310,10 @@ def test_g1_keys_and_properties_are_bounded_as_values_are(topic, monkeypatch) ->
             with pytest.raises(ValueError, match="1000"):
                 producer.send(b"x", **wrong)
             with pytest.raises(ValueError, match="1000"):
-                producer.send_many([b"x"], **{
-                    "keys" if name == "key" else name: [value] for name, value in wrong.items()
-                })  # fmt: skip
+                producer.send_many(
+                    [b"x"],
+                    **{"keys" if name == "key" else name: [value] for name, value in wrong.items()},
+                )
         assert producer.send(b"x", key=bytes(1000)) == 0
 
 
@@ -454,12 +455,17 @@ def test_h2_the_error_of_a_signal_handler_is_none_of_the_ledger(
                 producer.send(b"t", transaction=txn)
 
         calls: list[Callable[[], object]] = [
-            engine.ledger.integrity.check_place, send_in_a_transaction, engine.stats, engine.verify,
-            lambda: producer.send(bytes(200_000)), lambda: next(topic.reader()).value,
+            engine.ledger.integrity.check_place,
+            send_in_a_transaction,
+            engine.stats,
+            engine.verify,
+            lambda: producer.send(bytes(200_000)),
+            lambda: next(topic.reader()).value,
             lambda: engine.topic(f"t{next(other)}").producer().close(),
-            engine.ledger.usage.check_room, lambda: xl.open(path).close(),
+            engine.ledger.usage.check_room,
+            lambda: xl.open(path).close(),
             lambda: engine.backup(str(tmp_path / f"backup{next(other)}")),
-        ]  # fmt: skip
+        ]
         try:
             for call in calls:
                 for after in (1, 2, 3, 5, 8):

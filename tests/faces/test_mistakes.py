@@ -90,107 +90,148 @@ MISTAKES: dict[str, Case] = {
     "a mode as text": (lambda o: xl.open(o.path, mode="700"), ValueError, ["mode='700'", "0o700"]),
     "a decimal mode": (lambda o: xl.open(o.path, mode=700), ValueError, ["mode=0o1274", "0o700"]),
     "a mode that excludes the owner": (
-        lambda o: xl.open(o.path, mode=0o077), ValueError, ["mode=0o77", "owner"],
+        lambda o: xl.open(o.path, mode=0o077),
+        ValueError,
+        ["mode=0o77", "owner"],
     ),
     "properties of an engine": (
-        lambda o: xl.open(o.path, properties={"a": 1}), TypeError, ["properties={'a': 1}", "str"],
+        lambda o: xl.open(o.path, properties={"a": 1}),
+        TypeError,
+        ["properties={'a': 1}", "str"],
     ),
     "properties of a message": (
         lambda o: o.producer.send(b"x", properties=["a"]),
-        TypeError, ["properties=['a']", "mapping"],
+        TypeError,
+        ["properties=['a']", "mapping"],
     ),
     "a value that JSON has not": (lambda o: o.json({1, 2}), TypeError, ["value={1, 2}", "JSON"]),
     "one of many values": (lambda o: o.json(1, {2}), TypeError, ["value={2}", "JSON"]),
     "a value that a serializer refuses": (
         lambda o: o.topic.producer(serializer=lambda text: int(text)).send("x"),
-        ValueError, ["value='x'", "serializer"],
+        ValueError,
+        ["value='x'", "serializer"],
     ),
     "a transaction that is none": (
         lambda o: o.producer.send(b"x", transaction=True),
-        TypeError, ["transaction", "engine.transaction()", "True"],
+        TypeError,
+        ["transaction", "engine.transaction()", "True"],
     ),
     "many in a transaction that is none": (
         lambda o: o.producer.send_many([b"x"], transaction=o.engine),
-        TypeError, ["transaction", "engine.transaction()"],
+        TypeError,
+        ["transaction", "engine.transaction()"],
     ),
     "the cursor of a producer": (
         lambda o: o.in_transaction(lambda txn: txn.commit_cursor(o.producer)),
-        TypeError, ["commit_cursor", "group=", "Producer 'p'"],
+        TypeError,
+        ["commit_cursor", "group=", "Producer 'p'"],
     ),
     "the cursor of a reader without a group": (
         lambda o: o.in_transaction(lambda txn: txn.commit_cursor(o.topic.reader())),
-        ValueError, ["Reader of topic 'orders'", "group="],
+        ValueError,
+        ["Reader of topic 'orders'", "group="],
     ),
     "a list of resources": (
-        lambda o: o.engine.own(["a"]), TypeError, ["['a']", "own({'shard-7': None})"],
+        lambda o: o.engine.own(["a"]),
+        TypeError,
+        ["['a']", "own({'shard-7': None})"],
     ),
     "a group without resources": (
-        lambda o: o.engine.own("a"), TypeError, ["'a'", "own('group', {'shard-7': None})"],
+        lambda o: o.engine.own("a"),
+        TypeError,
+        ["'a'", "own('group', {'shard-7': None})"],
     ),
     "retention as text": (
-        lambda o: o.topic.retention("7d"), TypeError, ["max_age='7d'", "seconds", "timedelta"],
+        lambda o: o.topic.retention("7d"),
+        TypeError,
+        ["max_age='7d'", "seconds", "timedelta"],
     ),
     "retention of more bytes than there can be": (
         lambda o: o.topic.retention(max_bytes=2**64),
-        ValueError, ["max_bytes=18446744073709551616", "2**63 - 1"],
+        ValueError,
+        ["max_bytes=18446744073709551616", "2**63 - 1"],
     ),
     "a message behind the largest sequence id": (
         lambda o: (lambda full: (full.send(b"", sequence_id=2**63 - 1), full.send(b"")))(
             o.engine.topic("full").producer(name="q")
         ),
-        xl.DuplicateSequenceError, ["'full'", "'q'", "9223372036854775807", "another name"],
+        xl.DuplicateSequenceError,
+        ["'full'", "'q'", "9223372036854775807", "another name"],
     ),
     "a closed producer": (
         lambda o: o.closed.send(b"x"),
-        xl.EngineClosedError, ["'orders'", "closed", "open a new one"],
+        xl.EngineClosedError,
+        ["'orders'", "closed", "open a new one"],
     ),
     "a closed reader": (
         lambda o: (lambda reader: (reader.close(), reader.read_next(0)))(o.topic.reader()),
-        xl.EngineClosedError, ["'orders'", "closed", "open a new one"],
+        xl.EngineClosedError,
+        ["'orders'", "closed", "open a new one"],
     ),
     "a closed engine": (
         lambda o: o.gone_topic.producer(),
-        xl.EngineClosedError, ["'gone'", "open the ledger again"],
+        xl.EngineClosedError,
+        ["'gone'", "open the ledger again"],
     ),
     "a producer that is closed before the commit": (
         lambda o: o.closed_too_early(),
-        xl.EngineClosedError, ["'early'", "'orders'", "as producer, engine.transaction()"],
+        xl.EngineClosedError,
+        ["'early'", "'orders'", "as producer, engine.transaction()"],
     ),
     "dict as a deserializer": (
         lambda o: o.topic.reader(deserializer=dict),
-        TypeError, ["deserializer=<class 'dict'>", "'json' is for dicts"],
+        TypeError,
+        ["deserializer=<class 'dict'>", "'json' is for dicts"],
     ),
     "list as a serializer": (
         lambda o: o.topic.producer(serializer=list),
-        TypeError, ["serializer=<class 'list'>", "'json' is for dicts"],
+        TypeError,
+        ["serializer=<class 'list'>", "'json' is for dicts"],
     ),
     "a flag of open as text": (
-        lambda o: xl.open(o.path, readonly="no"), TypeError, ["readonly='no'", "True or False"],
+        lambda o: xl.open(o.path, readonly="no"),
+        TypeError,
+        ["readonly='no'", "True or False"],
     ),
     "a flag of a topic as a number": (
-        lambda o: o.engine.topic("order", create=0), TypeError, ["create=0", "True or False"],
+        lambda o: o.engine.topic("order", create=0),
+        TypeError,
+        ["create=0", "True or False"],
     ),
     "a flag of a reader as text": (
         lambda o: o.topic.reader(read_compacted="no"),
-        TypeError, ["read_compacted='no'", "True or False"],
+        TypeError,
+        ["read_compacted='no'", "True or False"],
     ),
     "a flag of seek as None": (
-        lambda o: o.topic.reader().seek(1, inclusive=None), TypeError, ["inclusive=None"],
+        lambda o: o.topic.reader().seek(1, inclusive=None),
+        TypeError,
+        ["inclusive=None"],
     ),
     "True as a number of messages": (
-        lambda o: o.topic.reader().read_batch(True), ValueError, ["max_messages=True"],
+        lambda o: o.topic.reader().read_batch(True),
+        ValueError,
+        ["max_messages=True"],
     ),
     "True as a number of bytes": (
-        lambda o: o.topic.trim(max_bytes=True), ValueError, ["max_bytes=True"],
+        lambda o: o.topic.trim(max_bytes=True),
+        ValueError,
+        ["max_bytes=True"],
     ),
     "a timeout of a claim that is refused without a wait": (
-        lambda o: o.engine.own({"shard": None}, timeout=-1), ValueError, ["timeout=-1"],
+        lambda o: o.engine.own({"shard": None}, timeout=-1),
+        ValueError,
+        ["timeout=-1"],
     ),
     "an engine in place of its id": (
-        lambda o: o.engine.unload("orders", to=o.engine), TypeError, ["to=<Engine", "id"],
+        lambda o: o.engine.unload("orders", to=o.engine),
+        TypeError,
+        ["to=<Engine", "id"],
     ),
     "a terminated topic": (
-        lambda o: o.terminated().producer(), xl.TopicTerminatedError, ["'done'", "only be read"],
+        lambda o: o.terminated().producer(),
+        xl.TopicTerminatedError,
+        ["'done'", "only be read"],
     ),
 }  # fmt: skip
 
@@ -326,10 +367,15 @@ def handed_over(engine: xl.Engine) -> dict[str, Any]:
     """Objects that a program may try to give to a process of multiprocessing."""
     topic = engine.topic("orders")
     return {
-        "engine": engine, "topic": topic, "producer": topic.producer(), "reader": topic.reader(),
-        "readers": engine.reader(["orders"], group="g"), "transaction": engine.transaction(),
-        "claim": engine.own("g", {"a": None}), "map": xl.SharedMap(engine.topic("map")),
-    }  # fmt: skip
+        "engine": engine,
+        "topic": topic,
+        "producer": topic.producer(),
+        "reader": topic.reader(),
+        "readers": engine.reader(["orders"], group="g"),
+        "transaction": engine.transaction(),
+        "claim": engine.own("g", {"a": None}),
+        "map": xl.SharedMap(engine.topic("map")),
+    }
 
 
 @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])

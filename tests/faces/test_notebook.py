@@ -84,10 +84,12 @@ def refuse(data: bytes) -> object:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (b"hello", "b'hello'"), (None, "value None"), (HOSTILE.encode(), "<script>alert(1)"),
+        (b"hello", "b'hello'"),
+        (None, "value None"),
+        (HOSTILE.encode(), "<script>alert(1)"),
         (b"x" * (1 << 20), f"and {(1 << 20) - MOST_CHARACTERS:,} more"),
     ],
-)  # fmt: skip
+)
 def test_a_message_shows_its_parts_cut(topic: xl.Topic, value: bytes | None, text: str) -> None:
     with topic.producer(name=HOSTILE) as producer:
         producer.send(value, key=b"k\xff" * 1000, properties={HOSTILE: HOSTILE * 100})

@@ -50,9 +50,14 @@ class Environment:
     def run(self, *command: object, cwd: Path, status: int = 0) -> str:
         """What the command prints; it must end with `status`."""
         done = subprocess.run(
-            [str(part) for part in command], capture_output=True, text=True, cwd=cwd,
-            timeout=8 * PATIENCE, env=clean_environment(), check=False,
-        )  # fmt: skip
+            [str(part) for part in command],
+            capture_output=True,
+            text=True,
+            cwd=cwd,
+            timeout=8 * PATIENCE,
+            env=clean_environment(),
+            check=False,
+        )
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -67,12 +72,15 @@ class Environment:
 
     def pip(self, *args: object, **environment: str) -> None:
         """Run pip; skip the test where it cannot reach an index."""
+        brief = "-q --disable-pip-version-check --retries 1 --timeout 20".split()
         done = subprocess.run(
-            [*map(str, self._pip), "-q", "--disable-pip-version-check",
-             "--retries", "1", "--timeout", "20", *map(str, args)],
-            capture_output=True, text=True, timeout=8 * PATIENCE, check=False,
+            [*map(str, self._pip), *brief, *map(str, args)],
+            capture_output=True,
+            text=True,
+            timeout=8 * PATIENCE,
+            check=False,
             env=clean_environment() | environment,
-        )  # fmt: skip
+        )
         if done.returncode and OFFLINE.search(done.stderr):
             pytest.skip(f"pip cannot reach an index: {done.stderr.strip().splitlines()[-1]}")
         assert done.returncode == 0, done.stdout + done.stderr
@@ -133,9 +141,7 @@ def inside(wheel: Path) -> set[str]:
 # ---- what is in them ---------------------------------------------------------------------
 
 
-NATIVE = [
-    "tests/core/native/native_test.c", "bench/native/death.c", "bench/native/shared_flush.c",
-]  # fmt: skip
+NATIVE = ["tests/core/native/native_test.c", "bench/native/death.c", "bench/native/shared_flush.c"]
 RUST = [f"bench/native/logs/{name}" for name in ("Cargo.toml", "Cargo.lock", "src/main.rs")]
 
 
@@ -143,18 +149,20 @@ RUST = [f"bench/native/logs/{name}" for name in ("Cargo.toml", "Cargo.lock", "sr
 def test_the_source_archive_holds_what_a_build_and_its_tests_need(archive) -> None:
     with tarfile.open(archive) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
+    named = """
+        pyproject.toml setup.py README.md LICENSE Makefile conftest.py CONTRIBUTING.md
+        docs/semantics.md exclusivelog/_core.pyx exclusivelog/_core.pxd exclusivelog/_core.pyi
+        exclusivelog/py.typed exclusivelog/engine.py exclusivelog/spark/source.py
+        pyspark_exclusivelog.py testing/processes.py tests/core/native/thread-sanitizer.supp
+        tests/faces/test_package.py tests/storage/ledgers/README.md
+    """
     wanted = [
-        "pyproject.toml", "setup.py", "README.md", "LICENSE", "Makefile", "conftest.py",
-        "CONTRIBUTING.md", "docs/semantics.md",
-        "exclusivelog/_core.pyx",
+        *named.split(),
+        *NATIVE,
+        *RUST,
         *(f"exclusivelog/_native/{path.name}" for path in ROOT.glob("exclusivelog/_native/*")),
-        *NATIVE, *RUST, "tests/core/native/thread-sanitizer.supp",
-        "exclusivelog/_core.pxd", "exclusivelog/_core.pyi", "exclusivelog/py.typed",
-        "exclusivelog/engine.py", "testing/processes.py", "tests/faces/test_package.py",
-        "exclusivelog/spark/source.py", "pyspark_exclusivelog.py",
-        "tests/storage/ledgers/README.md",
         *(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.tar.xz")),
-    ]  # fmt: skip
+    ]
     assert len([name for name in wanted if name.endswith(".tar.xz")]) >= 8
     assert [name for name in wanted if name not in names] == []
     strange = [name for name in names if name.endswith((".c", ".so", ".pyc")) or "venv" in name]
@@ -173,9 +181,8 @@ def test_the_wheel_holds_the_library_its_types_and_nothing_else(inside) -> None:
     assert page | demo <= inside
     assert len([name for name in inside if re.match(r"exclusivelog/_core\..*\.so$", name)]) == 1
     tops = {name.partition("/")[0] for name in inside}
-    assert {re.sub(r"-.*(?=\.dist-info)", "", top) for top in tops} == {
-        "exclusivelog", "exclusivelog.dist-info", "pyspark_exclusivelog.py",
-    }  # fmt: skip
+    found = {re.sub(r"-.*(?=\.dist-info)", "", top) for top in tops}
+    assert found == {"exclusivelog", "exclusivelog.dist-info", "pyspark_exclusivelog.py"}
     sources = (".c", ".pyc", ".pxi", ".pyx", ".h")
     strange = [name for name in inside if name.endswith(sources) or "test" in name]
     assert strange == ["exclusivelog/testing.py"]
@@ -318,9 +325,10 @@ def test_every_public_name_is_listed_once_where_it_is_imported_from() -> None:
             assert getattr(xl, name) is getattr(import_module(f"exclusivelog.{part}"), name)
     tree = ast.parse(Path(xl.__file__).read_text())
     found = {
-        node.module for node in ast.walk(tree)
+        node.module
+        for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and [each.name for each in node.names] == ["*"]
-    }  # fmt: skip
+    }
     assert found == {f"exclusivelog.{part}" for part in lists}
 
 
@@ -365,10 +373,10 @@ def test_public_classes_are_pickled_by_their_names() -> None:
 
 
 # Each of these would delay every program that only sends, or never uses the library at all.
-HEAVY = (
-    "asyncio", "bz2", "click", "decimal", "gevent", "lzma", "numpy", "pandas", "pathlib", "pyarrow",
-    "pydantic", "pyspark", "rich", "shutil", "ssl", "subprocess", "tempfile", "typer", "uuid",
-)  # fmt: skip
+HEAVY = """
+    asyncio bz2 click decimal gevent lzma numpy pandas pathlib pyarrow pydantic pyspark rich shutil
+    ssl subprocess tempfile typer uuid
+""".split()
 
 
 def loaded_after(source: str) -> set[str]:
@@ -377,9 +385,13 @@ def loaded_after(source: str) -> set[str]:
     paths = os.pathsep.join(filter(None, [str(ROOT), *sys.path]))
     program = f"import sys; before = {{*sys.modules}}; {source}; print(*{{*sys.modules}} - before)"
     done = subprocess.run(
-        [sys.executable, "-S", "-c", program], capture_output=True, text=True, timeout=PATIENCE,
-        env={**os.environ, "PYTHONPATH": paths}, check=True,
-    )  # fmt: skip
+        [sys.executable, "-S", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env={**os.environ, "PYTHONPATH": paths},
+        check=True,
+    )
     return set(done.stdout.split())
 
 
@@ -408,10 +420,12 @@ def test_the_core_is_stripped_unless_a_debug_build_is_asked_for() -> None:
 
 def test_errors_are_also_those_of_python_that_the_interface_names() -> None:
     also = {
-        "UnsupportedError": NotImplementedError, "DeserializationError": ValueError,
-        "WaitTimeoutError": TimeoutError, "InvalidEpochError": ValueError,
+        "UnsupportedError": NotImplementedError,
+        "DeserializationError": ValueError,
+        "WaitTimeoutError": TimeoutError,
+        "InvalidEpochError": ValueError,
         "ProducerMovedError": xl.ProducerFencedError,
-    }  # fmt: skip
+    }
     for name in xl.__all__:
         found = getattr(xl, name)
         if not isinstance(found, type) or not issubclass(found, Exception):

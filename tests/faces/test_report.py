@@ -74,15 +74,17 @@ def drawn(page: Any, index: int) -> bool:
     width = page.execute_script(
         "const chart = document.querySelectorAll('.chart')[arguments[0]];"
         "const svg = chart.querySelector('svg.main-svg');"
-        "return svg ? svg.getBoundingClientRect().width - chart.clientWidth : null", index,
-    )  # fmt: skip
+        "return svg ? svg.getBoundingClientRect().width - chart.clientWidth : null",
+        index,
+    )
     return width is not None and abs(width) < 2
 
 
 def emulate(page: Any, scheme: str, medium: str = "") -> None:
-    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {
-        "media": medium, "features": [{"name": "prefers-color-scheme", "value": scheme}],
-    })  # fmt: skip
+    page.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia",
+        {"media": medium, "features": [{"name": "prefers-color-scheme", "value": scheme}]},
+    )
 
 
 @pytest.mark.long
@@ -224,8 +226,9 @@ def test_the_busiest_engines_have_lanes_and_the_others_one(ledger: str) -> None:
 def test_a_page_has_no_more_bars_than_a_browser_draws() -> None:
     found = [
         Change(10 * n + late, "t", n, kind, "closed", f"p{n % 5}", f"p{n % 5}", 1)
-        for n in range(3 * MOST_BARS) for late, kind in ((0, "grant"), (9, "release"))
-    ]  # fmt: skip
+        for n in range(3 * MOST_BARS)
+        for late, kind in ((0, "grant"), (9, "release"))
+    ]
     [story] = stories_of({"t": 1000}, [], Changes().add(found))
     bars = chart_of(story)["bars"]
     assert len(bars) <= MOST_BARS
@@ -234,8 +237,13 @@ def test_a_page_has_no_more_bars_than_a_browser_draws() -> None:
 
 def test_an_unresponsive_leader_is_not_counted_as_a_crash() -> None:
     """It may have gone on, and was fenced then."""
-    ends = [("evict", "dead"), ("evict", "hung"), ("evict", "hung"), ("evict", "fenced"),
-            ("release", "closed")]  # fmt: skip
+    ends = [
+        ("evict", "dead"),
+        ("evict", "hung"),
+        ("evict", "hung"),
+        ("evict", "fenced"),
+        ("release", "closed"),
+    ]
     found = [
         Change(10 * n + late, "t", n + 1, kind, why, f"p{n}", "e", 1)
         for n, end in enumerate([*ends, ("release", "closed")])
@@ -249,8 +257,15 @@ def test_an_unresponsive_leader_is_not_counted_as_a_crash() -> None:
 
 def test_pauses_without_a_message_are_marked() -> None:
     def run(first: int, last: int) -> dict[str, Any]:
-        return {"topic": "t", "epoch": 1, "producer": "p", "first_time": first, "last_time": last,
-                "messages": 5, "bucket": first // 10 * 10}  # fmt: skip
+        return {
+            "topic": "t",
+            "epoch": 1,
+            "producer": "p",
+            "first_time": first,
+            "last_time": last,
+            "messages": 5,
+            "bucket": first // 10 * 10,
+        }
 
     grant = Change(0, "t", 1, "grant", "request", "p", "p", 1)
     [story] = stories_of({"t": 10}, [run(0, 9), run(12, 19), run(70, 79)], Changes().add([grant]))
@@ -261,8 +276,10 @@ def test_events_with_names_that_arrow_cannot_read_are_read() -> None:
     from exclusivelog.audit.leaders import parsed
 
     party = {"producer": "p", "engine_name": "\ud800", "pid": 1, "properties": {"a": "b"}}
-    events = [xl.Event(1, "t", 1, "grant", "request", 0, None, party),
-              xl.Event(2, "", 0, "own", "claim", 0, None, party, "g", "r", 1)]  # fmt: skip
+    events = [
+        xl.Event(1, "t", 1, "grant", "request", 0, None, party),
+        xl.Event(2, "", 0, "own", "claim", 0, None, party, "g", "r", 1),
+    ]
     [change] = parsed([event.dumps() for event in events])
     assert change == Change(1, "t", 1, "grant", "request", "p", "\ud800", 1)
 

@@ -126,10 +126,12 @@ def engines_of(path: str) -> int:
 @pytest.mark.parametrize(
     ("script", "engines", "number"),
     [
-        ("kv_service_trial.py", 2, signal.SIGINT), ("dynamic_config_trial.py", 5, signal.SIGINT),
-        ("job_table_trial.py", 4, signal.SIGINT), ("kv_service_trial.py", 2, signal.SIGKILL),
+        ("kv_service_trial.py", 2, signal.SIGINT),
+        ("dynamic_config_trial.py", 5, signal.SIGINT),
+        ("job_table_trial.py", 4, signal.SIGINT),
+        ("kv_service_trial.py", 2, signal.SIGKILL),
     ],
-)  # fmt: skip
+)
 def test_no_process_outlives_its_script(
     script: str, engines: int, number: signal.Signals, path: str
 ) -> None:

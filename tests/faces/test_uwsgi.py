@@ -71,17 +71,19 @@ def serve(
     """Run the application until the generator is closed, and yield its address."""
     (folder / "app.py").write_text(APPLICATION.replace("OPEN", opening))
     address = f"127.0.0.1:{free_port()}"
-    command = [
-        uwsgi, "--http-socket", address, "--master", "--die-on-term", "--wsgi-file", "app.py",
-        "--processes", str(WORKERS), *more,
-    ]  # fmt: skip
+    server = f"--http-socket {address} --master --die-on-term --processes {WORKERS}"
+    command = [uwsgi, *server.split(), "--wsgi-file", "app.py", *more]
     paths = os.pathsep.join(path for path in (str(Path.cwd()), *sys.path) if path)
     settings = {"LEDGER": ledger, "MODE": mode, "PYTHONPATH": paths}
     with open(folder / "output", "w") as output:
         process = subprocess.Popen(
-            command, cwd=folder, env=os.environ | settings, stdout=output, stderr=output,
+            command,
+            cwd=folder,
+            env=os.environ | settings,
+            stdout=output,
+            stderr=output,
             start_new_session=True,
-        )  # fmt: skip
+        )
     try:
         yield f"http://{address}"
         process.terminate()

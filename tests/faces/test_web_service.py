@@ -40,8 +40,8 @@ def free_port() -> int:
 def service(path: str, tmp_path: Path) -> Iterator[str]:
     """The address of the service."""
     port = free_port()
-    command = [sys.executable, "-m", "uvicorn", "--workers", "3", "--port", str(port),
-               "--log-level", "warning", "web_service:app"]  # fmt: skip
+    arguments = f"--workers 3 --port {port} --log-level warning web_service:app"
+    command = [sys.executable, "-m", "uvicorn", *arguments.split()]
     env = {**os.environ, "LEDGER": path}
     with open(tmp_path / "output", "w+") as output:
         process = subprocess.Popen(

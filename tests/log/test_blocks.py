@@ -24,6 +24,7 @@ from testing.entries import (
     refooted,
     resummed,
     values,
+    various,
 )
 from testing.journals import checkpoint, flip, frames, no_checkpoints
 from tests.log.test_damage import Damage, caught, step_over
@@ -42,11 +43,7 @@ def some(count: int, seed: int = 1, size: int = SIZE) -> list[bytes]:
 
 def everything(count: int) -> bytes:
     """A large entry with every section that a producer can write."""
-    return encode(
-        (None if n % 7 == 0 else b"v" * (n % 90), b"k%d" % n if n % 3 else None,
-         b"\x81\xa1a\xa1b" if n % 5 == 0 else None, n if n % 2 else None, 3 * n)
-        for n in range(count)
-    )  # fmt: skip
+    return encode(various(count))
 
 
 def magic(data: bytes) -> int:
@@ -76,11 +73,7 @@ def test_h6_an_entry_has_blocks_from_64_kib_on() -> None:
 def test_h6_an_entry_with_blocks_gives_back_what_went_in() -> None:
     data = everything(COUNT)
     assert magic(data) == BLOCKED
-    entry, plain = _core.Entry(data), encode(
-        (None if n % 7 == 0 else b"v" * (n % 90), b"k%d" % n if n % 3 else None,
-         b"\x81\xa1a\xa1b" if n % 5 == 0 else None, n if n % 2 else None, 3 * n)
-        for n in range(100)
-    )  # fmt: skip
+    entry, plain = _core.Entry(data), encode(various(100))
     assert magic(plain) == PLAIN
     assert examine(entry)[:100] == examine(_core.Entry(plain))
     one_by_one = _core.Entry(data)
@@ -119,8 +112,10 @@ def test_h6_every_flipped_bit_is_found_and_costs_its_block() -> None:
             with pytest.raises(ValueError, match="its checksum does not hold"):
                 entry.message(index)
         for whole, *arguments in (
-            (entry.check,), (entry.column, "value"), (entry.numbers, "offset"),
-        ):  # fmt: skip
+            (entry.check,),
+            (entry.column, "value"),
+            (entry.numbers, "offset"),
+        ):
             with pytest.raises(ValueError, match="its checksum does not hold"):
                 whole(*arguments)
 

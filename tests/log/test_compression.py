@@ -43,6 +43,7 @@ from testing.entries import (
     flipped,
     resealed,
     values,
+    various,
 )
 from testing.journals import checkpoint, no_checkpoints
 from testing.processes import PATIENCE, State, Worker, forked
@@ -62,10 +63,16 @@ METHODS = {"lz4": LZ4, "zstd": ZSTD}
 def events(count: int, seed: int = 1) -> list[bytes]:
     dice = random.Random(seed)
     return [
-        json.dumps({"order": n, "state": dice.choice(["new", "paid", "sent"]),
-                    "customer": dice.randrange(1000), "at": 1_700_000_000 + n}).encode()
+        json.dumps(
+            {
+                "order": n,
+                "state": dice.choice(["new", "paid", "sent"]),
+                "customer": dice.randrange(1000),
+                "at": 1_700_000_000 + n,
+            }
+        ).encode()
         for n in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def deflate(method: int) -> Callable[[bytes], bytes]:
@@ -284,11 +291,7 @@ def test_h6_a_summary_that_promises_too_much_is_refused(field: int, value: int, 
             _core.Entry(bytes(changed)).check()
 
 
-SMALL = compressed(encode(
-    (None if n % 7 == 0 else b"v" * (n % 90), b"k%d" % n if n % 3 else None,
-     b"\x81\xa1a\xa1b" if n % 5 == 0 else None, n if n % 2 else None, 3 * n)
-    for n in range(400)
-), shorter(LZ4))  # fmt: skip
+SMALL = compressed(encode(various(400)), shorter(LZ4))
 
 
 @pytest.mark.long
@@ -524,8 +527,9 @@ def test_all_parts_of_messages_come_back_from_a_checkpoint(engine, topic) -> Non
                     None if n % 9 == 0 else b"value %d" % n * 9,
                     key=b"k%d" % (n % 5) if n % 4 else None,
                     properties={"n": str(n)} if n % 3 == 0 else None,
-                    event_time=n if n % 2 else None, sequence_id=3 * n,
-                )  # fmt: skip
+                    event_time=n if n % 2 else None,
+                    sequence_id=3 * n,
+                )
         before = [facts(m) for m in topic.reader()]
         checkpoint(engine)
     assert methods_of(engine, topic) == [LZ4]
@@ -534,9 +538,16 @@ def test_all_parts_of_messages_come_back_from_a_checkpoint(engine, topic) -> Non
 
 def facts(m: xl.Message) -> tuple[Any, ...]:
     return (
-        m.offset, m.epoch, m.key, m.value, m.properties, m.publish_time, m.event_time,
-        m.producer_name, m.sequence_id,
-    )  # fmt: skip
+        m.offset,
+        m.epoch,
+        m.key,
+        m.value,
+        m.properties,
+        m.publish_time,
+        m.event_time,
+        m.producer_name,
+        m.sequence_id,
+    )
 
 
 def test_a_checkpoint_fills_up_a_compressed_entry(engine, topic) -> None:
@@ -1076,8 +1087,12 @@ def test_h1_a_process_that_dies_in_a_checkpoint_of_a_compressed_topic_loses_noth
             break
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(DYING), path, str(dice.uniform(0.02, 0.4))],
-            stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=False, env={**os.environ},
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+            env={**os.environ},
+        )
         assert done.returncode == -signal.SIGKILL
         told = done.stdout.split()
         acknowledged = max([acknowledged, *map(int, told[-1:])])

@@ -391,9 +391,11 @@ def test_g9_a_damaged_topic_row_is_found_and_the_others_stay(engine, topic, dama
         row = tables.topics.get(topic.id).pack()
     damage.put(0, flipped(row, 300), table="topics", key=U64.pack(topic.id))
     for call in (
-        lambda: topic.next_offset, lambda: topic.reader(), lambda: topic.producer(),
+        lambda: topic.next_offset,
+        lambda: topic.reader(),
+        lambda: topic.producer(),
         lambda: engine.topic("orders"),
-    ):  # fmt: skip
+    ):
         caught(call)
     assert rest(engine.topic("other").reader()) == sent
     report = engine.verify()
@@ -636,10 +638,13 @@ def test_g9_rows_of_a_wrong_form_are_damage_too(engine, topic, damage, table, ke
     damage.put(0, data, table=table, key=key(topic))
     for call in (
         lambda: engine.topic("orders").next_offset,
-        lambda: topic.owner, lambda: topic.waiters, lambda: topic.holders,
+        lambda: topic.owner,
+        lambda: topic.waiters,
+        lambda: topic.holders,
         lambda: topic.producer("exclusive_with_fencing", name="a").close(),
-        lambda: engine.topics(), lambda: list(topic.reader()),
-    ):  # fmt: skip
+        lambda: engine.topics(),
+        lambda: list(topic.reader()),
+    ):
         outcome(call)
 
 
@@ -684,13 +689,32 @@ def test_g9_what_is_trimmed_while_it_is_read_is_no_damage(topic, monkeypatch) ->
 
 SECTIONS = {"an offset": 4, "a value": 25}  # bytes behind the entry's beginning
 FOOTERS = {  # bytes before the entry's end
-    "topic": 64, "base offset": 56, "base offset, by far": 51, "epoch": 48, "session": 40,
-    "base sequence": 32, "publish time": 24, "publish time, by far": 19, "count": 16,
-    "count, by far": 14, "flags": 12, "name length": 10, "magic": 8, "checksum": 4,
+    "topic": 64,
+    "base offset": 56,
+    "base offset, by far": 51,
+    "epoch": 48,
+    "session": 40,
+    "base sequence": 32,
+    "publish time": 24,
+    "publish time, by far": 19,
+    "count": 16,
+    "count, by far": 14,
+    "flags": 12,
+    "name length": 10,
+    "magic": 8,
+    "checksum": 4,
 }  # fmt: skip
 HEADERS = {  # bytes behind the frame's beginning
-    "magic": 0, "size": 4, "flags and size": 7, "position": 8, "generation": 16, "topic": 24,
-    "base offset": 32, "version": 40, "count": 48, "checksum": 52,
+    "magic": 0,
+    "size": 4,
+    "flags and size": 7,
+    "position": 8,
+    "generation": 16,
+    "topic": 24,
+    "base offset": 32,
+    "version": 40,
+    "count": 48,
+    "checksum": 52,
 }  # fmt: skip
 
 
@@ -845,9 +869,10 @@ def test_g9_arrow_never_wraps_damage_of_the_journal(engine) -> None:
 
 
 SPOTS: dict[str, Callable[[Frame], int]] = {
-    "a value": in_entry("a value"), "base offset": in_entry("base offset"),
+    "a value": in_entry("a value"),
+    "base offset": in_entry("base offset"),
     "header": lambda frame: frame.at,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("spot", SPOTS)
@@ -1044,11 +1069,10 @@ def rows_of_topic(tables: Any, table: str, topic: int, name: str) -> list[bytes]
 @pytest.mark.parametrize("damaged", [b"\xc1", b"\xff" * 40], ids=["short", "ones"])
 @pytest.mark.parametrize(
     "table",
-    [
-        "meta", "names", "topics", "entries", "producers", "holders", "queue", "engines", "claims",
-        "cursors", "retention", "views",
-    ],
-)  # fmt: skip
+    """
+        meta names topics entries producers holders queue engines claims cursors retention views
+    """.split(),
+)
 def test_g9_no_damaged_row_of_one_topic_stops_another(path, worker, table, damaged) -> None:
     """All its rows in one table are rubbish. Its owner dies, which owned the other topic, too."""
     owner = worker()

@@ -19,8 +19,9 @@ from exclusivelog import _core
 from testing.journals import flip, frames, no_checkpoints
 
 pytestmark = [pytest.mark.once, pytest.mark.rule("G5")]
-FACTS = ("offset", "epoch", "key", "value", "properties", "publish_time", "event_time",
-         "producer_name", "sequence_id")  # fmt: skip
+FACTS = """
+    offset epoch key value properties publish_time event_time producer_name sequence_id
+""".split()
 names = itertools.count()
 
 
@@ -40,8 +41,10 @@ def in_frames(engine: xl.Engine, topic: xl.Topic) -> list[list[Any]]:
     found = [_core.Entry(frame.entry) for frame in frames(engine)]
     return [
         facts(entry.message(index))
-        for entry in found if entry.topic == topic.id for index in range(entry.count)
-    ]  # fmt: skip
+        for entry in found
+        if entry.topic == topic.id
+        for index in range(entry.count)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +57,13 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[xl.Engine]:
 # Which of two producers sends, how many messages, and what they have besides values.
 sends = st.lists(
     st.tuples(
-        st.integers(0, 1), st.sampled_from([1, 1, 1, 2, 30]),
+        st.integers(0, 1),
+        st.sampled_from([1, 1, 1, 2, 30]),
         st.lists(st.sampled_from(["keys", "properties", "event_times", "nothing"]), unique=True),
         st.none() | st.integers(1, 50),
     ),
     max_size=30,
-)  # fmt: skip
+)
 
 
 def send(producer: xl.Producer, size: int, kinds: list[str], gap: int | None) -> None:
@@ -67,8 +71,10 @@ def send(producer: xl.Producer, size: int, kinds: list[str], gap: int | None) ->
     if "nothing" in kinds:
         values[-1] = None
     options: dict[str, Any] = {
-        "keys": ["k"] * size, "properties": [{"n": "1"}] * size, "event_times": [7] * size,
-    }  # fmt: skip
+        "keys": ["k"] * size,
+        "properties": [{"n": "1"}] * size,
+        "event_times": [7] * size,
+    }
     chosen = {kind: options[kind] for kind in kinds if kind in options}
     sequence = None if gap is None else producer.last_sequence_id + gap
     producer.send_many(values, sequence_id=sequence, **chosen)
@@ -169,8 +175,9 @@ def test_the_end_of_a_topic_is_found_however_far_the_journal_was_walked(engine) 
         asked = [
             (which, since, until)
             for which in (0, 1)
-            for since in range(len(starts)) for until in range(since, len(starts))
-        ]  # fmt: skip
+            for since in range(len(starts))
+            for until in range(since, len(starts))
+        ]
         random.Random(1).shuffle(asked)
         for which, since, until in asked:
             found = engine.ledger.journal.end_of(

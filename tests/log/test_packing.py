@@ -78,10 +78,19 @@ class Author:
 
     def note(self, producer: xl.Producer, part: tuple[Any, ...], sequence: int) -> None:
         value, key, properties, event = part
-        self.expected.append((
-            len(self.expected), producer.topic_epoch, key, value, self.time, event,
-            producer.name, sequence, properties or {},
-        ))  # fmt: skip
+        self.expected.append(
+            (
+                len(self.expected),
+                producer.topic_epoch,
+                key,
+                value,
+                self.time,
+                event,
+                producer.name,
+                sequence,
+                properties or {},
+            )
+        )
         self.last[producer.name] = sequence
 
     def next_id(self, producer: xl.Producer, gap: int) -> int:
@@ -114,9 +123,12 @@ class Author:
         columns = [list(column) for column in zip(*parts, strict=True)] or [[]] * 4
         sequence = self.next_id(producer, gap)
         producer.send_many(
-            columns[0], keys=columns[1], properties=columns[2], event_times=columns[3],
+            columns[0],
+            keys=columns[1],
+            properties=columns[2],
+            event_times=columns[3],
             sequence_id=sequence,
-        )  # fmt: skip
+        )
         for number, part in enumerate(parts):
             self.note(producer, part, sequence + number)
 
@@ -157,9 +169,10 @@ class Author:
 
 @pytest.mark.long
 @given(
-    terms=st.lists(terms, min_size=1, max_size=4), start=st.integers(0, 40),
+    terms=st.lists(terms, min_size=1, max_size=4),
+    start=st.integers(0, 40),
     size=st.sampled_from([checkpointer.PACKED_ENTRY, checkpointer.PACKED_ENTRY, 3000, 500]),
-)  # fmt: skip
+)
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_g_packed_messages_are_what_was_sent(ledger, terms, start, size) -> None:
     topic = ledger.topic(f"t{next(names)}")

@@ -143,9 +143,11 @@ def test_g12_the_length_of_a_topic_hides_no_error(
 ) -> None:
     spoil(engine, filled)
     for ask in (
-        lambda: len(filled), lambda: filled.first_offset, lambda: filled.next_offset,
+        lambda: len(filled),
+        lambda: filled.first_offset,
+        lambda: filled.next_offset,
         filled.stats,
-    ):  # fmt: skip
+    ):
         with pytest.raises((xl.TopicNotFoundError, xl.LedgerCorruptedError)):
             ask()
 

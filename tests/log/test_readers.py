@@ -94,8 +94,8 @@ def test_g5_the_largest_offset_is_a_start(topic) -> None:
 
 # ms, one frame each. They are still to come: no clock of this machine interferes.
 PUBLISHED = [4_102_444_800_000 + ms for ms in (0, 0, 1, 1000, 1000, 1000, 4000, 4000, 8000)]
-ASKED = [-5, 0, 1000, *[PUBLISHED[0] + ms for ms in (
-    -1, 0, 1, 2, 999, 1000, 1001, 4000, 7999, 8000, 8001)], PUBLISHED[0] * 10]  # fmt: skip
+BESIDE = (-1, 0, 1, 2, 999, 1000, 1001, 4000, 7999, 8000, 8001)
+ASKED = [-5, 0, 1000, *(PUBLISHED[0] + ms for ms in BESIDE), PUBLISHED[0] * 10]
 
 
 def publish(topic: xl.Topic) -> None:
@@ -200,9 +200,8 @@ def test_g5_next_gives_messages_up_to_the_end_as_it_is_now(engine, topic) -> Non
     assert next(reader).offset == 2
     assert next(reader, None) is None
     with engine.reader(["orders"], group="g") as both:
-        assert [(name, found.offset) for name, found in (next(both), next(both))] == [
-            ("orders", 0), ("orders", 1),
-        ]  # fmt: skip
+        got = [(name, found.offset) for name, found in (next(both), next(both))]
+        assert got == [("orders", 0), ("orders", 1)]
         former = topic.reader(group="f")
         assert next(former).offset == 0
         with topic.reader(group="f"), pytest.raises(xl.ReaderFencedError):
@@ -535,8 +534,9 @@ def hundred_readers(state: State) -> tuple[float, int, float]:
     looks = Counter()
     for reader in readers:
         count_looks(reader, looks)
-    threads = [threading.Thread(target=timed_out, args=(lambda r=r: r.read_next(2.5),))
-               for r in readers]  # fmt: skip
+    threads = [
+        threading.Thread(target=timed_out, args=(lambda r=r: r.read_next(2.5),)) for r in readers
+    ]
     for thread in threads:
         thread.start()
     until(lambda: len(looks) == len(readers))  # a busy machine begins the last threads late
@@ -669,9 +669,13 @@ def test_g5_a_closed_reader_reads_no_more(topic) -> None:
         pass
     reader.close()
     calls = [
-        reader.has_message_available, lambda: reader.read_next(0), lambda: reader.read_batch(1),
-        lambda: list(reader), lambda: reader.seek(0), lambda: next(reader.follow(0)),
-    ]  # fmt: skip
+        reader.has_message_available,
+        lambda: reader.read_next(0),
+        lambda: reader.read_batch(1),
+        lambda: list(reader),
+        lambda: reader.seek(0),
+        lambda: next(reader.follow(0)),
+    ]
     for call in calls:
         with pytest.raises(xl.EngineClosedError):
             call()

@@ -193,9 +193,10 @@ def test_g11_each_order_is_billed_once_although_some_attempts_fail(
     invoices = engine.topic("invoices").producer("exclusive")
     engine.topic("other")
     reader: Any = (
-        engine.reader(["orders", "other"], group="g") if kind == "two topics"
+        engine.reader(["orders", "other"], group="g")
+        if kind == "two topics"
         else orders.reader(group="g")
-    )  # fmt: skip
+    )
     attempts = itertools.count()
 
     def bill(order: Any, txn: xl.Transaction) -> None:
@@ -308,9 +309,10 @@ def test_g11_a_reader_that_resumes_goes_back_to_where_it_has_resumed(
     before.read_batch(2)
     before.commit()
     reader: Any = (
-        engine.reader(["orders", "other"], group="g") if topics == "two topics"
+        engine.reader(["orders", "other"], group="g")
+        if topics == "two topics"
         else orders.reader(group="g")
-    )  # fmt: skip
+    )
     for _ in range(2):
         with contextlib.suppress(Failed), engine.transaction() as txn:
             assert value_of(next(reader)) == b"2"
@@ -516,9 +518,10 @@ def test_g11_each_order_is_billed_once_whatever_several_threads_do(engine, topic
     for turn in range(turns):
         dice = random.Random(turn)
         reader: Any = (
-            engine.reader(["orders", "other"], group="g") if topics == "two topics"
+            engine.reader(["orders", "other"], group="g")
+            if topics == "two topics"
             else engine.topic("orders").reader(group="g")
-        )  # fmt: skip
+        )
         clerks = [Clerk(engine, reader, invoices) for _ in range(3)]
         for _ in range(8):
             both = [orders, others] if topics == "two topics" else [orders]
@@ -686,9 +689,10 @@ def test_g11_a_commit_of_a_reader_s_own_that_was_interrupted_is_known_by_its_out
 ) -> None:
     engine.topic("other")
     reader: Any = (
-        engine.reader(["orders", "other"], group="g") if topics == "two topics"
+        engine.reader(["orders", "other"], group="g")
+        if topics == "two topics"
         else orders.reader(group="g")
-    )  # fmt: skip
+    )
     commit = reader.membership.commit
 
     def interrupted(positions: Any) -> None:

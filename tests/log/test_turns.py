@@ -124,9 +124,8 @@ def beside(engine: xl.Engine) -> Iterator[list[int]]:
 
 
 def check_turns(
-    count: Callable[[], int], call: Callable[[], object], most: int,
-    turns: Callable[[], int] = int,
-) -> None:  # fmt: skip
+    count: Callable[[], int], call: Callable[[], object], most: int, turns: Callable[[], int] = int
+) -> None:
     """The call is made 15 times; in the middle, `most` operations of others come before it. If
     `turns` counts the transactions of this process, before each of those of the call."""
     before = []
@@ -160,11 +159,12 @@ def calls(engine: xl.Engine, other: xl.Engine) -> dict[str, Callable[[], object]
 
     reader = topic.reader(group="readers")
     return {
-        "move": move, "commit of a reader": commit,
+        "move": move,
+        "commit of a reader": commit,
         "grant": lambda: engine.topic("granted").producer("exclusive_with_fencing"),
         "checkpoint": engine.ledger.checkpoint,
         "claim": lambda: engine.own({"resource": None}),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.rule("K4")

@@ -159,10 +159,15 @@ def send_blindly(state: State, session: Any, value: bytes) -> None:
     opened = state.engine.backend.open_session("orders", session, -1, SessionOptions())
     appender = opened.sending.appender
     appender.connect(
-        ledger.journal, _core.SharedWords(bytearray(1 << 20)),
-        ledger.lockfile.counters.place(session.topic), session.topic, session.epoch, session.id,
-        True, True,
-    )  # fmt: skip
+        ledger.journal,
+        _core.SharedWords(bytearray(1 << 20)),
+        ledger.lockfile.counters.place(session.topic),
+        session.topic,
+        session.epoch,
+        session.id,
+        True,
+        True,
+    )
     look_up(ledger, appender)
     state.kept["send"] = lambda: appender.send(value, sequence=100)
 

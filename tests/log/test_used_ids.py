@@ -56,12 +56,11 @@ CALLS: dict[str, Call] = {
     "send, timeout": lambda p, value, n: p.send(value, sequence_id=n, timeout=PATIENCE),
     "send_async": queue_and_flush,
     "send_many": lambda p, value, n: p.send_many([value], sequence_id=n),
-    "send_many, timeout": lambda p, value, n: p.send_many(
-        [value], sequence_id=n, timeout=PATIENCE
-    ),
+    "send_many, timeout": lambda p, value, n: p.send_many([value], sequence_id=n, timeout=PATIENCE),
     "large": lambda p, value, n: p.send(value + LARGE, sequence_id=n),
-    "transaction": in_transaction, "send_many in a transaction": many_in_transaction,
-}  # fmt: skip
+    "transaction": in_transaction,
+    "send_many in a transaction": many_in_transaction,
+}
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)

@@ -39,17 +39,21 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[xl.Engine]:
 
 batches = st.lists(st.sampled_from([1, 1, 2, 3, 10, 100, 1000]), min_size=1, max_size=8)
 FILTERS: list[dict[str, Any]] = [
-    {}, {"trimmed": "earliest"}, {"read_compacted": True}, {"deserializer": "str"},
+    {},
+    {"trimmed": "earliest"},
+    {"read_compacted": True},
+    {"deserializer": "str"},
     {"read_compacted": True, "trimmed": "earliest", "deserializer": "str"},
-]  # fmt: skip
+]
 # Of a walk: where it seeks to (None: it stays), how many values it takes, and what takes them.
 steps = st.lists(
     st.tuples(
-        st.none() | st.integers(0, 1200), st.integers(0, 40) | st.none(),
+        st.none() | st.integers(0, 1200),
+        st.integers(0, 40) | st.none(),
         st.sampled_from(["values", "values", "messages", "next", "batch", "entry"]),
     ),
     max_size=8,
-)  # fmt: skip
+)
 
 
 def fill(engine: xl.Engine, sizes: list[int], seed: int, trim: bool, compact: bool) -> xl.Topic:
@@ -103,9 +107,13 @@ def walk(reader: xl.Reader, walked: list[Any], by_value: bool) -> list[Any]:
 
 @pytest.mark.long
 @given(
-    sizes=batches, seed=st.integers(0, 1 << 20), walked=steps, options=st.sampled_from(FILTERS),
-    trim=st.booleans(), compact=st.booleans(),
-)  # fmt: skip
+    sizes=batches,
+    seed=st.integers(0, 1 << 20),
+    walked=steps,
+    options=st.sampled_from(FILTERS),
+    trim=st.booleans(),
+    compact=st.booleans(),
+)
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 def test_values_are_those_of_the_messages(
     ledger, sizes, seed, walked, options, trim, compact

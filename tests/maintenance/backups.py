@@ -235,9 +235,12 @@ class Ext4:
 
     def mount(self) -> None:
         done = subprocess.run(
-            ["mount", "-o", "loop", self._image, self.path], capture_output=True, text=True,
-            timeout=PATIENCE, check=False,
-        )  # fmt: skip
+            ["mount", "-o", "loop", self._image, self.path],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
         if done.returncode:
             pytest.skip(f"a loop device cannot be mounted here: {done.stderr.strip()}")
 

@@ -105,8 +105,12 @@ def make_it_anew(state: State) -> None:
 
 
 CHANGES = [
-    make_a_topic, send_a_large_batch, commit_a_large_transaction, change_the_owner, make_it_anew,
-]  # fmt: skip
+    make_a_topic,
+    send_a_large_batch,
+    commit_a_large_transaction,
+    change_the_owner,
+    make_it_anew,
+]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
@@ -529,9 +533,12 @@ def test_h4_the_command_is_interrupted_says_so_and_is_run_again(source, tmp_path
     with child(HOLDS + COMMAND, source.path, target) as process:
         assert line(process) == "inside"
         verified = subprocess.run(
-            [*command, "verify", target], capture_output=True, text=True, timeout=PATIENCE,
+            [*command, "verify", target],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
             check=False,
-        )  # fmt: skip
+        )
         assert (verified.returncode, "run the backup again" in verified.stderr) == (1, True)
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 128 + signal.SIGINT
@@ -947,8 +954,11 @@ def test_h4_a_ledger_on_a_full_disk_can_be_backed_up(tmp_path) -> None:
             engine.backup(tmp_path / "copy")
             with xl.open(tmp_path / "copy", durability="process") as copy:
                 assert whats_wrong(copy, 40) == []
-            finish(HOLDS.replace("        await_line()", "        pass") + MAKES, engine.path,
-                   tmp_path / "second")  # fmt: skip
+            finish(
+                HOLDS.replace("        await_line()", "        pass") + MAKES,
+                engine.path,
+                tmp_path / "second",
+            )
             complete(tmp_path / "second", 40)
 
 

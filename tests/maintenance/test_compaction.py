@@ -128,8 +128,9 @@ def test_g7_messages_are_what_they_were(topic: xl.Topic) -> None:
     for number, stamp in enumerate(stamps):
         with topic.producer("exclusive", name=f"p{number % 3}") as producer:
             producer.send(b"%d" % number, key=f"k{number % 7}", **stamp)
-    facts = ("offset", "epoch", "key", "value", "properties", "publish_time", "event_time",
-             "producer_name", "sequence_id")  # fmt: skip
+    facts = """
+        offset epoch key value properties publish_time event_time producer_name sequence_id
+    """.split()
 
     def all_facts(reader: xl.Reader) -> list[list[Any]]:
         return [[getattr(message, fact) for fact in facts] for message in reader]
@@ -524,10 +525,14 @@ def test_g12_a_compacted_reader_that_misses_a_deletion_is_told(
     assert len(reader.read_batch(met)) == met
     overtake(topic, behind=behind)
     for call in (
-        lambda: reader.read_next(0), lambda: reader.read_batch(9), lambda: list(reader),
-        lambda: next(reader), lambda: list(reader.values()), reader.read_arrow,
+        lambda: reader.read_next(0),
+        lambda: reader.read_batch(9),
+        lambda: list(reader),
+        lambda: next(reader),
+        lambda: list(reader.values()),
+        reader.read_arrow,
         reader.has_message_available,
-    ):  # fmt: skip
+    ):
         missed(call)
     reader.seek("earliest")
     assert state_of(read(reader)) == state_of(compacted(topic))
@@ -721,9 +726,11 @@ def let_it_finish(state: State) -> None:
 
 
 def test_g7_a_view_that_is_finished_after_its_maker_has_gone_is_not_cleared_away(
-    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker],
+    engine: xl.Engine,
+    topic: xl.Topic,
+    worker: Callable[..., Worker],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """Who clears up finds an unfinished view, and that the engine which makes it is gone. Before
     that one's rows are marked as to go, the last step of its making comes through: the view is
     the topic's, and nothing else has what was trimmed before it."""

@@ -160,11 +160,15 @@ def read_all(state: State) -> list[bytes]:
 @pytest.mark.parametrize(
     ("wrong", "kind"),
     [
-        ({"before": -1}, ValueError), ({"before": True}, TypeError), ({"before": 1.0}, TypeError),
-        ({"before": "earliest"}, TypeError), ({"before": dt.date(2020, 1, 1)}, TypeError),
-        ({"max_bytes": -1}, ValueError), ({"max_bytes": 1.5}, ValueError),
+        ({"before": -1}, ValueError),
+        ({"before": True}, TypeError),
+        ({"before": 1.0}, TypeError),
+        ({"before": "earliest"}, TypeError),
+        ({"before": dt.date(2020, 1, 1)}, TypeError),
+        ({"max_bytes": -1}, ValueError),
+        ({"max_bytes": 1.5}, ValueError),
     ],
-)  # fmt: skip
+)
 def test_g8_wrong_arguments_are_named_and_trim_nothing(topic, wrong, kind) -> None:
     fill(topic, 4)
     (name,) = wrong
@@ -761,9 +765,12 @@ def test_g8_a_dry_run_removes_nothing(engine, topic) -> None:
     fill(topic, 10, batch=1)
     with xl.open(engine.path, readonly=True) as readonly:
         for given, first in (
-            ({"before": 4}, 4), ({"before": 99}, 10), ({"before": 0}, 0), ({"max_bytes": 0}, 10),
+            ({"before": 4}, 4),
+            ({"before": 99}, 10),
+            ({"before": 0}, 0),
+            ({"max_bytes": 0}, 10),
             ({"before": dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)}, 10),
-        ):  # fmt: skip
+        ):
             assert topic.trim(**given, dry_run=True) == first
             assert readonly.topic("orders").trim(**given, dry_run=True) == first
     assert topic.first_offset == 0
@@ -1122,9 +1129,14 @@ def test_g8_a_topic_that_is_made_again_has_nothing_of_the_old_one(engine, topic)
         state.close()
         assert rows(engine)["retention"] == []
         for call in (
-            lambda old=old: old.trim(1), old.compact, old.terminate, old.reader, old.producer,
-            lambda old=old: old.retention(1), lambda old=old: old.epoch,
-        ):  # fmt: skip
+            lambda old=old: old.trim(1),
+            old.compact,
+            old.terminate,
+            old.reader,
+            old.producer,
+            lambda old=old: old.retention(1),
+            lambda old=old: old.epoch,
+        ):
             not_found(call)
     assert engine.verify().ok
 
@@ -1174,8 +1186,13 @@ def test_g8_readers_of_a_deleted_topic_are_told(engine, topic, worker) -> None:
     engine.delete_topic("orders")
     thread.join(PATIENCE)
     assert result == ["TopicNotFoundError"]
-    for call in (lambda: behind.read_next(0), lambda: list(behind), behind.has_message_available,
-                 lambda: behind.seek("earliest"), lambda: behind.read_batch(1)):  # fmt: skip
+    for call in (
+        lambda: behind.read_next(0),
+        lambda: list(behind),
+        behind.has_message_available,
+        lambda: behind.seek("earliest"),
+        lambda: behind.read_batch(1),
+    ):
         not_found(call)
     with pytest.raises(Failed, match="TopicNotFoundError"):
         process.answer()
@@ -1232,8 +1249,13 @@ def test_g8_nothing_stays_of_topics_that_come_and_go(engine) -> None:
         time.sleep(0.002)
         engine.delete_topic("t")
 
-    acts = (write, delete, lambda topic: topic.compact(), lambda topic: topic.trim(1),
-            lambda topic: list(topic.reader(trimmed="earliest")))  # fmt: skip
+    acts = (
+        write,
+        delete,
+        lambda topic: topic.compact(),
+        lambda topic: topic.trim(1),
+        lambda topic: list(topic.reader(trimmed="earliest")),
+    )
     threads = [threading.Thread(target=use, args=(act,)) for act in acts]
     for thread in threads:
         thread.start()

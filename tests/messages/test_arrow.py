@@ -50,17 +50,21 @@ ARRAYS: dict[str, tuple[Callable[[], Any], list[bytes | None]]] = {
     "sliced twice": (lambda: pa.array(VALUES * 3, pa.binary())[5:][3:11], (VALUES * 3)[8:16]),
     "sliced strings": (lambda: pa.array(TEXTS, pa.string())[1:4], AS_BYTES[1:4]),
     "sliced large": (lambda: pa.array(VALUES, pa.large_binary())[3:], VALUES[3:]),
-    "sliced fixed size": (lambda: pa.array([b"abc", None, b"def"], pa.binary(3))[1:],
-                          [None, b"def"]),
+    "sliced fixed size": (
+        lambda: pa.array([b"abc", None, b"def"], pa.binary(3))[1:],
+        [None, b"def"],
+    ),
     "chunked": (lambda: pa.chunked_array([VALUES[:3], [], VALUES[3:]], pa.binary()), VALUES),
     "chunked strings": (lambda: pa.chunked_array([TEXTS[:1], TEXTS[1:]], pa.string()), AS_BYTES),
-    "chunked and sliced": (lambda: pa.chunked_array([VALUES, VALUES], pa.binary())[5:9],
-                           [*VALUES[5:], *VALUES[:2]]),
+    "chunked and sliced": (
+        lambda: pa.chunked_array([VALUES, VALUES], pa.binary())[5:9],
+        [*VALUES[5:], *VALUES[:2]],
+    ),
     "one chunk": (lambda: pa.chunked_array([VALUES], pa.binary()), VALUES),
     "all null": (lambda: pa.array([None] * 9, pa.binary()), [None] * 9),
     "no nulls": (lambda: pa.array([b"a", b"b"], pa.binary()), [b"a", b"b"]),
     "no bytes": (lambda: pa.array([b"", b""], pa.binary()), [b"", b""]),
-}  # fmt: skip
+}
 
 EMPTY: dict[str, Callable[[], Any]] = {
     "binary": lambda: pa.array([], pa.binary()),
@@ -108,10 +112,14 @@ def test_g1_an_empty_array_sends_nothing(topic, kind) -> None:
 def test_g1_bytes_under_a_null_are_not_seen(topic) -> None:
     """Arrow lets a null lie over bytes of its own."""
     array = pa.Array.from_buffers(
-        pa.binary(), 3,
-        [pa.py_buffer(b"\x05"), pa.py_buffer(b"".join(
-            n.to_bytes(4, "little") for n in (0, 1, 7, 8))), pa.py_buffer(b"asecretb")],
-    )  # fmt: skip
+        pa.binary(),
+        3,
+        [
+            pa.py_buffer(b"\x05"),
+            pa.py_buffer(b"".join(n.to_bytes(4, "little") for n in (0, 1, 7, 8))),
+            pa.py_buffer(b"asecretb"),
+        ],
+    )
     assert array.to_pylist() == [b"a", None, b"b"]
     with topic.producer() as producer:
         producer.send_many(array, keys=array)
@@ -257,12 +265,20 @@ def buffers(valid: bytes | None, offsets: list[int], data: bytes, count: int, sh
 @pytest.mark.parametrize(
     ("valid", "offsets", "data", "count", "shift"),
     [
-        (None, [0, 1], b"ab", 2, 0), (None, [0, 1, 2], b"ab", 2, 1), (None, [0, 3], b"ab", 1, 0),
-        (None, [-1, 1], b"ab", 1, 0), (None, [2, 1], b"ab", 1, 0), (None, [0, 2, 1], b"ab", 2, 0),
-        (b"", [0, 1], b"ab", 1, 0), (b"\xff", [0] * 10, b"", 9, 0), (None, [0, 1], b"ab", -1, 0),
-        (None, [0, 1], b"ab", 1, -1), (None, [0, 2**31 - 1], b"ab", 1, 0), (None, [], b"", 0, 0),
+        (None, [0, 1], b"ab", 2, 0),
+        (None, [0, 1, 2], b"ab", 2, 1),
+        (None, [0, 3], b"ab", 1, 0),
+        (None, [-1, 1], b"ab", 1, 0),
+        (None, [2, 1], b"ab", 1, 0),
+        (None, [0, 2, 1], b"ab", 2, 0),
+        (b"", [0, 1], b"ab", 1, 0),
+        (b"\xff", [0] * 10, b"", 9, 0),
+        (None, [0, 1], b"ab", -1, 0),
+        (None, [0, 1], b"ab", 1, -1),
+        (None, [0, 2**31 - 1], b"ab", 1, 0),
+        (None, [], b"", 0, 0),
     ],
-)  # fmt: skip
+)
 def test_g1_an_array_that_lies_about_its_buffers_is_refused(
     valid, offsets, data, count, shift
 ) -> None:
@@ -278,12 +294,18 @@ def as_messages(batch: Any) -> list[tuple[Any, ...]]:
     batch.validate(full=True)
     return [
         (
-            row["offset"], row["epoch"], row["key"], row["value"], ms(row["publish_time"]),
-            ms(row["event_time"]), row["producer"], row["sequence_id"],
+            row["offset"],
+            row["epoch"],
+            row["key"],
+            row["value"],
+            ms(row["publish_time"]),
+            ms(row["event_time"]),
+            row["producer"],
+            row["sequence_id"],
             dict(row["properties"] or {}),
         )
         for row in batch.to_pylist()
-    ]  # fmt: skip
+    ]
 
 
 def ms(time: dt.datetime | None) -> int | None:
@@ -293,9 +315,16 @@ def ms(time: dt.datetime | None) -> int | None:
 
 def facts(message: xl.Message) -> tuple[Any, ...]:
     return (
-        message.offset, message.epoch, message.key, message.value, message.publish_time,
-        message.event_time, message.producer_name, message.sequence_id, message.properties,
-    )  # fmt: skip
+        message.offset,
+        message.epoch,
+        message.key,
+        message.value,
+        message.publish_time,
+        message.event_time,
+        message.producer_name,
+        message.sequence_id,
+        message.properties,
+    )
 
 
 @pytest.fixture(params=["entries", "packed", "frames"])
@@ -324,11 +353,14 @@ def send_mixed(topic: xl.Topic) -> None:
                 producer.send_many(
                     some(lambda: dice.randbytes(dice.randrange(9)), count),
                     keys=some(lambda: dice.randbytes(3), count) if shape & 1 else None,
-                    event_times=(some(lambda: dice.randrange(-(10**12), 10**12), count)
-                                 if shape & 2 else None),
+                    event_times=(
+                        some(lambda: dice.randrange(-(10**12), 10**12), count)
+                        if shape & 2
+                        else None
+                    ),
                     properties=some(lambda: {"a": "é", "b": ""}, count) if shape & 4 else None,
                     sequence_id=producer.last_sequence_id + 5 if shape & 8 else None,
-                )  # fmt: skip
+                )
             for number in range(20):
                 producer.send_async(b"x", sequence_id=producer.last_sequence_id + 1 + number % 3)
 
@@ -373,10 +405,14 @@ def test_g5_arrow_and_messages_can_take_turns(mixed) -> None:
 @pytest.mark.parametrize(
     "chosen",
     [
-        ["value"], ["offset", "value"], ["value", "offset"], ["properties"], ["event_time", "key"],
+        ["value"],
+        ["offset", "value"],
+        ["value", "offset"],
+        ["properties"],
+        ["event_time", "key"],
         ("producer", "sequence_id", "epoch", "publish_time"),
     ],
-)  # fmt: skip
+)
 def test_g5_arrow_gives_the_columns_that_are_asked_for(mixed, chosen) -> None:
     everything = mixed.reader(10).read_arrow(max_bytes=1 << 30)
     batch = mixed.reader(10).read_arrow(max_bytes=1 << 30, columns=chosen)
@@ -396,10 +432,16 @@ def test_g5_arrow_columns_have_one_type_whatever_the_entries_hold(request, engin
         assert (len(schemas) > 60) == (where == "entries")
     assert all(schema.equals(schemas[0]) for schema in schemas)
     assert {field.name: str(field.type) for field in schemas[0]} == {
-        "offset": "int64", "epoch": "int64", "key": "binary", "value": "binary",
-        "publish_time": str(STAMP), "event_time": str(STAMP), "producer": "string",
-        "sequence_id": "int64", "properties": "map<string, string>",
-    }  # fmt: skip
+        "offset": "int64",
+        "epoch": "int64",
+        "key": "binary",
+        "value": "binary",
+        "publish_time": str(STAMP),
+        "event_time": str(STAMP),
+        "producer": "string",
+        "sequence_id": "int64",
+        "properties": "map<string, string>",
+    }
 
 
 def test_g5_arrow_asked_for_what_is_not_there_says_so(topic) -> None:

@@ -91,19 +91,44 @@ def bounded(**fields: Any) -> Bounded:
 
 
 WITHIN = [
-    {}, {"count": 5}, {"price": 0.0}, {"dozen": 24}, {"name": "abc"}, {"amount": D("999.99")},
-    {"at": JANUARY}, {"codes": [1, 2]}, {"row": (1, 2)}, {"by_name": {"ab": 1}}, {"maybe": 1},
+    {},
+    {"count": 5},
+    {"price": 0.0},
+    {"dozen": 24},
+    {"name": "abc"},
+    {"amount": D("999.99")},
+    {"at": JANUARY},
+    {"codes": [1, 2]},
+    {"row": (1, 2)},
+    {"by_name": {"ab": 1}},
+    {"maybe": 1},
     {"data": b"abc"},
-]  # fmt: skip
+]
 BEYOND = [
-    {"count": 0}, {"count": 6}, {"price": -0.5}, {"price": 10.5}, {"name": "a"}, {"name": "abcd"},
-    {"codes": []}, {"codes": [1, 2, 3]}, {"by_name": {"a": 1, "b": 1}}, {"maybe": 0},
-]  # fmt: skip
+    {"count": 0},
+    {"count": 6},
+    {"price": -0.5},
+    {"price": 10.5},
+    {"name": "a"},
+    {"name": "abcd"},
+    {"codes": []},
+    {"codes": [1, 2, 3]},
+    {"by_name": {"a": 1, "b": 1}},
+    {"maybe": 0},
+]
 BEYOND_BY_PYDANTIC = [
-    *BEYOND, {"dozen": 13}, {"data": b"abcd"}, {"amount": D("1.234")}, {"amount": D("12345")},
-    {"amount": D(-1000)}, {"amount": D("1E+5")}, {"at": dt.datetime(2025, 1, 2)},
-    {"tags": {"a", "b", "c"}}, {"row": (1, 2, 3)}, {"by_name": {"abc": 1}},
-]  # fmt: skip
+    *BEYOND,
+    {"dozen": 13},
+    {"data": b"abcd"},
+    {"amount": D("1.234")},
+    {"amount": D("12345")},
+    {"amount": D(-1000)},
+    {"amount": D("1E+5")},
+    {"at": dt.datetime(2025, 1, 2)},
+    {"tags": {"a", "b", "c"}},
+    {"row": (1, 2, 3)},
+    {"by_name": {"abc": 1}},
+]
 
 
 @pytest.mark.parametrize("fields", WITHIN)
@@ -168,10 +193,12 @@ class Camel(pydantic.BaseModel):
 @pytest.mark.parametrize(
     "value",
     [
-        Aliased(number=7), Aliased(r="x"), Aliased.model_construct(written="x", one_of=3),
+        Aliased(number=7),
+        Aliased(r="x"),
+        Aliased.model_construct(written="x", one_of=3),
         Camel(madeAt=3, parts=[Camel(madeAt=4)]),  # type: ignore[call-arg]
     ],
-)  # fmt: skip
+)
 def test_g10_aliases_are_no_reason_to_decode(value: Any) -> None:
     codec = serde.model(type(value))
     assert is_plain(type(value), value)
@@ -256,12 +283,19 @@ Pet = Annotated[
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
-        (Orders, [Order(1), Order(2)]), (Named, [Order(1)]), (Place, Point(1, 2.0)),
-        (Bills, {"a": Bill(name="b")}), (Number, 5), (list[Item], [Item("a")]),
-        (Paid | Refund, Refund(1)), (Item | None, Item("a")), (Pet, Dog(tricks=["sit"])),
-        (list[Pet], [Cat(), Dog()]), (tuple[int, Tag], (1, Tag("a"))),
+        (Orders, [Order(1), Order(2)]),
+        (Named, [Order(1)]),
+        (Place, Point(1, 2.0)),
+        (Bills, {"a": Bill(name="b")}),
+        (Number, 5),
+        (list[Item], [Item("a")]),
+        (Paid | Refund, Refund(1)),
+        (Item | None, Item("a")),
+        (Pet, Dog(tricks=["sit"])),
+        (list[Pet], [Cat(), Dog()]),
+        (tuple[int, Tag], (1, Tag("a"))),
     ],
-)  # fmt: skip
+)
 def test_g10_a_name_for_a_type_is_a_schema(topic: xl.Topic, kind: Any, value: Any) -> None:
     with topic.producer(serializer=kind) as producer:
         producer.send(value)
@@ -338,8 +372,9 @@ def test_g10_a_dataclass_that_extends_a_class_of_c_is_refused(cls: type, topic: 
     """msgspec stores its fields alone, and makes such a dict without what C has of a dict: that
     ends the process that reads it."""
     for open_one in (
-        lambda: topic.producer(serializer=cls), lambda: topic.reader(deserializer=cls)
-    ):  # fmt: skip
+        lambda: topic.producer(serializer=cls),
+        lambda: topic.reader(deserializer=cls),
+    ):
         with pytest.raises(TypeError, match=r"\w+ extends (list|dict|date\w*|set|BaseException),"):
             open_one()
 
@@ -392,12 +427,14 @@ class OuterByPydantic(pydantic.BaseModel):
 @pytest.mark.parametrize(
     ("value", "name"),
     [
-        (rows(), "length of value"), (table(), "key str 'a'"),
-        (noted(WithSlot(1)), "attribute note"), (noted(ModelWithSlot(n=1)), "attribute note"),
+        (rows(), "length of value"),
+        (table(), "key str 'a'"),
+        (noted(WithSlot(1)), "attribute note"),
+        (noted(ModelWithSlot(n=1)), "attribute note"),
         (OuterByPydantic.model_construct(tables=[table()]), r"value\.tables\[0\]: the key str 'a'"),
     ],
     ids=lambda each: type(each).__name__,
-)  # fmt: skip
+)
 def test_g10_what_an_object_is_beside_its_fields_is_refused(
     topic: xl.Topic, value: Any, name: str
 ) -> None:
@@ -427,12 +464,29 @@ def _with_note(value: Any, note: Any) -> Any:
 
 
 BASES: list[tuple[type, tuple[Any, ...]]] = [
-    (int, (5,)), (float, (1.5,)), (str, ("a",)), (bytes, (b"a",)), (complex, (1j,)), (D, ("1.1",)),
-    (fractions.Fraction, (1, 2)), (dt.datetime, (2026, 1, 2)), (dt.date, (2026, 1, 2)),
-    (dt.time, (1,)), (dt.timedelta, (1,)), (tuple, ((1,),)), (list, ([1],)), (dict, ({1: 2},)),
-    (set, ({1},)), (frozenset, ({1},)), (collections.deque, ([1],)), (collections.UserDict, ()),
-    (collections.OrderedDict, ()), (collections.defaultdict, (int,)), (collections.Counter, ("a",)),
-    (bytearray, (b"a",)), (array.array, ("i", [1])),
+    (int, (5,)),
+    (float, (1.5,)),
+    (str, ("a",)),
+    (bytes, (b"a",)),
+    (complex, (1j,)),
+    (D, ("1.1",)),
+    (fractions.Fraction, (1, 2)),
+    (dt.datetime, (2026, 1, 2)),
+    (dt.date, (2026, 1, 2)),
+    (dt.time, (1,)),
+    (dt.timedelta, (1,)),
+    (tuple, ((1,),)),
+    (list, ([1],)),
+    (dict, ({1: 2},)),
+    (set, ({1},)),
+    (frozenset, ({1},)),
+    (collections.deque, ([1],)),
+    (collections.UserDict, ()),
+    (collections.OrderedDict, ()),
+    (collections.defaultdict, (int,)),
+    (collections.Counter, ("a",)),
+    (bytearray, (b"a",)),
+    (array.array, ("i", [1])),
 ]  # fmt: skip
 NO_SLOTS = (int, bytes, tuple)  # C does not take any
 
@@ -458,15 +512,19 @@ BY_TEXT = time.struct_time((2026, 1, 2, 3, 4, 5, 6, 7, 0), {"tm_zone": "CET", "t
 @pytest.mark.parametrize(
     ("a", "b"),
     [
-        (BY_TEXT, time.struct_time(tuple(BY_TEXT))), (Pair(1), Pair(1)),
+        (BY_TEXT, time.struct_time(tuple(BY_TEXT))),
+        (Pair(1), Pair(1)),
         ((ctypes.c_int * 1)(1), (ctypes.c_int * 1)(2)),
-        (array.array("i", [1]), array.array("l", [1])), (ValueError("a"), ValueError("a")),
-        (memoryview(b"a"), memoryview(b"a").cast("b")), (np.array([1, 2]), np.array([1.0, 2.0])),
-        (type("F", (float,), {})("nan"), 0.5), (Moment(2026, 1, 2), Moment(2026, 1, 3)),
+        (array.array("i", [1]), array.array("l", [1])),
+        (ValueError("a"), ValueError("a")),
+        (memoryview(b"a"), memoryview(b"a").cast("b")),
+        (np.array([1, 2]), np.array([1.0, 2.0])),
+        (type("F", (float,), {})("nan"), 0.5),
+        (Moment(2026, 1, 2), Moment(2026, 1, 3)),
         (ByPydantic(1), rows()),
     ],
     ids=lambda each: type(each).__name__,
-)  # fmt: skip
+)
 def test_g10_what_c_keeps_to_itself_is_a_difference(a: Any, b: Any) -> None:
     assert difference(a, b) is not None
     assert difference(b, a) is not None
@@ -607,10 +665,14 @@ def test_g10_objects_of_a_generic_class_come_back(box: Any, topic: xl.Topic) -> 
     kind = box[int]
     hold = holder(kind)
     pairs: list[tuple[Any, Any]] = [
-        (kind, kind(item=1)), (kind, box(item=1)), (list[kind], [box(item=1), kind(item=2)]),
-        (box[kind], box(item=box(item=3))), (dict[str, kind], {"a": box(item=1)}),
-        (kind | None, box(item=4)), (hold, hold(box(item=5))),
-    ]  # fmt: skip
+        (kind, kind(item=1)),
+        (kind, box(item=1)),
+        (list[kind], [box(item=1), kind(item=2)]),
+        (box[kind], box(item=box(item=3))),
+        (dict[str, kind], {"a": box(item=1)}),
+        (kind | None, box(item=4)),
+        (hold, hold(box(item=5))),
+    ]
     for of, value in pairs:
         codec: Any = serde.model(of)
         assert difference(value, codec.loads(codec.dumps(value))) is None
@@ -674,12 +736,19 @@ class Numbers:
 
 HUGE = D("1E+999999")
 TOO_LARGE: list[Any] = [
-    Sized.model_construct(size=HUGE), Sized.model_construct(amount=HUGE), Sized(number=1 << 2200),
-    Sized.model_construct(size=D("1E+999999999999")), Sized(anything=[1 << 9000]),
-    Sized.model_construct(amount=D("1E-99999")), Sized.model_construct(amount=D("0E+999999")),
-    Numbers(HUGE), Numbers(number=1 << 2200), Numbers(number=-(1 << 2200)),
-    Numbers(by_number={1 << 2200: 1}), Numbers(anything={"a": (HUGE,)}),
-]  # fmt: skip
+    Sized.model_construct(size=HUGE),
+    Sized.model_construct(amount=HUGE),
+    Sized(number=1 << 2200),
+    Sized.model_construct(size=D("1E+999999999999")),
+    Sized(anything=[1 << 9000]),
+    Sized.model_construct(amount=D("1E-99999")),
+    Sized.model_construct(amount=D("0E+999999")),
+    Numbers(HUGE),
+    Numbers(number=1 << 2200),
+    Numbers(number=-(1 << 2200)),
+    Numbers(by_number={1 << 2200: 1}),
+    Numbers(anything={"a": (HUGE,)}),
+]
 
 
 @pytest.mark.parametrize("number", range(len(TOO_LARGE)))
@@ -701,9 +770,12 @@ def test_g10_what_has_a_measure_comes_back_where_python_reads_few_digits() -> No
         "print(*[serde.model(Order).loads(line.encode()).amount for line in sys.stdin])"
     )
     ran = subprocess.run(
-        [sys.executable, "-X", "int_max_str_digits=640", "-c", code], input=text, cwd=ROOT,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-X", "int_max_str_digits=640", "-c", code],
+        input=text,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert (ran.stdout.split(), ran.stderr) == (["9E+6144", "1E-6143"], "")
 
 

@@ -69,10 +69,13 @@ def test_g10_what_a_collection_loses_is_refused(topic: xl.Topic, value: Stock) -
 
 def test_g10_collections_come_back(topic: xl.Topic) -> None:
     value = stock(
-        newest=deque([1, "a", [2.5]]), listed=[1], counted=collections.Counter("aab"),
-        counts=collections.defaultdict(int, a=1), ordered=collections.OrderedDict(b=2, a=1),
+        newest=deque([1, "a", [2.5]]),
+        listed=[1],
+        counted=collections.Counter("aab"),
+        counts=collections.defaultdict(int, a=1),
+        ordered=collections.OrderedDict(b=2, a=1),
         parts=deque([stock()]),
-    )  # fmt: skip
+    )
     with topic.producer(serializer=Stock) as producer:
         producer.send(value)
     assert difference(value, next(topic.reader(deserializer=Stock)).value) is None
@@ -121,19 +124,25 @@ def seven() -> int:
 @pytest.mark.parametrize(
     ("a", "b"),
     [
-        (deque([1]), deque([True])), (deque([1], 2), deque([1])), (deque([1]), deque([1, 1])),
+        (deque([1]), deque([True])),
+        (deque([1], 2), deque([1])),
+        (deque([1]), deque([1, 1])),
         (collections.defaultdict(int), collections.defaultdict(seven)),
         (collections.OrderedDict(a=1, b=2), collections.OrderedDict(b=2, a=1)),
         (collections.UserDict({"a": Level.LOW}), collections.UserDict({"a": 1})),
-        (Rows([Level.LOW]), Rows([1])), (Rows([(1,)]), Rows([[1]])),
+        (Rows([Level.LOW]), Rows([1])),
+        (Rows([(1,)]), Rows([[1]])),
         (types.MappingProxyType({"a": 1}), types.MappingProxyType({"a": True})),
         (collections.ChainMap({"a": 1}), collections.ChainMap({"a": 1.0})),
         ({"a": 1}.keys(), {"b": 1}.keys()),
-        (labelled("a", 1), labelled("a", 2)), (labelled("a", 1), Labelled("a")),
-        (labelled("a", 1), labelled("a", True)), (Amount(1), Amount(Level.LOW)),
-        (Amount(1), Amount(1.0)), (Amount([1]), Amount([True])),
+        (labelled("a", 1), labelled("a", 2)),
+        (labelled("a", 1), Labelled("a")),
+        (labelled("a", 1), labelled("a", True)),
+        (Amount(1), Amount(Level.LOW)),
+        (Amount(1), Amount(1.0)),
+        (Amount([1]), Amount([True])),
     ],
-)  # fmt: skip
+)
 def test_g10_what_equality_ignores_is_a_difference(a: Any, b: Any) -> None:
     assert difference(a, b) is not None
     assert difference(b, a) is not None
@@ -142,14 +151,21 @@ def test_g10_what_equality_ignores_is_a_difference(a: Any, b: Any) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: deque([1, "a"], 5), lambda: collections.defaultdict(seven, a=1),
-        lambda: collections.OrderedDict(a=1, b=2), lambda: collections.UserDict({"a": Level.LOW}),
-        lambda: Rows([1, (2,)]), lambda: types.MappingProxyType({"a": 1}),
-        lambda: {"a": 1, "b": 2}.keys(), lambda: labelled("a", [1]), lambda: Amount((1, "a")),
-        lambda: uuid.UUID(int=5), lambda: pathlib.Path("a/b"), lambda: range(3),
+        lambda: deque([1, "a"], 5),
+        lambda: collections.defaultdict(seven, a=1),
+        lambda: collections.OrderedDict(a=1, b=2),
+        lambda: collections.UserDict({"a": Level.LOW}),
+        lambda: Rows([1, (2,)]),
+        lambda: types.MappingProxyType({"a": 1}),
+        lambda: {"a": 1, "b": 2}.keys(),
+        lambda: labelled("a", [1]),
+        lambda: Amount((1, "a")),
+        lambda: uuid.UUID(int=5),
+        lambda: pathlib.Path("a/b"),
+        lambda: range(3),
         lambda: dt.datetime(2026, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=1), "CET")),
     ],
-)  # fmt: skip
+)
 def test_g10_what_is_made_alike_is_no_difference(make: Any) -> None:
     a, b = make(), make()
     hash(a) if isinstance(a, pathlib.Path) else None  # it remembers that
@@ -263,10 +279,15 @@ class ExcludedField:
 @pytest.mark.parametrize(
     "cls",
     [
-        Excluded, ExcludedConstant, ExcludedFunction, ExcludedSometimes, Private, PrivateConstant,
+        Excluded,
+        ExcludedConstant,
+        ExcludedFunction,
+        ExcludedSometimes,
+        Private,
+        PrivateConstant,
         ExcludedField,
     ],
-)  # fmt: skip
+)
 def test_g10_a_field_that_is_not_stored_is_refused_if_its_default_may_differ(
     topic: xl.Topic, cls: Any
 ) -> None:

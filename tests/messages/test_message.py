@@ -17,19 +17,35 @@ from testing.children import finish
 
 pytestmark = [pytest.mark.once, pytest.mark.rule("G1")]
 PARTS: list[dict[str, Any]] = [
-    {"value": b"v"}, {"value": None}, {"value": b""}, {"value": b"v", "key": ""},
-    {"value": b"v", "key": "k"}, {"value": b"w", "key": "k", "properties": {"a": "b"}},
-    {"value": b"v", "event_time": 0}, {"value": b"v", "event_time": -5},
+    {"value": b"v"},
+    {"value": None},
+    {"value": b""},
+    {"value": b"v", "key": ""},
+    {"value": b"v", "key": "k"},
+    {"value": b"w", "key": "k", "properties": {"a": "b"}},
+    {"value": b"v", "event_time": 0},
+    {"value": b"v", "event_time": -5},
     {"value": b"v" * 100_000, "key": b"k" * 500, "properties": {"a": "é"}, "event_time": 7},
-]  # fmt: skip
+]
 
 
 def facts(message: xl.Message) -> tuple[Any, ...]:
     return (
-        message.offset, message.epoch, message.session, message.publish_time, message.published_at,
-        message.event_time, message.event_at, message.producer_name, message.sequence_id,
-        message.value, message.raw_value, message.key, message.raw_key, message.properties,
-    )  # fmt: skip
+        message.offset,
+        message.epoch,
+        message.session,
+        message.publish_time,
+        message.published_at,
+        message.event_time,
+        message.event_at,
+        message.producer_name,
+        message.sequence_id,
+        message.value,
+        message.raw_value,
+        message.key,
+        message.raw_key,
+        message.properties,
+    )
 
 
 @pytest.fixture
@@ -53,9 +69,7 @@ def test_messages_are_equal_if_all_of_their_parts_are(engine, sent) -> None:
     for number, message in enumerate(packed):
         assert message == from_journal[number]
         assert hash(message) == hash(from_journal[number])
-        assert [message == other for other in packed] == [
-            number == at for at in range(len(packed))
-        ]  # fmt: skip
+        assert [message == other for other in packed] == [number == at for at in range(len(packed))]
     assert len({*packed, *from_journal}) == len(packed)
     assert packed[0] != packed[0].value
     assert packed[0] != facts(packed[0])
@@ -64,15 +78,20 @@ def test_messages_are_equal_if_all_of_their_parts_are(engine, sent) -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"value": b"w"}, {"value": None}, {"key": None}, {"key": ""}, {"properties": {}},
-        {"properties": {"a": "c"}}, {"event_time": 2}, {"event_time": None}, {"sequence_id": 6},
+        {"value": b"w"},
+        {"value": None},
+        {"key": None},
+        {"key": ""},
+        {"properties": {}},
+        {"properties": {"a": "c"}},
+        {"event_time": 2},
+        {"event_time": None},
+        {"sequence_id": 6},
     ],
-)  # fmt: skip
+)
 def test_messages_differ_if_one_part_does(engine, other) -> None:
     """Those at the same offset of two topics that were published in the same millisecond."""
-    parts = {
-        "value": b"v", "key": "k", "properties": {"a": "b"}, "event_time": 1, "sequence_id": 5,
-    }  # fmt: skip
+    parts = {"value": b"v", "key": "k", "properties": {"a": "b"}, "event_time": 1, "sequence_id": 5}
     topics = [engine.topic(name) for name in ("a", "b", "c")]
     producers = [topic.producer(name="p") for topic in topics]
     ahead = 2_000_000_000_000

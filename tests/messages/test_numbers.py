@@ -24,14 +24,18 @@ KINDS = pytest.mark.parametrize(
 
 @KINDS
 def test_whole_numbers_of_numpy_are_taken(path: str, kind: Kind) -> None:
-    with xl.open(
-        path, durability="process", keepalive=kind(30), max_readers=kind(100)
-    ) as engine:  # fmt: skip
+    with xl.open(path, durability="process", keepalive=kind(30), max_readers=kind(100)) as engine:
         topic = engine.topic("orders")
         with topic.producer(
-            "exclusive", priority=kind(1), timeout=kind(9), max_batch_messages=kind(9),
-            max_batch_bytes=kind(99), max_pending_bytes=kind(99), linger=kind(0), settle=kind(0),
-        ) as producer:  # fmt: skip
+            "exclusive",
+            priority=kind(1),
+            timeout=kind(9),
+            max_batch_messages=kind(9),
+            max_batch_bytes=kind(99),
+            max_pending_bytes=kind(99),
+            linger=kind(0),
+            settle=kind(0),
+        ) as producer:
             assert producer.priority == 1
             assert producer.send(b"a", sequence_id=kind(3), event_time=kind(5)) == 0
             assert producer.send_async(b"b", sequence_id=kind(4)).result(kind(9)) == 1
@@ -90,9 +94,11 @@ def test_what_is_no_whole_number_is_refused(topic: xl.Topic, wrong: Any) -> None
     assert as_int(wrong) is wrong
     reader = topic.reader()
     for call in (
-        lambda: reader.read_batch(wrong), lambda: topic.trim(wrong), lambda: topic.reader(wrong),
+        lambda: reader.read_batch(wrong),
+        lambda: topic.trim(wrong),
+        lambda: topic.reader(wrong),
         lambda: topic.producer(priority=wrong),
         lambda: topic.producer().send(b"", sequence_id=wrong),
-    ):  # fmt: skip
+    ):
         with pytest.raises((TypeError, ValueError)):
             call()

@@ -133,11 +133,15 @@ def test_g10_a_serialiser_that_loses_something_is_noticed() -> None:
 # ---- what each takes, and refuses --------------------------------------------------------
 
 TAKEN: list[tuple[str, Any]] = [
-    ("json", [1, -1.5, None, True, {"a": ["é"]}, 2**70, -0.0]), ("msgpack", {1: [b"x"], 2.5: None}),
-    ("msgpack", [NAN, (1 << 64) - 1, -(1 << 63), msgpack.ExtType(127, b"x")]), ("str", "é"),
+    ("json", [1, -1.5, None, True, {"a": ["é"]}, 2**70, -0.0]),
+    ("msgpack", {1: [b"x"], 2.5: None}),
+    ("msgpack", [NAN, (1 << 64) - 1, -(1 << 63), msgpack.ExtType(127, b"x")]),
+    ("str", "é"),
     ("msgpack", [msgpack.Timestamp((1 << 63) - 1, 999_999_999), msgpack.Timestamp(-(1 << 63))]),
     ("bytes", b""),
-    ("exact", {(1, 2): {3, (4,)}}), ("exact", frozenset({"a", "b"})), ("exact", 1 << 9000),
+    ("exact", {(1, 2): {3, (4,)}}),
+    ("exact", frozenset({"a", "b"})),
+    ("exact", 1 << 9000),
     ("exact", dt.datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=BERLIN)),
     ("exact", dt.datetime(2026, 10, 25, 2, 30, fold=1)),
     ("exact", dt.time(2, fold=1, tzinfo=BERLIN)),
@@ -146,12 +150,16 @@ TAKEN: list[tuple[str, Any]] = [
     ("exact", [decimal.Decimal("1.10"), decimal.Decimal("sNaN"), complex(NAN, -0.0), -0.0]),
     ("dataclass", Order(1, tags={"a", "b"}, by_number={1: "a"}, data=b"\xff", point=Point(1))),
     ("dataclass", Order(1, tag=Tag("t"), owner=Owner("o"), limits=Limits(least=1), anything=[1])),
-    ("dataclass", Order(1 << 70)), ("struct", Tag("a")), ("attrs", Owner("a", dt.date(2026, 1, 2))),
-    ("named tuple", Point(1)), ("typed dict", Limits(most=1.5)),
+    ("dataclass", Order(1 << 70)),
+    ("struct", Tag("a")),
+    ("attrs", Owner("a", dt.date(2026, 1, 2))),
+    ("named tuple", Point(1)),
+    ("typed dict", Limits(most=1.5)),
     ("pydantic", nested(40, lambda v: Payment(parts=[v] if v else []))),
-    ("pydantic", Payment(no=7)), ("pydantic", Payment(no=7, parts=[Payment(no=8)])),
+    ("pydantic", Payment(no=7)),
+    ("pydantic", Payment(no=7, parts=[Payment(no=8)])),
     ("pydantic", Payment(no=7, at=dt.datetime(2026, 1, 2, tzinfo=dt.UTC), tags={"a", "b"})),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("codec", "value"), TAKEN)
@@ -169,40 +177,86 @@ class Data(bytes):
 LOOP: list[Any] = []
 LOOP.append(LOOP)
 REFUSED: list[tuple[str, Any]] = [
-    ("json", (1,)), ("json", {1: 2}), ("json", {"a": [NAN]}), ("json", INF), ("json", Text("x")),
-    ("json", Colour.RED), ("json", Level.LOW), ("json", {Colour.RED: 1}), ("json", b"x"),
-    ("json", Point(1)), ("json", collections.OrderedDict(a=1)), ("json", "\ud800"),
-    ("json", 1 << 3000), ("json", nested(101, lambda v: [v])), ("json", LOOP),
-    ("msgpack", {(1, 2): 3}), ("msgpack", [(1,)]), ("msgpack", bytearray(b"x")),
-    ("msgpack", memoryview(b"x")), ("msgpack", Level.LOW), ("msgpack", {NAN: 1}),
-    ("msgpack", 1 << 64), ("msgpack", [-(1 << 63) - 1]), ("msgpack", {1 << 64: 1}),
-    ("msgpack", msgpack.Timestamp(1 << 63)), ("msgpack", msgpack.Timestamp(-(1 << 63) - 1)),
-    ("msgpack", msgpack.Timestamp(True)), ("msgpack", [msgpack.Timestamp(1, True)]),
-    ("msgpack", msgpack.ExtType(True, b"x")), ("msgpack", msgpack.ExtType(5, Data(b"x"))),
-    ("msgpack", msgpack.ExtType._make((300, b""))), ("msgpack", msgpack.ExtType._make((-1, b""))),
-    ("msgpack", LOOP), ("msgpack", Text("x")), ("msgpack", {Text("x"): 1}),
-    ("exact", bytearray(b"x")), ("exact", memoryview(b"x")), ("exact", msgpack.ExtType(5, b"x")),
-    ("exact", msgpack.Timestamp(1)), ("exact", Level.LOW), ("exact", Point(1)), ("exact", {NAN}),
-    ("exact", {decimal.Decimal("NaN")}), ("exact", {(1, NAN): 1}), ("exact", Text("x")),
-    ("exact", collections.OrderedDict()), ("exact", nested(101, lambda v: (v,))),
+    ("json", (1,)),
+    ("json", {1: 2}),
+    ("json", {"a": [NAN]}),
+    ("json", INF),
+    ("json", Text("x")),
+    ("json", Colour.RED),
+    ("json", Level.LOW),
+    ("json", {Colour.RED: 1}),
+    ("json", b"x"),
+    ("json", Point(1)),
+    ("json", collections.OrderedDict(a=1)),
+    ("json", "\ud800"),
+    ("json", 1 << 3000),
+    ("json", nested(101, lambda v: [v])),
+    ("json", LOOP),
+    ("msgpack", {(1, 2): 3}),
+    ("msgpack", [(1,)]),
+    ("msgpack", bytearray(b"x")),
+    ("msgpack", memoryview(b"x")),
+    ("msgpack", Level.LOW),
+    ("msgpack", {NAN: 1}),
+    ("msgpack", 1 << 64),
+    ("msgpack", [-(1 << 63) - 1]),
+    ("msgpack", {1 << 64: 1}),
+    ("msgpack", msgpack.Timestamp(1 << 63)),
+    ("msgpack", msgpack.Timestamp(-(1 << 63) - 1)),
+    ("msgpack", msgpack.Timestamp(True)),
+    ("msgpack", [msgpack.Timestamp(1, True)]),
+    ("msgpack", msgpack.ExtType(True, b"x")),
+    ("msgpack", msgpack.ExtType(5, Data(b"x"))),
+    ("msgpack", msgpack.ExtType._make((300, b""))),
+    ("msgpack", msgpack.ExtType._make((-1, b""))),
+    ("msgpack", LOOP),
+    ("msgpack", Text("x")),
+    ("msgpack", {Text("x"): 1}),
+    ("exact", bytearray(b"x")),
+    ("exact", memoryview(b"x")),
+    ("exact", msgpack.ExtType(5, b"x")),
+    ("exact", msgpack.Timestamp(1)),
+    ("exact", Level.LOW),
+    ("exact", Point(1)),
+    ("exact", {NAN}),
+    ("exact", {decimal.Decimal("NaN")}),
+    ("exact", {(1, NAN): 1}),
+    ("exact", Text("x")),
+    ("exact", collections.OrderedDict()),
+    ("exact", nested(101, lambda v: (v,))),
     ("exact", dt.datetime(2026, 1, 2, tzinfo=zoneinfo.ZoneInfo.no_cache("Europe/Berlin"))),
-    ("exact", dt.time(1, tzinfo=dt.timezone(dt.timedelta(hours=1), "CET"))), ("exact", range(3)),
+    ("exact", dt.time(1, tzinfo=dt.timezone(dt.timedelta(hours=1), "CET"))),
+    ("exact", range(3)),
     ("exact", dt.datetime(2026, 1, 2, tzinfo=dt.timezone(dt.timedelta(microseconds=1)))),
     ("exact", dt.time(1, tzinfo=dt.timezone(dt.timedelta(microseconds=-999_999)))),
-    ("str", Text("x")), ("str", Colour.RED), ("str", b"x"), ("str", "\ud800"), ("bytes", "x"),
-    ("dataclass", Order(1, price=NAN)), ("dataclass", Order(1, price=2)),
-    ("dataclass", Order(True)), ("dataclass", Order(1, anything=(1,))),
+    ("str", Text("x")),
+    ("str", Colour.RED),
+    ("str", b"x"),
+    ("str", "\ud800"),
+    ("bytes", "x"),
+    ("dataclass", Order(1, price=NAN)),
+    ("dataclass", Order(1, price=2)),
+    ("dataclass", Order(True)),
+    ("dataclass", Order(1, anything=(1,))),
     ("dataclass", Order(1, anything={1: 2})),
     ("dataclass", Order(1, at=dt.datetime(2026, 10, 25, 2, 30, fold=1))),
     ("dataclass", Order(1, at=dt.datetime(2026, 1, 2, tzinfo=BERLIN))),
     ("dataclass", Order(1, limits={"least": 1, "more": 2})),  # type: ignore[typeddict-unknown-key]
-    ("dataclass", Order(1, parts=[Order(1, price=INF)])), ("dataclass", nested(60, Order)),
-    ("dataclass", Order(1, note=Text("x"))), ("attrs", Owner(5)),  # type: ignore[arg-type]
-    ("struct", Tag("x", NAN)), ("named tuple", Point(1, 2)), ("named tuple", (1, 2.0)),
-    ("typed dict", {"least": "a"}), ("typed dict", {"other": 1}),
-    ("pydantic", Payment(no=1, price=NAN)), ("pydantic", Payment(no=1, maybe=INF)),
-    ("pydantic", Payment(no=1, secret="hidden")), ("pydantic", Payment(no=1, left_out=3)),
-    ("pydantic", Payment(no=1, anything=(1, 2))), ("pydantic", Payment(no=1, by_pair={(1, 2): ""})),
+    ("dataclass", Order(1, parts=[Order(1, price=INF)])),
+    ("dataclass", nested(60, Order)),
+    ("dataclass", Order(1, note=Text("x"))),
+    ("attrs", Owner(5)),  # type: ignore[arg-type]
+    ("struct", Tag("x", NAN)),
+    ("named tuple", Point(1, 2)),
+    ("named tuple", (1, 2.0)),
+    ("typed dict", {"least": "a"}),
+    ("typed dict", {"other": 1}),
+    ("pydantic", Payment(no=1, price=NAN)),
+    ("pydantic", Payment(no=1, maybe=INF)),
+    ("pydantic", Payment(no=1, secret="hidden")),
+    ("pydantic", Payment(no=1, left_out=3)),
+    ("pydantic", Payment(no=1, anything=(1, 2))),
+    ("pydantic", Payment(no=1, by_pair={(1, 2): ""})),
     ("pydantic", Payment.model_construct(number="one")),
     ("pydantic", Payment(no=1, at=dt.datetime(2026, 1, 2, tzinfo=BERLIN))),
     ("pydantic", nested(101, lambda v: Payment(parts=[v] if v else []))),
@@ -247,15 +301,29 @@ def test_g10_objects_with_plain_fields_alone_are_not_decoded_to_find_out() -> No
     assert shape.holds(Item("a", took=dt.timedelta(1), either=[True], by_number={1: "a"}))
     assert shape.holds(Item("a", either="x", amount=decimal.Decimal("1.10"), hour=dt.time(3)))
     for odd in (
-        Item("a", True), Item("a", 1, NAN), Item("a", 1, 2), Item("a", 1 << 70), Item(Text("a")),
-        Item("a", codes=[1]), Item("a", by_name={Text("x"): inner}), Item("a", tags={1}),  # type: ignore[arg-type]
-        Item("a", at=dt.datetime(2026, 1, 2, fold=1)), Item("a", parts=[Item("b", 1, INF)]),
-        Item("a", at=dt.datetime(2026, 1, 2, tzinfo=BERLIN)), "a", None,
-        Item("a", pair=(1,)), Item("a", pair=(1, 2)), Item("a", either=True),  # type: ignore[arg-type]
-        Item("a", either=1.5), Item("a", either=["x"]), Item("a", by_number={True: "a"}),  # type: ignore[arg-type,list-item]
-        Item("a", amount=decimal.Decimal("NaN")), Item("a", hour=dt.time(1, fold=1)),
+        Item("a", True),
+        Item("a", 1, NAN),
+        Item("a", 1, 2),
+        Item("a", 1 << 70),
+        Item(Text("a")),
+        Item("a", codes=[1]),
+        Item("a", by_name={Text("x"): inner}),
+        Item("a", tags={1}),  # type: ignore[arg-type]
+        Item("a", at=dt.datetime(2026, 1, 2, fold=1)),
+        Item("a", parts=[Item("b", 1, INF)]),
+        Item("a", at=dt.datetime(2026, 1, 2, tzinfo=BERLIN)),
+        "a",
+        None,
+        Item("a", pair=(1,)),
+        Item("a", pair=(1, 2)),
+        Item("a", either=True),  # type: ignore[arg-type]
+        Item("a", either=1.5),
+        Item("a", either=["x"]),
+        Item("a", by_number={True: "a"}),  # type: ignore[arg-type,list-item]
+        Item("a", amount=decimal.Decimal("NaN")),
+        Item("a", hour=dt.time(1, fold=1)),
         nested(101, lambda v: Item("", inner=v), None),
-    ):  # fmt: skip
+    ):
         assert not shape.holds(odd), odd
 
 
@@ -268,16 +336,38 @@ def test_g10_so_it_is_with_models_of_pydantic() -> None:
     assert shape.holds(Bill(name="a", uid=uuid.UUID(int=5), amount=decimal.Decimal("1.10")))
     assert shape.holds(Bill(name="a", names=frozenset("ab"), row=(1.5, 2.5), data=b"x"))
     bills = [
-        {"count": True}, {"price": NAN}, {"price": 2}, {"count": 1 << 70}, {"tags": ("a",)},
-        {"name": Text("a")}, {"by_name": {Text("x"): 1}}, {"by_name": {"\ud800": 1}},
-        {"tags": [Text("x")]}, {"maybe": 1},
-        {"at": dt.datetime(2026, 1, 2, fold=1)}, {"at": dt.datetime(2026, 1, 2, tzinfo=BERLIN)},
-        {"parts": [Bill.model_construct(name="b", price=INF)]}, {"inner": Payment()}, {"more": 1},
-        {"day": dt.datetime(2026, 1, 2)}, {"size": "l"}, {"level": 2}, {"mode": "c"},
-        {"mode": Text("a")}, {"codes": {True}}, {"codes": frozenset()}, {"names": set()},
-        {"pair": (True, "a")}, {"pair": (1,)}, {"pair": [1, "a"]}, {"row": (1,)}, {"row": (NAN,)},
-        {"amount": decimal.Decimal("NaN")}, {"amount": 1}, {"hour": dt.time(1, fold=1)},
-    ]  # fmt: skip
+        {"count": True},
+        {"price": NAN},
+        {"price": 2},
+        {"count": 1 << 70},
+        {"tags": ("a",)},
+        {"name": Text("a")},
+        {"by_name": {Text("x"): 1}},
+        {"by_name": {"\ud800": 1}},
+        {"tags": [Text("x")]},
+        {"maybe": 1},
+        {"at": dt.datetime(2026, 1, 2, fold=1)},
+        {"at": dt.datetime(2026, 1, 2, tzinfo=BERLIN)},
+        {"parts": [Bill.model_construct(name="b", price=INF)]},
+        {"inner": Payment()},
+        {"more": 1},
+        {"day": dt.datetime(2026, 1, 2)},
+        {"size": "l"},
+        {"level": 2},
+        {"mode": "c"},
+        {"mode": Text("a")},
+        {"codes": {True}},
+        {"codes": frozenset()},
+        {"names": set()},
+        {"pair": (True, "a")},
+        {"pair": (1,)},
+        {"pair": [1, "a"]},
+        {"row": (1,)},
+        {"row": (NAN,)},
+        {"amount": decimal.Decimal("NaN")},
+        {"amount": 1},
+        {"hour": dt.time(1, fold=1)},
+    ]
     for fields in bills:
         odd = Bill.model_construct(**{"name": "a", **fields})
         if "more" in fields:
@@ -347,10 +437,15 @@ class Made(pydantic.BaseModel):
 @pytest.mark.parametrize(
     ("cls", "fields"),
     [
-        (Validated, {"n": 1}), (Computed, {"n": 1}), (Finished, {"n": 1}), (Made, {"n": 1}),
-        (Crossed, {"n": 1, "m": 2}), (Stripped, {"n": " a "}), (Bounded, {"n": 6}),
+        (Validated, {"n": 1}),
+        (Computed, {"n": 1}),
+        (Finished, {"n": 1}),
+        (Made, {"n": 1}),
+        (Crossed, {"n": 1, "m": 2}),
+        (Stripped, {"n": " a "}),
+        (Bounded, {"n": 6}),
     ],
-)  # fmt: skip
+)
 def test_g10_a_model_that_changes_what_it_is_given_is_decoded_to_find_out(
     cls: Any, fields: dict[str, Any]
 ) -> None:
@@ -409,9 +504,11 @@ def test_g10_of_an_enum_only_what_every_process_has_is_taken(topic: xl.Topic, cl
         cls(bits=Bits(9)),
     ]
     refused = [
-        cls(growing=learnt[0]), cls(several=[learnt[0]]), cls(by_name={learnt[0]: 1}),
+        cls(growing=learnt[0]),
+        cls(several=[learnt[0]]),
+        cls(by_name={learnt[0]: 1}),
         cls(masks=learnt[1]),
-    ]  # fmt: skip
+    ]
     if cls is Choice:  # pydantic encodes it by the name that it is found by
         refused.append(cls(swapped=Swapped.FIRST))
     with topic.producer(serializer=cls) as producer:
@@ -555,11 +652,23 @@ def test_g10_what_older_versions_wrote_of_a_dataclass_is_read() -> None:
     )
     found = serde.model(Order).loads(stored.encode())
     expected = Order(
-        7, 2.5, Size.LARGE, Level.HIGH, 3, True, None, {"t"}, frozenset({4}), (1, "a"),
-        at=dt.datetime(2026, 1, 2, 3, 4, 5, 6, dt.UTC), hour=dt.time(3, 4),
-        amount=decimal.Decimal("1.10"), uid=uuid.UUID(int=5), anything={"a": [None]},
+        7,
+        2.5,
+        Size.LARGE,
+        Level.HIGH,
+        3,
+        True,
+        None,
+        {"t"},
+        frozenset({4}),
+        (1, "a"),
+        at=dt.datetime(2026, 1, 2, 3, 4, 5, 6, dt.UTC),
+        hour=dt.time(3, 4),
+        amount=decimal.Decimal("1.10"),
+        uid=uuid.UUID(int=5),
+        anything={"a": [None]},
         parts=[Order(8)],
-    )  # fmt: skip
+    )
     assert difference(expected, found) is None
 
 
@@ -574,8 +683,12 @@ def test_g10_objects_without_equality_are_compared_by_what_they_consist_of() -> 
     assert difference(Slotted(1, 2), Slotted(1, 2)) is None
     for other in (Slotted(1, 3), Slotted(2, 2)):
         assert difference(Slotted(1, 2), other) is not None
-    for a, b in ((io.BytesIO(b"a"), io.BytesIO(b"b")), (threading.Lock(), threading.Lock()),
-                 (lambda: 1, lambda: 2), (object(), object())):  # fmt: skip
+    for a, b in (
+        (io.BytesIO(b"a"), io.BytesIO(b"b")),
+        (threading.Lock(), threading.Lock()),
+        (lambda: 1, lambda: 2),
+        (object(), object()),
+    ):
         assert difference(a, b) is not None
 
 
@@ -711,12 +824,27 @@ class Whole(enum.IntEnum):
 
 
 BAD_KEYS: list[tuple[str, Any]] = [
-    ("json", True), ("json", 1.0), ("json", -0.0), ("json", NAN), ("json", [1]), ("json", {}),
-    ("msgpack", False), ("msgpack", 0.0), ("msgpack", NAN), ("msgpack", INF), ("msgpack", (1,)),
-    ("exact", (1, True)), ("exact", frozenset({1.0})), ("exact", decimal.Decimal(1)),
+    ("json", True),
+    ("json", 1.0),
+    ("json", -0.0),
+    ("json", NAN),
+    ("json", [1]),
+    ("json", {}),
+    ("msgpack", False),
+    ("msgpack", 0.0),
+    ("msgpack", NAN),
+    ("msgpack", INF),
+    ("msgpack", (1,)),
+    ("exact", (1, True)),
+    ("exact", frozenset({1.0})),
+    ("exact", decimal.Decimal(1)),
     ("exact", [1]),
-    ("exact", complex(1)), ("exact", dt.datetime(2026, 1, 2, tzinfo=BERLIN)), ("exact", {1}),
-    ("exact", dt.datetime(2026, 1, 2, fold=1)), ("exact", Whole.ONE), ("str", Colour.RED),
+    ("exact", complex(1)),
+    ("exact", dt.datetime(2026, 1, 2, tzinfo=BERLIN)),
+    ("exact", {1}),
+    ("exact", dt.datetime(2026, 1, 2, fold=1)),
+    ("exact", Whole.ONE),
+    ("str", Colour.RED),
 ]  # fmt: skip
 
 
@@ -726,9 +854,12 @@ def test_g10_a_key_that_may_equal_one_with_other_bytes_is_refused(
 ) -> None:
     with xl.SharedMap(topic, key=codec) as shared:
         for call in (
-            lambda: shared.put(key, 1), lambda: shared.get(key), lambda: shared.pop(key, None),
-            lambda: shared.update(key, lambda _: 1), lambda: shared.replace(key, None, 1),
-        ):  # fmt: skip
+            lambda: shared.put(key, 1),
+            lambda: shared.get(key),
+            lambda: shared.pop(key, None),
+            lambda: shared.update(key, lambda _: 1),
+            lambda: shared.replace(key, None, 1),
+        ):
             with pytest.raises(REFUSALS, match="key="):
                 call()
     assert topic.next_offset == 0
@@ -739,9 +870,12 @@ def test_g10_len_dict_and_at_agree(topic: xl.Topic, codec: str) -> None:
     keys: list[Any] = [1, 2.5, "1", None, 2**60]
     if codec == "exact":
         keys += [
-            (1, "a"), frozenset({"a", "b", "c"}), dt.date(2026, 1, 2), uuid.UUID(int=1),
+            (1, "a"),
+            frozenset({"a", "b", "c"}),
+            dt.date(2026, 1, 2),
+            uuid.UUID(int=1),
             dt.datetime(2026, 1, 2, tzinfo=dt.UTC),
-        ]  # fmt: skip
+        ]
     with xl.SharedMap(topic, key=codec) as shared:
         for key in keys:
             shared.put(key, 1)
@@ -771,9 +905,10 @@ def test_g10_sets_have_the_same_bytes_in_every_process(path: str) -> None:
         shared.put(frozenset({"x", "y", "z"}), {"a", "b", "c", "d"})
     for hash_seed in "1234":
         subprocess.run(
-            [sys.executable, "-c", SETS, path], check=True, env={"PYTHONHASHSEED": hash_seed,
-                                                                "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+            [sys.executable, "-c", SETS, path],
+            check=True,
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
+        )
 
 
 def test_g10_replace_finds_an_equal_value_with_other_bytes(topic: xl.Topic) -> None:
@@ -809,8 +944,9 @@ def test_g10_an_operation_is_what_every_process_decodes(topic: xl.Topic) -> None
 
 def test_g10_an_operation_that_cannot_be_decoded_is_not_appended(topic: xl.Topic) -> None:
     codec: dict[str, Any] = {
-        "encode": lambda op: msgpack.packb(op), "decode": lambda data: msgpack.unpackb(data)
-    }  # fmt: skip
+        "encode": lambda op: msgpack.packb(op),
+        "decode": lambda data: msgpack.unpackb(data),
+    }
     with xl.SharedState(topic, dict, keep, **codec) as state:
         with pytest.raises(ValueError, match="decode does not take what encode gives"):
             state.write(lambda _: ["good", {1: 2}])

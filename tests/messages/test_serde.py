@@ -39,12 +39,15 @@ def round_trip(topic: xl.Topic, option: Any, *values: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("option", "value", "stored"),
     [
-        (json, DATA, serde.json.dumps(DATA)), (msgpack, DATA, serde.msgpack.dumps(DATA)),
-        (pickle, DATA, pickle.dumps(DATA)), (str, "é", "é".encode()), (bytes, b"\xff", b"\xff"),
+        (json, DATA, serde.json.dumps(DATA)),
+        (msgpack, DATA, serde.msgpack.dumps(DATA)),
+        (pickle, DATA, pickle.dumps(DATA)),
+        (str, "é", "é".encode()),
+        (bytes, b"\xff", b"\xff"),
         ("exact", (1, "a"), serde.exact.dumps((1, "a"))),
     ],
     ids=["json", "msgpack", "pickle", "str", "bytes", "exact"],
-)  # fmt: skip
+)
 def test_modules_and_types_stand_for_what_they_are_called(topic, option, value, stored) -> None:
     assert round_trip(topic, option, value, value) == [value, value]
     assert [message.value for message in topic.reader()] == [stored, stored, None]
@@ -162,11 +165,32 @@ class Order:
 
 
 ORDER = Order(
-    7, 2.5, True, None, [Item("tea", 2)], {"x": Item("é")}, (1, "a"), (1, 2, 3), {"t"},
-    frozenset({4}), Kind.SLOW, Colour.RED, 3, dt.datetime(2026, 1, 2, 3, 4, 5, 6, dt.UTC),
-    dt.date(2026, 1, 2), dt.time(3, 4), decimal.Decimal("1.10"),
-    uuid.UUID(int=5), {"a": [None, 1.5]}, "x", [1], {"a": 1.5}, 9, [1, "b"], Item("maybe"),
-)  # fmt: skip
+    number=7,
+    price=2.5,
+    paid=True,
+    note=None,
+    items=[Item("tea", 2)],
+    by_name={"x": Item("é")},
+    pair=(1, "a"),
+    many=(1, 2, 3),
+    tags={"t"},
+    fixed=frozenset({4}),
+    kind=Kind.SLOW,
+    colour=Colour.RED,
+    mode=3,
+    at=dt.datetime(2026, 1, 2, 3, 4, 5, 6, dt.UTC),
+    day=dt.date(2026, 1, 2),
+    hour=dt.time(3, 4),
+    amount=decimal.Decimal("1.10"),
+    uid=uuid.UUID(int=5),
+    anything={"a": [None, 1.5]},
+    either="x",
+    sequence=[1],
+    mapping={"a": 1.5},
+    marked=9,
+    bare=[1, "b"],
+    maybe=Item("maybe"),
+)
 
 
 @pytest.mark.parametrize("option", [Order, serde.model(Order)], ids=["class", "serde"])
@@ -187,17 +211,25 @@ def test_unknown_fields_are_left_out_and_missing_ones_have_their_defaults() -> N
     ("changes", "said"),
     [
         ({"number": "7"}, r"Expected `int`, got `str` - at `\$.number`"),
-        ({"number": True}, r"\$\.number"), ({"paid": 1}, r"\$\.paid"),
+        ({"number": True}, r"\$\.number"),
+        ({"paid": 1}, r"\$\.paid"),
         ({"price": "2"}, r"\$\.price"),
         ({"items": {}}, r"Expected `array`, got `object` - at `\$\.items`"),
-        ({"items": [{"name": 5}]}, r"\$\.items\[0\]\.name"), ({"items": [[]]}, r"\$\.items"),
-        ({"by_name": []}, r"\$\.by_name"), ({"pair": [1]}, r"\$\.pair"),
-        ({"kind": "medium"}, "Invalid enum value 'medium'"), ({"mode": 3.5}, r"\$\.mode"),
-        ({"at": "now"}, r"\$\.at"), ({"at": []}, r"\$\.at"), ({"amount": "many"}, r"\$\.amount"),
-        ({"uid": "5"}, r"\$\.uid"), ({"either": 1.5}, r"Expected `int \| str \| null`"),
-        ({"maybe": 1}, r"\$\.maybe"), ({"tags": ["a", 1]}, r"\$\.tags"),
+        ({"items": [{"name": 5}]}, r"\$\.items\[0\]\.name"),
+        ({"items": [[]]}, r"\$\.items"),
+        ({"by_name": []}, r"\$\.by_name"),
+        ({"pair": [1]}, r"\$\.pair"),
+        ({"kind": "medium"}, "Invalid enum value 'medium'"),
+        ({"mode": 3.5}, r"\$\.mode"),
+        ({"at": "now"}, r"\$\.at"),
+        ({"at": []}, r"\$\.at"),
+        ({"amount": "many"}, r"\$\.amount"),
+        ({"uid": "5"}, r"\$\.uid"),
+        ({"either": 1.5}, r"Expected `int \| str \| null`"),
+        ({"maybe": 1}, r"\$\.maybe"),
+        ({"tags": ["a", 1]}, r"\$\.tags"),
     ],
-)  # fmt: skip
+)
 def test_a_message_that_is_none_of_a_dataclass_is_named(topic, changes, said) -> None:
     stored = json.loads(serde.model(Order).dumps(ORDER))
     with topic.producer(serializer="json") as producer:
@@ -219,9 +251,8 @@ def test_json_that_is_no_dataclass_is_named(topic, stored) -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [{"name": "tea"}, "tea", 5, Plain(), Item(5), Item("tea", "2"), Item("tea", True)],
-)  # fmt: skip
+    "value", [{"name": "tea"}, "tea", 5, Plain(), Item(5), Item("tea", "2"), Item("tea", True)]
+)
 def test_an_object_that_is_none_of_the_dataclass_is_not_sent(topic, value) -> None:
     with topic.producer(serializer=Item) as producer:
         with pytest.raises((TypeError, ValueError), match="Item"):
@@ -240,18 +271,28 @@ class Mixed(enum.Enum):
 
 
 WRONG_FIELDS = [
-    complex, Plain, list[Plain], Item | Plain, object(), type[int], Item | Order, Pair, Mixed,
-    dict[str, tuple[Plain, int]], dataclasses.InitVar[int],
-]  # fmt: skip
+    complex,
+    Plain,
+    list[Plain],
+    Item | Plain,
+    object(),
+    type[int],
+    Item | Order,
+    Pair,
+    Mixed,
+    dict[str, tuple[Plain, int]],
+    dataclasses.InitVar[int],
+]
 
 
 @pytest.mark.parametrize("hint", WRONG_FIELDS)
 def test_a_dataclass_with_a_field_that_json_cannot_have_is_refused(topic, hint) -> None:
     made = dataclasses.make_dataclass("Made", [("good", int), ("wrong", hint)])
     for call in (
-        lambda: serde.model(made), lambda: topic.producer(serializer=made),
+        lambda: serde.model(made),
+        lambda: topic.producer(serializer=made),
         lambda: topic.reader(deserializer=made),
-    ):  # fmt: skip
+    ):
         with pytest.raises(TypeError, match="Made"):
             call()
     assert topic.holders == []

@@ -122,9 +122,11 @@ def test_no_line_is_logged_for_a_send(
     topic: xl.Topic, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module, name in (
-        (usage, "SLOW_FLUSH_SECONDS"), (checkpointer, "OF_NOTE_SECONDS"),
-        (slots, "LASTING_SECONDS"), (slots, "BUSY_SECONDS"),
-    ):  # fmt: skip
+        (usage, "SLOW_FLUSH_SECONDS"),
+        (checkpointer, "OF_NOTE_SECONDS"),
+        (slots, "LASTING_SECONDS"),
+        (slots, "BUSY_SECONDS"),
+    ):
         monkeypatch.setattr(module, name, math.inf)  # what a slow machine tells
     with topic.producer() as producer:
         caplog.set_level(logging.DEBUG)
@@ -157,9 +159,8 @@ def test_a_promotion_says_how_long_it_was_waited_for(topic: xl.Topic, heard: Hea
     waiting.result(PATIENCE)
     until(lambda: len(heard("granted")) == 2)
     record = heard("granted")[-1]
-    assert (record.producer, record.reason, record.mode) == (
-        "heir", "promotion", "wait_for_exclusive",
-    )  # fmt: skip
+    found = (record.producer, record.reason, record.mode)
+    assert found == ("heir", "promotion", "wait_for_exclusive")
     assert 0.2 <= record.waited < 30
 
 
@@ -195,9 +196,8 @@ def test_each_step_of_a_hand_over_is_told(path: str, heard: Heard) -> None:
 def test_claims_are_told_of(engine: xl.Engine, heard: Heard) -> None:
     claim = engine.own("reports", {"march": 3})
     claim.release()
-    assert [(r.step, r.group, r.resource, r.generation) for r in heard("claim")] == [
-        ("own", "reports", "march", 3), ("release", "reports", "march", 3),
-    ]  # fmt: skip
+    found = [(r.step, r.group, r.resource, r.generation) for r in heard("claim")]
+    assert found == [("own", "reports", "march", 3), ("release", "reports", "march", 3)]
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
@@ -259,12 +259,10 @@ def test_what_is_removed_and_kept_is_told(engine: xl.Engine, heard: Heard, tmp_p
     topic.trim(before=1)
     engine.backup(str(tmp_path / "copy"))
     compacted, trimmed = only(heard("compacted")), only(heard("trimmed"))
-    assert (compacted.topic, compacted.kept, compacted.count, compacted.offset) == (
-        "orders", 2, 3, 3,
-    )  # fmt: skip
-    assert (trimmed.topic, trimmed.offset, trimmed.count, trimmed.reason) == (
-        "orders", 1, 1, "call",
-    )  # fmt: skip
+    found = (compacted.topic, compacted.kept, compacted.count, compacted.offset)
+    assert found == ("orders", 2, 3, 3)
+    got = (trimmed.topic, trimmed.offset, trimmed.count, trimmed.reason)
+    assert got == ("orders", 1, 1, "call")
     assert only(heard("backup")).target == str(tmp_path / "copy")
     topic.terminate()
     assert only(heard("terminated")).offset == 3
@@ -474,9 +472,13 @@ def test_no_stderr_hurts_a_call(path: str, full_pipe: int, how: str, handlers: s
     # Unbuffered: else Python itself ends with 120 if it cannot write the rest of stderr.
     program = [sys.executable, "-u", "-c", LOGGING, handlers, path]
     done = subprocess.run(
-        ["sh", "-c", f'exec "$@" {redirection}', "sh", *program], stdout=subprocess.PIPE,
-        stderr=stderr, timeout=PATIENCE, check=False, cwd=ROOT,
-    )  # fmt: skip
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", *program],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        timeout=PATIENCE,
+        check=False,
+        cwd=ROOT,
+    )
     if stderr is not full_pipe:
         os.close(stderr)
     if how == "a pipe that becomes full":
@@ -492,9 +494,13 @@ def test_no_stderr_hurts_a_call(path: str, full_pipe: int, how: str, handlers: s
 def test_a_stderr_that_is_closed_later_hurts_no_call(path: str, close: str) -> None:
     program = LOGGING.replace("with xl.open", f"{close}\nwith xl.open")
     done = subprocess.run(
-        [sys.executable, "-u", "-c", program, "a handler", path], stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, timeout=PATIENCE, check=False, cwd=ROOT,
-    )  # fmt: skip
+        [sys.executable, "-u", "-c", program, "a handler", path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        timeout=PATIENCE,
+        check=False,
+        cwd=ROOT,
+    )
     assert (done.stdout, done.returncode) == (b"0 2\n", 0)
 
 

@@ -38,9 +38,12 @@ NAME = re.compile(r"\bexclusivelog_[a-z_]+")
 
 def command(*arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "exclusivelog.cli", *arguments], capture_output=True, text=True,
-        timeout=PATIENCE, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "exclusivelog.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -283,9 +286,10 @@ def test_the_dashboard_shows_every_metric_of_the_ledger_once_at_least() -> None:
     text = (PAGES / "dashboard.json").read_text()
     left_out = {"readers", "max_readers", "tables_map_bytes", "transactions", "pending_bytes"}
     missing = [
-        name for name, *_ in OF_LEDGER if f"exclusivelog_{name}" not in text
-        and name not in left_out
-    ]  # fmt: skip
+        name
+        for name, *_ in OF_LEDGER
+        if f"exclusivelog_{name}" not in text and name not in left_out
+    ]
     assert missing == []
     panels = json.loads(text)["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels) > 10

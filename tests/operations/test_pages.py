@@ -127,9 +127,12 @@ def test_the_pages_have_every_exit_status() -> None:
         if path.parent.name == "cli" and "def leave(" not in text:
             for name in set(re.findall(r"\bleave\((\w+)", text)) - {"status"}:
                 given.add(int(name) if name.isdigit() else getattr(checking, name))
-    given |= {getattr(sys.modules["exclusivelog.cli.program"], name) for name in re.findall(
-        r"leave\(([A-Z_]+)\)", SOURCES[Path(cli.__file__).parent / "program.py"]
-    )}  # fmt: skip
+    given |= {
+        getattr(sys.modules["exclusivelog.cli.program"], name)
+        for name in re.findall(
+            r"leave\(([A-Z_]+)\)", SOURCES[Path(cli.__file__).parent / "program.py"]
+        )
+    }
     assert given == {0, 1, 2, 3, 126, 127, 130, 141}
     assert statuses(RUNBOOK, "Exit statuses") == given
     assert statuses(OPERATIONS, "Health") == {0, checking.BLOCKED, checking.ATTENTION}
@@ -258,9 +261,13 @@ def test_systemd_has_nothing_against_the_units(tmp_path: Path) -> None:
 
     def against(unit: Path) -> str:
         return subprocess.run(
-            ["systemd-analyze", "verify", unit.name], cwd=tmp_path, capture_output=True, text=True,
-            timeout=PATIENCE, env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
-        ).stderr  # fmt: skip
+            ["systemd-analyze", "verify", unit.name],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
+        ).stderr
 
     told = {unit.name: against(unit) for unit in sorted(tmp_path.iterdir())}
     assert "Unknown key" in told.pop("wrong.service")
@@ -285,9 +292,10 @@ def test_the_metrics_server_of_the_page_is_for_this_machine_alone() -> None:
     calls = re.findall(r"start_http_server\((.*?)\)", code)
     assert calls
     for call in calls:
-        server, thread = eval(f"prometheus_client.start_http_server({call})", {
-            "prometheus_client": SimpleNamespace(start_http_server=on_a_free_port)
-        })  # fmt: skip
+        server, thread = eval(
+            f"prometheus_client.start_http_server({call})",
+            {"prometheus_client": SimpleNamespace(start_http_server=on_a_free_port)},
+        )
         server.shutdown()
         server.server_close()
         thread.join(PATIENCE)

@@ -65,11 +65,15 @@ def test_each_send_is_a_span_with_the_attributes_of_messaging(
         span = spans.one("send orders")
         assert span.kind is SpanKind.PRODUCER
         assert dict(span.attributes or {}) == {
-            "messaging.system": "exclusivelog", "messaging.destination.name": "orders",
-            "messaging.operation.name": "send", "messaging.operation.type": "send",
-            "messaging.client.id": "leader", "messaging.message.id": "0",
-            "messaging.message.body.size": 4, "exclusivelog.epoch": 1,
-        }  # fmt: skip
+            "messaging.system": "exclusivelog",
+            "messaging.destination.name": "orders",
+            "messaging.operation.name": "send",
+            "messaging.operation.type": "send",
+            "messaging.client.id": "leader",
+            "messaging.message.id": "0",
+            "messaging.message.body.size": 4,
+            "exclusivelog.epoch": 1,
+        }
         producer.send_many([b"a", b"b"])
         assert spans.one("send orders").attributes["messaging.batch.message_count"] == 2
         assert producer.send_async(b"late").result() == 3

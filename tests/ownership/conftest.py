@@ -31,9 +31,11 @@ def _patient_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A move, and the reservation that it leaves, end at a deadline only where a test names one:
     the ten seconds of the default pass on a busy machine."""
     for kind, names in (
-        (xl.Engine, MOVES), (aio.Engine, MOVES),
-        (xl.Producer, MOVES_OF_ONE), (aio.Producer, MOVES_OF_ONE),
-    ):  # fmt: skip
+        (xl.Engine, MOVES),
+        (aio.Engine, MOVES),
+        (xl.Producer, MOVES_OF_ONE),
+        (aio.Producer, MOVES_OF_ONE),
+    ):
         for name in names:
             assert getattr(kind, name).__defaults__ == (10.0,)
             monkeypatch.setattr(getattr(kind, name), "__defaults__", (PATIENCE,))

@@ -25,8 +25,10 @@ ROLE = "billing"
 TOPICS = ["invoices", "payments"]
 GROUP, READ = "billers", "orders"
 BINDS: dict[str, Any] = {
-    "topics": TOPICS, "groups": {GROUP: [READ]}, "claims": {"shards": {"shard-1": None}},
-}  # fmt: skip
+    "topics": TOPICS,
+    "groups": {GROUP: [READ]},
+    "claims": {"shards": {"shard-1": None}},
+}
 AUDIT = "audit"  # where anybody may write, and a holder requires its role
 LOST = (xl.OwnershipLostError, xl.ProducerFencedError, xl.ReaderFencedError)
 
@@ -277,9 +279,7 @@ COMMON: dict[str, dict[str, Any]] = {
     "r4": {"claims": {"s": {"x": None, "y": None}}},
     "r5": {"topics": ["a", "b", "c"]},
 }
-REFUSALS = (
-    *LOST, xl.WaitTimeoutError, xl.ProducerBusyError, xl.LedgerError, xl.OwnershipError,
-)  # fmt: skip
+REFUSALS = (*LOST, xl.WaitTimeoutError, xl.ProducerBusyError, xl.LedgerError, xl.OwnershipError)
 
 
 def wander(state: State, seed: int, seconds: float) -> None:

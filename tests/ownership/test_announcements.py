@@ -402,9 +402,13 @@ def test_g3_in_a_transaction_it_is_all_or_nothing(engine: xl.Engine, topic: xl.T
 # ---- what it takes -----------------------------------------------------------------------
 
 WRONG = [
-    ("x", TypeError), (b"x", TypeError), ({"a": 1}, TypeError), ({b"a": "b"}, TypeError),
-    ({"a": "\ud800"}, ValueError), ({"a": "b" * MOST_ANNOUNCED_BYTES}, ValueError),
-]  # fmt: skip
+    ("x", TypeError),
+    (b"x", TypeError),
+    ({"a": 1}, TypeError),
+    ({b"a": "b"}, TypeError),
+    ({"a": "\ud800"}, ValueError),
+    ({"a": "b" * MOST_ANNOUNCED_BYTES}, ValueError),
+]
 
 
 @pytest.mark.parametrize(("info", "error"), WRONG)

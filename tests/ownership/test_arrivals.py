@@ -154,9 +154,12 @@ def test_e3_a_request_at_the_destination_waits_for_the_release(
 @pytest.mark.rule("D4")
 @pytest.mark.parametrize("mode", [EXCLUSIVE, SHARED])
 def test_d4_dead_waiters_keep_no_request_from_waiting_for_the_release(
-    engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick],
-    monkeypatch: pytest.MonkeyPatch, mode: str,
-) -> None:  # fmt: skip
+    engine: xl.Engine,
+    topic: xl.Topic,
+    quick: Callable[..., Quick],
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+) -> None:
     """There are more of them than one request removes from the queue."""
     monkeypatch.setattr(admission, "DROPPED_AT_ONCE", 3)
     source, victim = quick("source", keepalive=None), quick("victim")
@@ -181,9 +184,8 @@ def queue_many(state: State, count: int) -> None:
 
 
 def test_e3_the_earlier_request_is_granted_whenever_the_release_comes(
-    engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The source releases the topic while the destination looks after its requests."""
     source = quick("source", keepalive=None)
     source.call(open_producer, EXCLUSIVE)
@@ -212,9 +214,8 @@ def test_e3_the_earlier_request_is_granted_whenever_the_release_comes(
 
 
 def test_e4_a_late_coordinator_sees_that_shared_producers_have_the_topic(
-    engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It looks again only when the destination has the topic, which has no owner then."""
     source, destination = quick("source", keepalive=None), quick("destination")
     source.call(open_producer, EXCLUSIVE)

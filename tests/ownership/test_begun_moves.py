@@ -328,9 +328,8 @@ def test_e1_a_topic_says_how_its_transfer_stands(
         owner,
         None,
     )
-    assert (seen.target.id, seen.target.name, seen.target.pid) == (
-        destination.id, "destination", destination.pid,
-    )  # fmt: skip
+    found = (seen.target.id, seen.target.name, seen.target.pid)
+    assert found == (destination.id, "destination", destination.pid)
     assert (seen.target.properties, seen.groups) == ({"address": "unix:/d"}, ("g",))
     until(lambda: before - 1 < topic.transfer.until / 1000 - PATIENCE < begun + 1)
     thaw(source)
@@ -382,25 +381,31 @@ def test_e1_the_command_shows_transfers(
     future = engine.unload_async("orders", to=destination.id, timeout=PATIENCE, groups=["g"])
     table = [line.split("\t") for line in run("owners", path).splitlines()]
     assert [row[:3] for row in table[1:]] == [
-        ["orders", "holds", "p"], ["orders", "releasing", "p"], ["orders", "waits", "w"],
+        ["orders", "holds", "p"],
+        ["orders", "releasing", "p"],
+        ["orders", "waits", "w"],
         ["shared", "assigned", "s"],
-    ]  # fmt: skip
+    ]
     assert table[2][6:9] == ["destination", destination.id, str(destination.pid)]
     assert table[2][9].startswith("until 20")
     found = [json.loads(line) for line in run("owners", path, "--json").splitlines()]
     assert [(each["topic"], each["state"]) for each in found] == [
-        ("orders", "holds"), ("orders", "releasing"), ("orders", "waits"), ("shared", "assigned"),
-    ]  # fmt: skip
+        ("orders", "holds"),
+        ("orders", "releasing"),
+        ("orders", "waits"),
+        ("shared", "assigned"),
+    ]
     moving = found[1]
-    assert (moving["engine_id"], moving["engine_properties"]) == (
-        destination.id, {"address": "unix:/d"},
-    )  # fmt: skip
+    got = (moving["engine_id"], moving["engine_properties"])
+    assert got == (destination.id, {"address": "unix:/d"})
     assert (moving["from"]["producer"], moving["from"]["engine_id"]) == ("p", source.id)
     assert (moving["groups"], abs(moving["until"] - topic.transfer.until) < 1000) == (["g"], True)
     thaw(source)
     future.result(PATIENCE)
-    kinds = [json.loads(line)["kind"] for line in
-             run("owners", path, "orders", "--history", "--json").splitlines()]  # fmt: skip
+    kinds = [
+        json.loads(line)["kind"]
+        for line in run("owners", path, "orders", "--history", "--json").splitlines()
+    ]
     assert kinds == ["grant", "releasing", "release", "assigned"]
     assert not waiter.done()
 

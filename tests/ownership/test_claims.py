@@ -211,12 +211,20 @@ def test_f2_no_generation_is_given_twice(worker) -> None:
 @pytest.mark.parametrize(
     ("group", "resources", "error"),
     [
-        ("", {"a": 1}, ValueError), ("g" * 241, {"a": 1}, ValueError), (7, {"a": 1}, TypeError),
-        ("g", {}, TypeError), ("g", ["a"], TypeError), ("g", {"": 1}, ValueError),
-        ("g", {"a": -1}, ValueError), ("g", {"a": 2**63}, ValueError), ("g", {"a": "1"}, TypeError),
-        ("g", {"a": True}, TypeError), ("g", {"\ud800": 1}, ValueError), ("g", {7: 1}, TypeError),
+        ("", {"a": 1}, ValueError),
+        ("g" * 241, {"a": 1}, ValueError),
+        (7, {"a": 1}, TypeError),
+        ("g", {}, TypeError),
+        ("g", ["a"], TypeError),
+        ("g", {"": 1}, ValueError),
+        ("g", {"a": -1}, ValueError),
+        ("g", {"a": 2**63}, ValueError),
+        ("g", {"a": "1"}, TypeError),
+        ("g", {"a": True}, TypeError),
+        ("g", {"\ud800": 1}, ValueError),
+        ("g", {7: 1}, TypeError),
     ],
-)  # fmt: skip
+)
 def test_wrong_arguments_say_what_is_taken(engine, group, resources, error) -> None:
     with pytest.raises(error, match=r"takes|UTF-8"):
         engine.own(group, resources)

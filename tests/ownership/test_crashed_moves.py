@@ -390,9 +390,8 @@ def test_e4_repeating_the_call_puts_the_deadline_off(
 
 @pytest.mark.long
 def test_e4_one_call_s_deadline_is_not_another_s(
-    engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, destination, third = quick("source", keepalive=None), quick("destination"), quick("3")
     source.call(open_producer, EXCLUSIVE)
     freeze(source)
@@ -406,9 +405,8 @@ def test_e4_one_call_s_deadline_is_not_another_s(
     hasty.result(PATIENCE)
     thaw(source)
     assert third.answer() == [("orders", "assigned")]
-    assert steps(engine.history("orders"))[1:] == [
-        ("releasing", "unload"), ("release", "hand-over"), ("assigned", "unload"),
-    ]  # fmt: skip
+    found = steps(engine.history("orders"))[1:]
+    assert found == [("releasing", "unload"), ("release", "hand-over"), ("assigned", "unload")]
 
 
 @pytest.mark.parametrize("again", [0.0, 0.3, PATIENCE])

@@ -115,8 +115,11 @@ def test_e5_evictions(
             freeze(worker, KEEPALIVE)
         waiter.result(PATIENCE).close()
         assert diary.steps() == [
-            ("grant", "request"), ("evict", how), ("grant", "promotion"), ("release", "closed"),
-        ]  # fmt: skip
+            ("grant", "request"),
+            ("evict", how),
+            ("grant", "promotion"),
+            ("release", "closed"),
+        ]
     assert owner.state == "fenced"
     Chronicle(engine).read()
 
@@ -151,9 +154,12 @@ def test_e5_a_hand_over_step_by_step(
 @pytest.mark.parametrize("waiting", [True, False])
 @pytest.mark.parametrize("end", [("release", "closed"), ("evict", "dead")])
 def test_e5_a_hand_over_whose_source_is_closed_or_dies_meanwhile(
-    engine: xl.Engine, diary: Diary, quick: Callable[..., Quick], end: tuple[str, str],
+    engine: xl.Engine,
+    diary: Diary,
+    quick: Callable[..., Quick],
+    end: tuple[str, str],
     waiting: bool,
-) -> None:  # fmt: skip
+) -> None:
     """The topic is assigned all the same, which is told like any step."""
     source, destination = quick("source"), quick("destination")
     source.call(open_producer, EXCLUSIVE)
@@ -211,9 +217,11 @@ def test_e5_a_reserved_topic_that_is_deleted_or_shared(
     engine.unload("orders", to=destination.id, timeout=PATIENCE)
     engine.delete_topic("orders")
     assert diary.steps() == [
-        ("assigned", "unload"), ("cancel", "a shared producer of it came first"),
-        ("assigned", "unload"), ("cancel", "the topic was deleted"),
-    ]  # fmt: skip
+        ("assigned", "unload"),
+        ("cancel", "a shared producer of it came first"),
+        ("assigned", "unload"),
+        ("cancel", "the topic was deleted"),
+    ]
     assert rows(engine)["transfers"] == []
 
 
@@ -292,13 +300,21 @@ def test_e5_an_event_says_who_and_whence_and_where_to(
         releasing, release, assigned, grant = diary.new()[-4:]
         assert owner.state == "moved"
     old = {
-        "engine": source.id, "engine_name": "source", "pid": source.info.pid, "producer": "old",
-        "properties": {"role": "leader"}, "engine_properties": {"address": "unix:/s"},
-    }  # fmt: skip
+        "engine": source.id,
+        "engine_name": "source",
+        "pid": source.info.pid,
+        "producer": "old",
+        "properties": {"role": "leader"},
+        "engine_properties": {"address": "unix:/s"},
+    }
     there = {
-        "engine": destination.id, "engine_name": "destination", "pid": destination.pid,
-        "producer": None, "properties": {}, "engine_properties": {"address": "unix:/d"},
-    }  # fmt: skip
+        "engine": destination.id,
+        "engine_name": "destination",
+        "pid": destination.pid,
+        "producer": None,
+        "properties": {},
+        "engine_properties": {"address": "unix:/d"},
+    }
     new = {**there, "producer": "new", "properties": {"role": "next"}}
     assert [event.source for event in (releasing, release, assigned, grant)] == [old] * 3 + [None]
     assert [event.target for event in (releasing, release, assigned, grant)] == [there] * 3 + [new]
@@ -326,9 +342,7 @@ def test_e5_a_record_is_json_under_the_topic_s_name(
     messages = list(engine.topic(EVENTS).reader())
     assert [message.key for message in messages] == [b"orders", b"orders"]
     facts = json.loads(messages[0].value)
-    assert set(facts) == {
-        "time", "topic", "epoch", "kind", "reason", "priority", "from", "to",
-    }  # fmt: skip
+    assert set(facts) == {"time", "topic", "epoch", "kind", "reason", "priority", "from", "to"}
     assert (facts["kind"], facts["from"], facts["to"]["producer"]) == ("grant", None, "ü")
     event = Event.loads(messages[0].value)
     assert Event.loads(event.dumps()) == event == diary.new()[0]
@@ -508,8 +522,13 @@ def test_e5_it_survives_that_everybody_leaves(path: str) -> None:
     with xl.open(path, readonly=True) as onlooker:
         events = list(onlooker.history())
     assert [(event.kind, event.epoch) for event in events] == [
-        ("grant", 1), ("release", 1), ("grant", 2), ("release", 2), ("grant", 3), ("release", 3),
-    ]  # fmt: skip
+        ("grant", 1),
+        ("release", 1),
+        ("grant", 2),
+        ("release", 2),
+        ("grant", 3),
+        ("release", 3),
+    ]
 
 
 def test_e5_hundreds_of_changes_are_told_in_order(engine: xl.Engine, topic: xl.Topic) -> None:

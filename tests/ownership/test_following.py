@@ -822,9 +822,8 @@ def test_e2_a_handle_does_not_follow_to_one_who_took_the_topic_by_force(
     for loser in (successor, producer):
         with pytest.raises(FENCED):
             loser.send(b"x")
-    assert [event.reason for event in a.history("orders")][-3:] == [
-        "fenced", "another owner came first", "fencing",
-    ]  # fmt: skip
+    found = [event.reason for event in a.history("orders")][-3:]
+    assert found == ["fenced", "another owner came first", "fencing"]
     assert rival.topic_epoch == 3
 
 

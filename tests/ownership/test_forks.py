@@ -110,8 +110,12 @@ def test_c8_closing_in_a_child_is_quick_and_takes_nothing_from_the_parent(
     claim = engine.own("group", {"resource": None})
     role = engine.role("leader", topics=["jobs"])
     closing = (
-        inherited.producer.close, inherited.reader.close, names.close, role.close, engine.close,
-    )  # fmt: skip
+        inherited.producer.close,
+        inherited.reader.close,
+        names.close,
+        role.close,
+        engine.close,
+    )
     for close in closing:
         forked(close, PATIENCE / 3, fork)
     assert inherited.producer.send(b"parent") == 1
@@ -232,10 +236,13 @@ def test_c5_c8_every_end_in_asyncio_does_nothing_in_a_child(path: str, fork: For
         topic = engine.topic("orders")
         names: aio.SharedMap[str, int] = await aio.SharedMap(engine.topic("names"))
         return {
-            "producer": await topic.producer(EXCLUSIVE), "claim": await engine.own({"a": None}),
-            "reader": await topic.reader(group="readers"), "names": names,
-            "role": await engine.role("leader", topics=["jobs"]), "engine": engine,
-        }  # fmt: skip
+            "producer": await topic.producer(EXCLUSIVE),
+            "claim": await engine.own({"a": None}),
+            "reader": await topic.reader(group="readers"),
+            "names": names,
+            "role": await engine.role("leader", topics=["jobs"]),
+            "engine": engine,
+        }
 
     made = asyncio.run(make())
     raised = {}

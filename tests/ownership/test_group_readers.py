@@ -138,12 +138,13 @@ def test_f6_a_reader_s_generation_counts_as_that_of_a_claim(topic: xl.Topic) -> 
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"generation": 1}, ValueError), ({"group": "g", "generation": -1}, ValueError),
+        ({"generation": 1}, ValueError),
+        ({"group": "g", "generation": -1}, ValueError),
         ({"group": "g", "generation": 2**63}, ValueError),
         ({"group": "g", "generation": "1"}, TypeError),
         ({"group": "g", "generation": True}, TypeError),
     ],
-)  # fmt: skip
+)
 def test_f6_wrong_generations_say_what_is_taken(
     topic: xl.Topic, options: dict[str, Any], error: type[Exception]
 ) -> None:
@@ -174,9 +175,8 @@ def test_f6_several_topics_in_turns_and_each_in_order(filled: xl.Engine) -> None
     assert (reader.group, reader.topics) == ("g", list(NAMES))
     assert reader.generations == dict.fromkeys(NAMES, 1)
     found = [reader.read_next(0) for _ in range(4)]
-    assert [(name, m.value) for name, m in found] == [
-        ("a", b"a0"), ("b", b"b0"), ("c", b"c0"), ("a", b"a1"),
-    ]  # fmt: skip
+    got = [(name, m.value) for name, m in found]
+    assert got == [("a", b"a0"), ("b", b"b0"), ("c", b"c0"), ("a", b"a1")]
     assert reader.positions == {"a": 2, "b": 1, "c": 1}
     found += reader.read_batch(5)
     assert sum(reader.positions.values()) == 9
@@ -227,13 +227,17 @@ def test_f6_seeking_on_one_topic_or_on_all(filled: xl.Engine) -> None:
 @pytest.mark.parametrize(
     ("topics", "options", "error"),
     [
-        ("a", {}, TypeError), ([], {}, ValueError), (["a", "none"], {}, xl.TopicNotFoundError),
-        (["a", "b"], {"group": ""}, ValueError), (["a", "b"], {"group": None}, TypeError),
+        ("a", {}, TypeError),
+        ([], {}, ValueError),
+        (["a", "none"], {}, xl.TopicNotFoundError),
+        (["a", "b"], {"group": ""}, ValueError),
+        (["a", "b"], {"group": None}, TypeError),
         (["a", "b"], {"start": "beginning"}, ValueError),
-        (["a", "b"], {"generation": -1}, ValueError), (["a", 7], {}, TypeError),
+        (["a", "b"], {"generation": -1}, ValueError),
+        (["a", 7], {}, TypeError),
         (["a", "b"], {"trimmed": "?"}, ValueError),
     ],
-)  # fmt: skip
+)
 def test_f6_a_request_for_several_topics_that_is_refused_fences_no_other(
     filled: xl.Engine, topics: Any, options: dict[str, Any], error: type[Exception]
 ) -> None:
@@ -523,9 +527,8 @@ def test_f6_groups_are_listed(filled: xl.Engine, path: str) -> None:
     filled.own("j", {"a": None})  # a claim on a resource of that name is no reader
     with xl.open(path, readonly=True) as onlooker:
         listed = onlooker.groups()
-    assert [(g.group, g.topic, g.position, g.lag) for g in listed] == [
-        ("g", "a", 2, 8), ("g", "b", 1, 9), ("h", "c", 4, 6), ("i", "a", None, None),
-    ]  # fmt: skip
+    found = [(g.group, g.topic, g.position, g.lag) for g in listed]
+    assert found == [("g", "a", 2, 8), ("g", "b", 1, 9), ("h", "c", 4, 6), ("i", "a", None, None)]
     readers = [None if g.reader is None else g.reader.engine_id for g in listed]
     assert readers == [filled.id, filled.id, None, filled.id]
     waits.close()

@@ -104,11 +104,18 @@ def announce(topic: xl.Topic) -> None:
 
 Event = Callable[[xl.Topic], None]
 HAPPENINGS: dict[str, Event] = {
-    "a transaction": transact, "a producer that fences another": fence,
-    "a waiter that comes and goes": wait_and_cancel, "a promotion": promote,
-    "a large message": send_large, "a claim": claim, "a reader of a group": read_as_a_group,
-    "a hand-over": unload, "a trim": trim, "a deletion": delete, "an announcement": announce,
-}  # fmt: skip
+    "a transaction": transact,
+    "a producer that fences another": fence,
+    "a waiter that comes and goes": wait_and_cancel,
+    "a promotion": promote,
+    "a large message": send_large,
+    "a claim": claim,
+    "a reader of a group": read_as_a_group,
+    "a hand-over": unload,
+    "a trim": trim,
+    "a deletion": delete,
+    "an announcement": announce,
+}
 every_event = pytest.mark.parametrize("happens", HAPPENINGS.values(), ids=HAPPENINGS)
 
 

@@ -564,9 +564,11 @@ def test_c5_a_child_s_closing_and_cancelling_harms_nothing_in_the_parent(
 
     def close_everything() -> None:
         actions = (
-            inherited.future.cancel, inherited.reader.close, inherited.producer.close,
+            inherited.future.cancel,
+            inherited.reader.close,
+            inherited.producer.close,
             engine.close,
-        )  # fmt: skip
+        )
         for action in actions:
             with contextlib.suppress(xl.EngineClosedError):
                 within(action, PATIENCE)
@@ -689,9 +691,12 @@ def test_b4_the_error_of_every_call_has_the_traceback_of_the_last_one(
     frames of all its calls."""
     with topic.producer(EXCLUSIVE) as producer, topic.producer(FENCING):
         calls = [
-            lambda: producer.send(b"x"), lambda: producer.send(b"x", key="k"),
-            lambda: producer.send_async(b"x"), lambda: producer.send_many([b"x"]), producer.flush,
-        ]  # fmt: skip
+            lambda: producer.send(b"x"),
+            lambda: producer.send(b"x", key="k"),
+            lambda: producer.send_async(b"x"),
+            lambda: producer.send_many([b"x"]),
+            producer.flush,
+        ]
         depths = set()
         for call in 20 * calls:
             with pytest.raises(xl.ProducerFencedError) as caught:
@@ -1020,9 +1025,11 @@ def test_c5_a_child_waits_for_no_lock_that_a_thread_of_its_parent_holds(
     """A handler may fork when its thread is about to take one, and has looked for a fork before."""
     producer = topic.producer()
     lock = {
-        "notifications": engine.backend.notifications.lock, "writing": engine.ledger._writing,
-        "pauses": engine.ledger.pause_lock, "commits": engine.backend.committer._commit_lock,
-    }[name]  # fmt: skip
+        "notifications": engine.backend.notifications.lock,
+        "writing": engine.ledger._writing,
+        "pauses": engine.ledger.pause_lock,
+        "commits": engine.backend.committer._commit_lock,
+    }[name]
     taken, over = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -1154,9 +1161,12 @@ def test_c5_a_child_cannot_use_a_producer_that_has_followed_its_topic(
         engine.unload("orders", to=neighbour.id)
         assert producer.send(b"followed") == 0
         for use in (
-            lambda: producer.send(b"child"), lambda: producer.send_async(b"child"),
-            lambda: producer.send_many([b"child"]), producer.flush, lambda: producer.state,
-        ):  # fmt: skip
+            lambda: producer.send(b"child"),
+            lambda: producer.send_async(b"child"),
+            lambda: producer.send_many([b"child"]),
+            producer.flush,
+            lambda: producer.state,
+        ):
             with pytest.raises(Failed) as error:
                 forked(lambda use=use: within(use, PATIENCE / 3))
             assert error.value.kind == "EngineClosedError", str(error.value)

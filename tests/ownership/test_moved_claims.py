@@ -112,8 +112,11 @@ def test_e1_a_group_s_reader_moves_with_the_topic(
     destination = quick("destination", properties={"address": "unix:/d"})
     with topic.producer() as producer:
         producer.send_many([b"a", b"b"])
-    owner = {"by the source": source, "by another": quick("another"),
-             "already there": destination}.get(owned)  # fmt: skip
+    owner = {
+        "by the source": source,
+        "by another": quick("another"),
+        "already there": destination,
+    }.get(owned)
     if owner is not None:
         owner.call(open_producer, EXCLUSIVE)
     source.call(join)
@@ -142,9 +145,8 @@ def test_e1_claims_on_the_topic_s_name_move_and_others_stay(
     assert source.call(unload, destination.id, ["a", "a", "nobody's"]) == [("orders", "assigned")]
     assert source.call(successor, check_claim) == party(destination)
     assert (stays.is_valid, other.is_valid) == (True, True)
-    assert destination.call(claim, "a", {"orders": None, "ledger": None}) == {
-        "orders": 8, "ledger": 2,
-    }  # fmt: skip
+    found = destination.call(claim, "a", {"orders": None, "ledger": None})
+    assert found == {"orders": 8, "ledger": 2}
 
 
 def test_e1_what_the_destination_has_claimed_stays(

@@ -251,12 +251,10 @@ def test_e1_the_command_says_what_became_of_each(
         done = run("unload", path, "a-", "--to", destination.id, "--timeout", str(PATIENCE))
     table = [line.split("\t") for line in done.stdout.splitlines()]
     assert (done.returncode, done.stderr) == (1, "")
-    assert [row[:2] for row in table[-3:]] == [
-        ["a-1", "assigned"], ["a-2", "assigned"], ["a-3", "failed"],
-    ]  # fmt: skip
-    assert [row[3:5] for row in table[-3:]] == [
-        ["source", "destination"], ["source", "destination"], ["-", "destination"],
-    ]  # fmt: skip
+    found = [row[:2] for row in table[-3:]]
+    assert found == [["a-1", "assigned"], ["a-2", "assigned"], ["a-3", "failed"]]
+    got = [row[3:5] for row in table[-3:]]
+    assert got == [["source", "destination"], ["source", "destination"], ["-", "destination"]]
     assert "shared" in table[-1][5]
 
 
@@ -406,14 +404,17 @@ def test_e1_each_topic_has_an_outcome_of_its_own(
     engine.unload("elsewhere", to=elsewhere.id)
     moves = engine.unload("*", to=destination.id)
     assert moved(moves) == [
-        ("awaited", "owned"), ("elsewhere", "failed"), ("mine", "assigned"),
-        ("orders", "assigned"), ("reserved", "assigned"), ("shared", "failed"),
+        ("awaited", "owned"),
+        ("elsewhere", "failed"),
+        ("mine", "assigned"),
+        ("orders", "assigned"),
+        ("reserved", "assigned"),
+        ("shared", "failed"),
         ("there", "owned"),
-    ]  # fmt: skip
+    ]
     assert (shared.state, mine.state) == ("open", "moved")
-    assert {move.source.engine_name for move in moves if move.source} == {
-        "source", "destination", "test",
-    }  # fmt: skip
+    found = {move.source.engine_name for move in moves if move.source}
+    assert found == {"source", "destination", "test"}
 
 
 @pytest.mark.parametrize(
@@ -764,9 +765,12 @@ def test_c6_the_state_is_moved_as_soon_as_that_is_committed(
 
 
 def test_e2_a_caller_is_told_meanwhile_that_it_was_moved(
-    engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], told_late: None,
+    engine: xl.Engine,
+    topic: xl.Topic,
+    quick: Callable[..., Quick],
+    told_late: None,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """The whole hand-over happens between the first two steps of the look."""
     owner, destination = topic.producer(EXCLUSIVE), quick("destination")
     read = engine.ledger.read
@@ -856,9 +860,8 @@ def test_e3_only_force_takes_what_is_reserved(
     engine.unload("orders", to=destination.id, timeout=PATIENCE)
     rival = topic.producer(FENCING)
     assert rival.topic_epoch == 1
-    assert steps(engine.history("orders"))[-2:] == [
-        ("cancel", "another owner came first"), ("grant", "fencing"),
-    ]  # fmt: skip
+    found = steps(engine.history("orders"))[-2:]
+    assert found == [("cancel", "another owner came first"), ("grant", "fencing")]
     with pytest.raises(Failed, match="ProducerFencedError"):
         destination.call(open_producer, EXCLUSIVE)
     assert rows(engine)["transfers"] == []

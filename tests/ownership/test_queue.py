@@ -95,12 +95,21 @@ def some_sessions(topic: int, count: int, engine: xl.Engine) -> list[Session]:
     extremes = (LOWEST, LOWEST + 1, -1, 0, 1, HIGHEST - 1, HIGHEST)
     return [
         Session(
-            id=1000 + number, topic=topic, engine=engine.id, slot=0, pid=1, engine_name="e",
-            name=f"n{number}", mode=WAIT, priority=chance.choice(extremes),
-            created=chance.choice((0, 1, 2**40, 2**63)), tie=chance.getrandbits(32), since=0,
+            id=1000 + number,
+            topic=topic,
+            engine=engine.id,
+            slot=0,
+            pid=1,
+            engine_name="e",
+            name=f"n{number}",
+            mode=WAIT,
+            priority=chance.choice(extremes),
+            created=chance.choice((0, 1, 2**40, 2**63)),
+            tie=chance.getrandbits(32),
+            since=0,
         )
         for number in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def test_d1_ties_are_broken_at_random_and_everybody_agrees_how(
@@ -237,9 +246,20 @@ def test_d4_a_long_queue_of_which_every_second_is_dead(
 def test_d4_promote_is_a_function_of_the_queue() -> None:
     def waiter(number: int, claim: int | None = None) -> Session:
         return Session(
-            id=number, topic=1, engine="0" * 16, slot=number, pid=0, engine_name="", name="",
-            mode=WAIT, priority=0, created=number, tie=0, since=0, claim=claim,
-        )  # fmt: skip
+            id=number,
+            topic=1,
+            engine="0" * 16,
+            slot=number,
+            pid=0,
+            engine_name="",
+            name="",
+            mode=WAIT,
+            priority=0,
+            created=number,
+            tie=0,
+            since=0,
+            claim=claim,
+        )
 
     def promote(
         queue: list[Session], alive: Callable[[int, str], bool] = lambda slot, engine: True

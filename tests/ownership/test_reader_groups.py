@@ -469,9 +469,14 @@ def test_f6_a_forked_child_s_own_engine_fences_the_parent(path: str, orders: xl.
 
 @pytest.mark.parametrize(
     ("group", "error"),
-    [("", ValueError), ("g" * 241, ValueError), (7, TypeError), (b"g", TypeError),
-     ("\ud800", ValueError)],
-)  # fmt: skip
+    [
+        ("", ValueError),
+        ("g" * 241, ValueError),
+        (7, TypeError),
+        (b"g", TypeError),
+        ("\ud800", ValueError),
+    ],
+)
 def test_f6_wrong_groups_say_what_is_taken(
     orders: xl.Topic, group: Any, error: type[Exception]
 ) -> None:

@@ -673,9 +673,10 @@ def test_f1_the_group_may_be_left_out(engine: xl.Engine) -> None:
     assert first.is_valid
     assert (first.group, named.group) == ("", "g")
     for again in (
-        lambda: engine.own({"a": 5}, timeout=0.0), lambda: engine.own(None, {"a": 5}),
+        lambda: engine.own({"a": 5}, timeout=0.0),
+        lambda: engine.own(None, {"a": 5}),
         lambda: engine.own(resources={"a": 5}),  # type: ignore[call-overload]
-    ):  # fmt: skip
+    ):
         second = again()
         assert (first.is_valid, second.is_valid, named.is_valid) == (False, True, True)
         first = second
@@ -703,16 +704,28 @@ def test_e5_claims_are_events(engine: xl.Engine, path: str) -> None:
         events = list(engine.history(group="g"))
         told = [(e.kind, e.reason, e.resource, e.generation) for e in events]
         assert told == [
-            ("own", "claim", "a", 3), ("own", "claim", "b", 1), ("revoke", "claimed", "a", 3),
-            ("revoke", "claimed", "b", 1), ("own", "claim", "b", 1), ("release", "closed", "b", 1),
-        ]  # fmt: skip
+            ("own", "claim", "a", 3),
+            ("own", "claim", "b", 1),
+            ("revoke", "claimed", "a", 3),
+            ("revoke", "claimed", "b", 1),
+            ("own", "claim", "b", 1),
+            ("release", "closed", "b", 1),
+        ]
         assert [(e.topic, e.epoch, e.priority, e.group) for e in events] == [("", 0, 0, "g")] * 6
         first, revoked, mine, last = events[0], events[2], events[4], events[5]
         assert first.source is None
-        assert first.target == revoked.source == {
-            "engine": other.id, "engine_name": "other", "pid": other.info.pid, "producer": None,
-            "properties": {}, "engine_properties": {"address": "here"},
-        }  # fmt: skip
+        assert (
+            first.target
+            == revoked.source
+            == {
+                "engine": other.id,
+                "engine_name": "other",
+                "pid": other.info.pid,
+                "producer": None,
+                "properties": {},
+                "engine_properties": {"address": "here"},
+            }
+        )
         assert revoked.target == mine.target == last.source
         assert revoked.target is not None
         assert revoked.target["engine"] == engine.id
@@ -794,9 +807,11 @@ def test_e5_group_readers_are_told_of_and_readers_of_the_events_are_not(
         topic.reader(group="g").close()
     told = [(e.group, e.kind, e.reason, e.resource) for e in engine.history()]
     assert told == [
-        ("g", "own", "reader", "orders"), ("g", "revoke", "claimed", "orders"),
-        ("g", "own", "reader", "orders"), ("g", "release", "closed", "orders"),
-    ]  # fmt: skip
+        ("g", "own", "reader", "orders"),
+        ("g", "revoke", "claimed", "orders"),
+        ("g", "own", "reader", "orders"),
+        ("g", "release", "closed", "orders"),
+    ]
 
 
 def test_f1_claims_are_listed(
@@ -815,9 +830,11 @@ def test_f1_claims_are_listed(
         for looking in (engine, onlooker):
             listed = looking.claims()
             assert [(c.group, c.generations, c.engine_name, c.reader) for c in listed] == [
-                ("g", {"a": 4, "b": 1}, "test", False), ("", {"z": 1}, "test", False),
-                ("h", {"orders": 1}, "test", True), ("g", {"r": 1}, "holder", False),
-            ]  # fmt: skip
+                ("g", {"a": 4, "b": 1}, "test", False),
+                ("", {"z": 1}, "test", False),
+                ("h", {"orders": 1}, "test", True),
+                ("g", {"r": 1}, "holder", False),
+            ]
             assert [c.generations for c in looking.claims("h")] == [{"orders": 1}]
             assert [c.generations for c in looking.claims("")] == [{"z": 1}]
     mine = engine.claims("g")[0]

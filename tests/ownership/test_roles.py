@@ -431,7 +431,7 @@ PARTS: dict[str, Callable[[xl.Engine], Any]] = {
         READ, to=engine.id, groups=[GROUP]
     ),
     "the role": lambda engine: role(engine, FENCING, topics=[], groups=[], claims={}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -510,9 +510,12 @@ def test_c5_a_forked_child_is_refused_and_the_parent_is_unharmed(engine: xl.Engi
     def child() -> list[str]:
         found = []
         for each in (
-            *acts(holder, reader, "child").values(), lambda: holder.state,
-            lambda: holder.producer("invoices"), lambda: role(engine, FENCING), engine.roles,
-        ):  # fmt: skip
+            *acts(holder, reader, "child").values(),
+            lambda: holder.state,
+            lambda: holder.producer("invoices"),
+            lambda: role(engine, FENCING),
+            engine.roles,
+        ):
             try:
                 each()
             except xl.EngineClosedError as error:
@@ -533,10 +536,12 @@ def test_c1_close_in_any_order(engine: xl.Engine, path: str) -> None:
         other = xl.open(path, name="other")
         holder = role(other)
         closing: dict[str, Any] = {
-            "role": holder, "reader": holder.reader(READ), "engine": other,
+            "role": holder,
+            "reader": holder.reader(READ),
+            "engine": other,
             **{name: holder.producer(name) for name in TOPICS},
             "bound": other.topic(AUDIT).producer(claim=holder.claim),
-        }  # fmt: skip
+        }
         receipts = [holder.producer(name).send_async(b"[0, 0]") for name in TOPICS]
         for name in order:
             within(closing[name].close)
@@ -613,9 +618,12 @@ def test_c2_the_death_of_the_holder_promotes_the_best_waiter(
         assert low.call(take) == 3
     assert low.call(act) == DONE
     assert [(e.kind, e.reason) for e in engine.history(role=ROLE)] == [
-        ("grant", "request"), ("evict", "dead"), ("grant", "promotion"), ("evict", "dead"),
+        ("grant", "request"),
+        ("evict", "dead"),
         ("grant", "promotion"),
-    ]  # fmt: skip
+        ("evict", "dead"),
+        ("grant", "promotion"),
+    ]
     judge_logs(engine)
 
 
@@ -908,13 +916,18 @@ def test_e1_a_role_is_handed_over_as_a_whole_to_an_engine_that_waits(
     assert destination.call(act) == DONE
     assert source.call(role_state) == "moved"
     assert set(source.call(act, "late").values()) <= {
-        "ProducerMovedError", "OwnershipLostError", "ReaderFencedError",
-    }  # fmt: skip
+        "ProducerMovedError",
+        "OwnershipLostError",
+        "ReaderFencedError",
+    }
     assert not better.call(is_done)
     assert steps(engine.history(role=ROLE)) == [
-        ("grant", "request"), ("releasing", "unload"), ("release", "hand-over"),
-        ("assigned", "unload"), ("grant", "hand-over"),
-    ]  # fmt: skip
+        ("grant", "request"),
+        ("releasing", "unload"),
+        ("release", "hand-over"),
+        ("assigned", "unload"),
+        ("grant", "hand-over"),
+    ]
     destination.call(close)
     assert better.call(take) == 3
     judge_logs(engine)
@@ -935,14 +948,21 @@ def test_e1_a_hand_over_is_one_transaction(engine: xl.Engine, path: str) -> None
     assert told[:2] == [
         [("__role__/billing", "releasing")],
         [
-            ("__role__/billing", "release"), ("__role__/billing", "assigned"),
-            ("invoices", "release"), ("invoices", "assigned"),
-            ("payments", "release"), ("payments", "assigned"),
-            (READ, "release"), ("shard-1", "release"),
-            ("__role__/billing", "grant"), ("invoices", "grant"), ("payments", "grant"),
-            (READ, "own"), ("shard-1", "own"),
+            ("__role__/billing", "release"),
+            ("__role__/billing", "assigned"),
+            ("invoices", "release"),
+            ("invoices", "assigned"),
+            ("payments", "release"),
+            ("payments", "assigned"),
+            (READ, "release"),
+            ("shard-1", "release"),
+            ("__role__/billing", "grant"),
+            ("invoices", "grant"),
+            ("payments", "grant"),
+            (READ, "own"),
+            ("shard-1", "own"),
         ],
-    ]  # fmt: skip
+    ]
 
 
 def told_together(engine: Any) -> list[list[tuple[str, str]]]:
@@ -1288,15 +1308,20 @@ def test_e5_the_grants_of_a_roles_parts_are_told_in_the_same_transaction(
     events = list(engine.history())
     grants = [(e.topic, e.kind, e.reason) for e in events if e.topic and e.topic != READ]
     assert grants == [
-        ("__role__/billing", "grant", "request"), ("invoices", "grant", "role"),
-        ("payments", "grant", "role"), ("__role__/billing", "release", "closed"),
-        ("invoices", "release", "role"), ("payments", "release", "role"),
-    ]  # fmt: skip
+        ("__role__/billing", "grant", "request"),
+        ("invoices", "grant", "role"),
+        ("payments", "grant", "role"),
+        ("__role__/billing", "release", "closed"),
+        ("invoices", "release", "role"),
+        ("payments", "release", "role"),
+    ]
     claims = [(e.group, e.resource, e.kind, e.reason) for e in events if e.group is not None]
     assert claims == [
-        (GROUP, READ, "own", "reader"), ("shards", "shard-1", "own", "claim"),
-        (GROUP, READ, "release", "role"), ("shards", "shard-1", "release", "role"),
-    ]  # fmt: skip
+        (GROUP, READ, "own", "reader"),
+        ("shards", "shard-1", "own", "claim"),
+        (GROUP, READ, "release", "role"),
+        ("shards", "shard-1", "release", "role"),
+    ]
     assert len(list(engine.history(role=ROLE))) == 2
 
 
@@ -1314,9 +1339,7 @@ def test_e5_roles_are_listed_also_without_a_holder(engine: xl.Engine, path: str)
     with xl.open(path, readonly=True) as reading:
         [info] = reading.roles()
         assert (info.name, info.epoch, info.holder, info.waiters) == (ROLE, 1, None, ())
-        assert (info.topics, reading.topics()) == (
-            tuple(TOPICS), sorted([READ, *TOPICS]),
-        )  # fmt: skip
+        assert (info.topics, reading.topics()) == (tuple(TOPICS), sorted([READ, *TOPICS]))
         with pytest.raises(xl.LedgerError):
             reading.role(ROLE)
 

@@ -113,9 +113,8 @@ def test_e1_one_shared_producer_moves_and_the_others_stay(
     assert workers[asks].call(unload_one, "p", destination.id) == [("orders", "owned")]
     assert {holder.engine_name for holder in topic.holders} == {"test", "destination"}
     assert rows(engine)["transfers"] == []
-    assert steps(engine.history("orders")) == [
-        ("releasing", "producer"), ("assigned", "producer"), ("admit", "hand-over"),
-    ]  # fmt: skip
+    found = steps(engine.history("orders"))
+    assert found == [("releasing", "producer"), ("assigned", "producer"), ("admit", "hand-over")]
 
 
 def test_e1_an_exclusive_producer_moves_with_its_topic(

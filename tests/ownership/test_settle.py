@@ -307,9 +307,20 @@ def test_d7_those_who_waited_meanwhile_do_not_wait_again(topic: xl.Topic) -> Non
 
 def session(priority: int, settle: int = 900, created: int = 10_000) -> records.Session:
     return records.Session(
-        id=1, topic=1, engine="0" * 16, slot=0, pid=1, engine_name="e", name="n", mode=WAIT,
-        priority=priority, created=created, tie=0, since=0, settle=settle,
-    )  # fmt: skip
+        id=1,
+        topic=1,
+        engine="0" * 16,
+        slot=0,
+        pid=1,
+        engine_name="e",
+        name="n",
+        mode=WAIT,
+        priority=priority,
+        created=created,
+        tie=0,
+        since=0,
+        settle=settle,
+    )
 
 
 @pytest.mark.parametrize(
@@ -595,10 +606,15 @@ def test_d7_an_owner_that_reconnects_keeps_its_epoch(topic: xl.Topic) -> None:
 @pytest.mark.parametrize(
     ("settle", "error"),
     [
-        (-0.1, ValueError), (float("nan"), ValueError), (86400.5, ValueError),
-        (float("inf"), ValueError), ("1", TypeError), (None, TypeError), (True, TypeError),
+        (-0.1, ValueError),
+        (float("nan"), ValueError),
+        (86400.5, ValueError),
+        (float("inf"), ValueError),
+        ("1", TypeError),
+        (None, TypeError),
+        (True, TypeError),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("mode", [WAIT, SHARED])
 def test_d7_wrong_times_say_what_is_taken(
     topic: xl.Topic, settle: Any, error: type[Exception], mode: str

@@ -214,9 +214,8 @@ def test_d5_a_grant_to_a_waiter_that_has_timed_out_is_released_at_once(
         assert producer.topic_epoch == 3
         assert [owner.producer_name for owner in topic.holders] == ["patient"]
     events = [(e.kind, e.target and e.target["producer"]) for e in topic.engine.history("orders")]
-    assert events[-5:-1] == [
-        ("release", None), ("grant", "late"), ("release", None), ("grant", "patient"),
-    ]  # fmt: skip
+    found = events[-5:-1]
+    assert found == [("release", None), ("grant", "late"), ("release", None), ("grant", "patient")]
 
 
 def release_and_stop(state: State, _: str) -> None:
@@ -429,8 +428,9 @@ def test_d5_a_role_that_was_queued_before_ends_at_its_timeout(
 ) -> None:
     process = worker(name="stopped")
     process.call(hold_role)
-    future = engine.role_async("billing", topics=["orders"], claims={"g": {"r": None}},
-                               timeout=PATIENCE)  # fmt: skip
+    future = engine.role_async(
+        "billing", topics=["orders"], claims={"g": {"r": None}}, timeout=PATIENCE
+    )
     until(lambda: engine.backend.pending.queued)
     with blocked_by(process) as names_it, pytest.raises(xl.WaitTimeoutError, match=names_it):
         result_in_time(engine, future)

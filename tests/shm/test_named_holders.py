@@ -52,8 +52,12 @@ def check(path: str) -> tuple[int, str]:
     """The exit status of `exclusivelog check`, and what it prints."""
     done = subprocess.run(
         [sys.executable, "-m", "exclusivelog.cli", "check", path],
-        capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=ROOT,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        cwd=ROOT,
+    )
     return done.returncode, done.stdout
 
 
@@ -203,9 +207,12 @@ def enough(path: str) -> Path:
 
 @pytest.mark.rule("K3")
 def test_k3_a_holder_that_a_busy_machine_delays_is_not_reported_as_stopped(
-    engine: xl.Engine, worker: Callable[..., Worker], enough: Path,
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    engine: xl.Engine,
+    worker: Callable[..., Worker],
+    enough: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It runs, or waits for a CPU: it is told of after seconds, and as what it is."""
     monkeypatch.setattr(slots, "LASTING_SECONDS", 0.0)
     process, watch = worker(name="busy"), engine.ledger.watch
@@ -227,9 +234,12 @@ def test_k3_a_holder_that_a_busy_machine_delays_is_not_reported_as_stopped(
 
 @pytest.mark.rule("K3")
 def test_k3_a_holder_that_waits_is_reported_at_the_second_look(
-    engine: xl.Engine, worker: Callable[..., Worker], enough: Path,
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    engine: xl.Engine,
+    worker: Callable[..., Worker],
+    enough: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     process, watch = worker(name="waits"), engine.ledger.watch
     process.start(hold_the_writer_lock_and_wait)
     thread = until(lambda: engine.ledger.journal.inside[1])
@@ -248,9 +258,12 @@ def test_k3_a_holder_that_waits_is_reported_at_the_second_look(
 
 @pytest.mark.rule("K3", "C9")
 def test_k3_a_pause_of_the_one_that_waits_is_no_stall_of_the_holder(
-    engine: xl.Engine, worker: Callable[..., Worker], enough: Path,
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    engine: xl.Engine,
+    worker: Callable[..., Worker],
+    enough: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The whole machine was paused."""
     process, watch = worker(name="waits"), engine.ledger.watch
     process.start(hold_the_writer_lock_and_wait)

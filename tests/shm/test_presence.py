@@ -203,8 +203,12 @@ def test_h3_another_boot_id_beside_an_owner_is_an_error_and_wipes_nothing(path, 
     bind = f'mount --bind {other} /proc/sys/kernel/random/boot_id && exec "$@"'
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", bind, "sh", *command(source, path)],
-        capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        cwd=ROOT,
+        check=False,
+    )
     if done.returncode:
         pytest.skip(f"no boot id can be mounted here: {done.stderr.strip()}")
     assert "another file or boot id" in done.stdout
@@ -273,8 +277,11 @@ def test_b3_an_overlay_and_its_upper_directory_have_one_owner(tmp_path) -> None:
     options = f"lowerdir={tmp_path}/lower,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
     mounted = subprocess.run(
         ["mount", "-t", "overlay", "overlay", "-o", options, tmp_path / "merged"],
-        capture_output=True, text=True, timeout=PATIENCE, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     if mounted.returncode:
         pytest.skip(f"no overlay can be mounted here: {mounted.stderr.strip()}")
     try:
@@ -603,9 +610,12 @@ STORES = """
 def test_h2_a_store_that_cannot_reach_the_file_does_not_kill(tmp_path) -> None:
     assert finish(STORES, tmp_path / "file", "guarded") == "5 6 True\n"
     done = subprocess.run(  # the control
-        command(STORES, tmp_path / "file", "not"), capture_output=True, timeout=PATIENCE, cwd=ROOT,
+        command(STORES, tmp_path / "file", "not"),
+        capture_output=True,
+        timeout=PATIENCE,
+        cwd=ROOT,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == -signal.SIGBUS
 
 
@@ -657,9 +667,12 @@ def test_h2_a_store_that_fails_does_not_kill_a_program_that_blocks_all_signals(t
 def test_h2_a_fault_kills_a_thread_that_blocks_all_signals(tmp_path) -> None:
     """The control: a fault in a mapping of the program's own."""
     done = subprocess.run(
-        command(BLOCKS, tmp_path / "file", "control"), capture_output=True, timeout=PATIENCE,
-        cwd=ROOT, check=False,
-    )  # fmt: skip
+        command(BLOCKS, tmp_path / "file", "control"),
+        capture_output=True,
+        timeout=PATIENCE,
+        cwd=ROOT,
+        check=False,
+    )
     assert done.returncode == -signal.SIGBUS
 
 

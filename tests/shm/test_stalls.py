@@ -173,9 +173,11 @@ def test_c3_short_stops_anywhere_lose_nothing(
 
 @contextlib.contextmanager
 def waiting_for(
-    process: Worker, place: str, action: Callable[[], Any],
+    process: Worker,
+    place: str,
+    action: Callable[[], Any],
     begin: Callable[[State, str], None] = stop_yourself,
-) -> Iterator[Callable[[], bool]]:  # fmt: skip
+) -> Iterator[Callable[[], bool]]:
     """The process is stopped there, and a thread starts an operation that must wait for it; the
     block is told whether that is over. Once the process goes on, or is dead, it must succeed."""
     with ThreadPoolExecutor(1) as pool:
@@ -195,8 +197,12 @@ def owners(path: str) -> str:
     """What `exclusivelog owners` prints."""
     return subprocess.run(
         [sys.executable, "-m", "exclusivelog.cli", "owners", path],
-        capture_output=True, text=True, timeout=PATIENCE, check=True, cwd=ROOT,
-    ).stdout  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+        cwd=ROOT,
+    ).stdout
 
 
 def hold_another(state: State) -> int:
@@ -256,9 +262,12 @@ def test_c3_one_that_has_gone_on_is_not_evicted_any_more(
 
 @pytest.mark.parametrize("place", PLACES)
 def test_c3_those_who_wait_name_the_holder(
-    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker], place: str,
+    engine: xl.Engine,
+    topic: xl.Topic,
+    worker: Callable[..., Worker],
+    place: str,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     """A process is stopped while a thread of it holds the writer lock. Another process that
     wants a producer waits, and says for whom; so do `inside()` and the command. When the
     process goes on, all others do."""
@@ -283,9 +292,12 @@ def test_c3_those_who_wait_name_the_holder(
     [("in_an_append", ["send", "send_async", "topic"]), ("in_a_commit", ["topic"])],
 )
 def test_c7_those_who_wait_for_a_stopped_one_are_told_that_the_directory_went(
-    path: str, worker: Callable[..., Worker], place: str, ways: list[str],
+    path: str,
+    worker: Callable[..., Worker],
+    place: str,
+    ways: list[str],
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     """Who holds the mutex may never give it back: the process may stay stopped, or the mutex be in
     a file that `cp` has written over."""
     with xl.open(path, keepalive=2.0) as engine, ThreadPoolExecutor() as pool:
@@ -529,9 +541,13 @@ MERCIES = {
     ("place", "kill_stalled", "keepalive", "another"), MERCIES.values(), ids=MERCIES
 )
 def test_c3_it_is_not_killed_without_leave(
-    path: str, worker: Callable[..., Worker], place: str, kill_stalled: bool,
-    keepalive: float | None, another: tuple[float | None, ...],
-) -> None:  # fmt: skip
+    path: str,
+    worker: Callable[..., Worker],
+    place: str,
+    kill_stalled: bool,
+    keepalive: float | None,
+    another: tuple[float | None, ...],
+) -> None:
     """Neither where no waiting engine has `kill_stalled`, nor where the process has not been
     silent for as long as each of its engines said. It goes on, and owns its topic still."""
     process = worker(name="hung", keepalive=keepalive)

@@ -136,9 +136,10 @@ def calls_of_transaction(scene: Scene) -> Calls:
 
     small, large = begun("small", b"x"), begun("large", bytes(300_000))
     return {
-        "commit": small.commit, "commit of much": large.commit,
+        "commit": small.commit,
+        "commit of much": large.commit,
         "abort": begun("aborted", b"x").abort,
-    }  # fmt: skip
+    }
 
 
 def calls_of_claim(scene: Scene) -> Calls:
@@ -155,12 +156,12 @@ def calls_of_role(scene: Scene) -> Calls:
         "close": roles["closes"].close,
         "group_reader": roles["works"].group_reader,
         "hand_over": lambda: roles["moves"].hand_over(scene.other.id, PATIENCE),
-        "hand_over_async": lambda: roles["moves later"].hand_over_async(
-            scene.other.id, PATIENCE
-        ).result(PATIENCE),
+        "hand_over_async": lambda: (
+            roles["moves later"].hand_over_async(scene.other.id, PATIENCE).result(PATIENCE)
+        ),
         "producer": lambda: roles["works"].producer("works job"),
         "reader": lambda: roles["works"].reader("works job"),
-    }  # fmt: skip
+    }
 
 
 def in_maps(scene: Scene, calls: dict[str, Callable[[xl.SharedMap[str, int]], Any]]) -> Calls:
@@ -175,40 +176,46 @@ def in_maps(scene: Scene, calls: dict[str, Callable[[xl.SharedMap[str, int]], An
 
 
 def calls_of_map(scene: Scene) -> Calls:
-    return in_maps(scene, {
-        "clear": lambda names: names.clear(),
-        "close": lambda names: names.close(),
-        "delete": lambda names: names.delete("a"),
-        "pop": lambda names: names.pop("a"),
-        "popitem": lambda names: names.popitem(),
-        "put": lambda names: names.put("a", 2),
-        "put_all": lambda names: names.put_all({"a": 2}),
-        "put_if_absent": lambda names: names.put_if_absent("b", 2),
-        "replace": lambda names: names.replace("a", 1, 2),
-        "setdefault": lambda names: names.setdefault("b", 2),
-        "snapshot": lambda names: names.snapshot(),
-        "update": lambda names: names.update("a", lambda value: 2),
-        "update_multiple": lambda names: names.update_multiple(None, lambda key, value: 2),
-    })  # fmt: skip
+    return in_maps(
+        scene,
+        {
+            "clear": lambda names: names.clear(),
+            "close": lambda names: names.close(),
+            "delete": lambda names: names.delete("a"),
+            "pop": lambda names: names.pop("a"),
+            "popitem": lambda names: names.popitem(),
+            "put": lambda names: names.put("a", 2),
+            "put_all": lambda names: names.put_all({"a": 2}),
+            "put_if_absent": lambda names: names.put_if_absent("b", 2),
+            "replace": lambda names: names.replace("a", 1, 2),
+            "setdefault": lambda names: names.setdefault("b", 2),
+            "snapshot": lambda names: names.snapshot(),
+            "update": lambda names: names.update("a", lambda value: 2),
+            "update_multiple": lambda names: names.update_multiple(None, lambda key, value: 2),
+        },
+    )
 
 
 def calls_of_map_in_the_background(scene: Scene) -> Calls:
-    return in_maps(scene, {
-        "clear_async": lambda names: names.clear_async().result(PATIENCE),
-        "delete_async": lambda names: names.delete_async("a").result(PATIENCE),
-        "pop_async": lambda names: names.pop_async("a").result(PATIENCE),
-        "popitem_async": lambda names: names.popitem_async().result(PATIENCE),
-        "put_async": lambda names: names.put_async("a", 2).result(PATIENCE),
-        "put_all_async": lambda names: names.put_all_async({"a": 2}).result(PATIENCE),
-        "put_if_absent_async": lambda names: names.put_if_absent_async("b", 2).result(PATIENCE),
-        "replace_async": lambda names: names.replace_async("a", 1, 2).result(PATIENCE),
-        "setdefault_async": lambda names: names.setdefault_async("b", 2).result(PATIENCE),
-        "snapshot_async": lambda names: names.snapshot_async().result(PATIENCE),
-        "update_async": lambda names: names.update_async("a", lambda _: 2).result(PATIENCE),
-        "update_multiple_async": lambda names: names.update_multiple_async(
-            None, lambda key, value: 2
-        ).result(PATIENCE),
-    })  # fmt: skip
+    return in_maps(
+        scene,
+        {
+            "clear_async": lambda names: names.clear_async().result(PATIENCE),
+            "delete_async": lambda names: names.delete_async("a").result(PATIENCE),
+            "pop_async": lambda names: names.pop_async("a").result(PATIENCE),
+            "popitem_async": lambda names: names.popitem_async().result(PATIENCE),
+            "put_async": lambda names: names.put_async("a", 2).result(PATIENCE),
+            "put_all_async": lambda names: names.put_all_async({"a": 2}).result(PATIENCE),
+            "put_if_absent_async": lambda names: names.put_if_absent_async("b", 2).result(PATIENCE),
+            "replace_async": lambda names: names.replace_async("a", 1, 2).result(PATIENCE),
+            "setdefault_async": lambda names: names.setdefault_async("b", 2).result(PATIENCE),
+            "snapshot_async": lambda names: names.snapshot_async().result(PATIENCE),
+            "update_async": lambda names: names.update_async("a", lambda _: 2).result(PATIENCE),
+            "update_multiple_async": lambda names: names.update_multiple_async(
+                None, lambda key, value: 2
+            ).result(PATIENCE),
+        },
+    )
 
 
 def calls_of_state(scene: Scene) -> Calls:

@@ -60,10 +60,17 @@ def numbers(spark: SparkSession, count: int, partitions: int = 2, start: int = 0
 
 
 def stream(
-    spark: SparkSession, path: str, checkpoint: Path, *, topic: str = "orders", to: str = "out",
-    now: bool = True, change: Callable[[DataFrame], DataFrame] | None = None,
-    sink: dict[str, object] | None = None, **options: object,
-) -> StreamingQuery:  # fmt: skip
+    spark: SparkSession,
+    path: str,
+    checkpoint: Path,
+    *,
+    topic: str = "orders",
+    to: str = "out",
+    now: bool = True,
+    change: Callable[[DataFrame], DataFrame] | None = None,
+    sink: dict[str, object] | None = None,
+    **options: object,
+) -> StreamingQuery:
     """A query from one topic to another; `now` ends it once it has what there is."""
     reader = spark.readStream.format(FORMAT).option("topic", topic)
     for name, value in {"startingOffsets": "earliest", **options}.items():

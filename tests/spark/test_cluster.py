@@ -67,9 +67,13 @@ def test_a_batch_is_read_in_parallel_and_only_what_counts(
     assert [bytes(row.value) for row in rows] == [b"%d" % n for n in range(3 * EACH)]
     assert {(row.epoch, row.producer) for row in rows} == {(n, "alice") for n in (1, 2, 3)}
     some = read(
-        spark, filled.url, startingOffsets='{"orders": 395}', endingOffsets='{"orders": 405}',
-        admin=filled.admin, columns="offset bigint, epoch bigint",
-    )  # fmt: skip
+        spark,
+        filled.url,
+        startingOffsets='{"orders": 395}',
+        endingOffsets='{"orders": 405}',
+        admin=filled.admin,
+        columns="offset bigint, epoch bigint",
+    )
     assert [tuple(row) for row in some.orderBy("offset").collect()] == [
         (n, 1 if n < EACH else 2) for n in range(395, 405)
     ]
@@ -82,15 +86,20 @@ def test_a_stream_reads_what_comes(
 ) -> None:
     def run() -> None:
         frame = (
-            spark.readStream.format(FORMAT).option("topic", "orders").option("admin", filled.admin)
-            .option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "500")
+            spark.readStream.format(FORMAT)
+            .option("topic", "orders")
+            .option("admin", filled.admin)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", "500")
             .load(filled.url)
-        )  # fmt: skip
+        )
         query = (
-            frame.selectExpr("offset", "cast(value as string) value").writeStream
-            .format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True).start(str(tmp_path / "out"))
-        )  # fmt: skip
+            frame.selectExpr("offset", "cast(value as string) value")
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(tmp_path / "out"))
+        )
         assert query.awaitTermination(int(PATIENCE))
 
     run()
@@ -126,15 +135,22 @@ def test_what_a_cluster_cannot_do_is_an_error_of_an_option(
         batch_options({"path": path, "topic": "orders", "token": "x"})
     with pytest.raises(SourceError, match="keep"):
         archive.run(
-            spark, filled.url, "orders", path, keep=archive.dt.timedelta(0),
+            spark,
+            filled.url,
+            "orders",
+            path,
+            keep=archive.dt.timedelta(0),
             access={"admin": filled.admin},
-        )  # fmt: skip
+        )
 
 
 def test_no_plan_log_error_or_repr_has_the_token(
-    spark: SparkSession, filled: Namespace, capfd: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture, tmp_path: Path,
-) -> None:  # fmt: skip
+    spark: SparkSession,
+    filled: Namespace,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
     caplog.set_level(logging.DEBUG, "exclusivelog")
     told = []
     frame = read(spark, filled.url, admin=filled.admin, token=SECRET)
@@ -142,14 +158,20 @@ def test_no_plan_log_error_or_repr_has_the_token(
     plan: Any = frame._jdf.queryExecution()  # type: ignore[attr-defined]
     told += [plan.toString(), plan.logical().toString(), plan.optimizedPlan().toString()]
     streamed = (
-        spark.readStream.format(FORMAT).option("topic", "orders").option("admin", filled.admin)
-        .option("token", SECRET).option("startingOffsets", "earliest").load(filled.url)
-    )  # fmt: skip
+        spark.readStream.format(FORMAT)
+        .option("topic", "orders")
+        .option("admin", filled.admin)
+        .option("token", SECRET)
+        .option("startingOffsets", "earliest")
+        .load(filled.url)
+    )
     told += [streamed._jdf.queryExecution().toString()]  # type: ignore[attr-defined]
     query = (
-        streamed.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c"))
-        .trigger(availableNow=True).start()
-    )  # fmt: skip
+        streamed.writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path / "c"))
+        .trigger(availableNow=True)
+        .start()
+    )
     assert query.awaitTermination(int(PATIENCE))
     told += [str(query.lastProgress), *(p.read_text() for p in (tmp_path / "c").rglob("[0-9]*"))]
     for wrong in ({"startingOffsets": "never"}, {"admin": "http://127.0.0.1:1"}):

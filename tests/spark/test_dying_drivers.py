@@ -35,13 +35,20 @@ def run(source: str, *args: object, status: int = 0, **environment: str) -> str:
     """Run a Spark program of its own, with a fault; what it prints."""
     path = os.pathsep.join(filter(None, [str(FAULTS), os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run(
-        command(source, *args), capture_output=True, text=True, timeout=LIMIT, cwd=ROOT,
+        command(source, *args),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        cwd=ROOT,
         check=False,
         env={
-            **os.environ, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable,
-            "EXCLUSIVELOG_TEST_PATIENCE": f"{LIMIT:.0f}", **environment,
+            **os.environ,
+            "PYTHONPATH": path,
+            "PYSPARK_PYTHON": sys.executable,
+            "EXCLUSIVELOG_TEST_PATIENCE": f"{LIMIT:.0f}",
+            **environment,
         },
-    )  # fmt: skip
+    )
     assert done.returncode == status, f"{done.returncode}\n{done.stdout}\n{done.stderr[-4000:]}"
     return done.stdout
 

@@ -105,9 +105,8 @@ def test_an_archive_that_was_interrupted_goes_on(spark, path, tmp_path, monkeypa
     assert done.end == 10
     assert rows(spark, to / "orders") == expected(*range(10))
     names = sorted(entry.name for entry in (to / "orders").iterdir())
-    assert [name for name in names if name.startswith("range")] == [
-        f"range={0:020d}-{4:020d}", f"range={4:020d}-{10:020d}",
-    ]  # fmt: skip
+    found = [name for name in names if name.startswith("range")]
+    assert found == [f"range={0:020d}-{4:020d}", f"range={4:020d}-{10:020d}"]
     assert "_writing" not in names
 
 
@@ -256,8 +255,15 @@ def test_an_archive_that_is_not_there_any_more_is_missed(spark, path, tmp_path) 
 
 def keyed(path: str) -> None:
     with xl.open(path) as engine, engine.topic("orders").producer("exclusive") as producer:
-        for key, value in [("a", b"1"), ("b", b"1"), (None, b"x"), ("a", b"2"), ("c", b"1"),
-                           ("b", None), ("", b"e")]:  # fmt: skip
+        for key, value in [
+            ("a", b"1"),
+            ("b", b"1"),
+            (None, b"x"),
+            ("a", b"2"),
+            ("c", b"1"),
+            ("b", None),
+            ("", b"e"),
+        ]:
             producer.send(value, key=key, properties={"p": "q"})
 
 
@@ -460,27 +466,43 @@ def test_e5_claims_among_the_events_are_no_topic_s(spark, path, tmp_path) -> Non
 
 def run_of(epoch: int, producer: str, first: int, last: int, **other: int) -> dict[str, object]:
     return {
-        "epoch": epoch, "producer": producer, "first_offset": first, "last_offset": last,
-        "messages": last - first + 1, "first_sequence_id": first, "last_sequence_id": last,
-        "falls": 0, "gaps": 0, **other,
-    }  # fmt: skip
+        "epoch": epoch,
+        "producer": producer,
+        "first_offset": first,
+        "last_offset": last,
+        "messages": last - first + 1,
+        "first_sequence_id": first,
+        "last_sequence_id": last,
+        "falls": 0,
+        "gaps": 0,
+        **other,
+    }
 
 
 @pytest.mark.parametrize(
     ("records", "claim", "words"),
     [
-        ([run_of(1, "a", 0, 4), run_of(2, "b", 3, 9, messages=5)],
-         "epochs never interleave", "epoch 2 begins at offset 3, within epoch 1"),
+        (
+            [run_of(1, "a", 0, 4), run_of(2, "b", 3, 9, messages=5)],
+            "epochs never interleave",
+            "epoch 2 begins at offset 3, within epoch 1",
+        ),
         ([run_of(1, "a", 0, 4), run_of(1, "a", 6, 9)], "offsets are dense", "9 messages"),
         ([run_of(1, "a", 0, 4, gaps=2)], "offsets are dense", "2 offsets"),
-        ([run_of(1, "a", 0, 9, messages=9), run_of(1, "b", 5, 5)],
-         "one producer in each exclusive epoch", "b in between"),
-        ([run_of(1, "a", 0, 4), run_of(1, "a", 5, 9, first_sequence_id=4)],
-         "sequence ids rise", "a at offset 5"),
+        (
+            [run_of(1, "a", 0, 9, messages=9), run_of(1, "b", 5, 5)],
+            "one producer in each exclusive epoch",
+            "b in between",
+        ),
+        (
+            [run_of(1, "a", 0, 4), run_of(1, "a", 5, 9, first_sequence_id=4)],
+            "sequence ids rise",
+            "a at offset 5",
+        ),
         ([run_of(1, "a", 0, 4, falls=1)], "sequence ids rise", "a at offset 0"),
         ([run_of(7, "a", 0, 4)], "every epoch is granted once", "epoch 7 was granted 0 times"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named(records, claim, words) -> None:
     summary = Summary("orders")
     for record in records:
@@ -529,8 +551,10 @@ def test_others_may_write_while_an_owner_is_away(spark, path) -> None:
 
 def test_who_wrote_while_another_held_the_topic_is_named() -> None:
     summary = Summary("orders")
-    for record in (run_of(1, "a", 0, 9, messages=9, first_time=10, last_time=90),
-                   run_of(1, "b", 5, 5, first_time=50, last_time=50)):  # fmt: skip
+    for record in (
+        run_of(1, "a", 0, 9, messages=9, first_time=10, last_time=90),
+        run_of(1, "b", 5, 5, first_time=50, last_time=50),
+    ):
         summary.add(record)
     grant = Change(5, "orders", 1, "grant", "request", "a", "e", 1)
     for end, count in ((95, 1), (40, 0)):
@@ -582,9 +606,11 @@ def test_the_report_is_one_page_with_its_pictures(spark, path, tmp_path) -> None
     told = report.run(spark, path, str(to))
     orders = next(story for story in told.stories if story.topic == "orders")
     assert [(t.producer, t.engine, t.why, t.messages) for t in orders.tenures] == [
-        ("alice", "one", "closed", 1000), ("bob", "two", "closed", 1000),
-        ("spark", "one", "superseded", 1000), ("bob", "two", "closed", 1),
-    ]  # fmt: skip
+        ("alice", "one", "closed", 1000),
+        ("bob", "two", "closed", 1000),
+        ("spark", "one", "superseded", 1000),
+        ("bob", "two", "closed", 1),
+    ]
     assert [t.epoch for t in orders.tenures] == [1, 2, 3, 4]
     assert sum(sum(buckets.values()) for buckets in orders.load.values()) == 3001
     text = to.read_text()
@@ -713,8 +739,12 @@ def test_what_spark_passes_on_is_told_in_a_line(command, path, monkeypatch) -> N
 
 
 def test_wrong_arguments_are_named(capsys) -> None:
-    for arguments in (["archive"], ["compact", "log", "orders"], ["audit", "l", "--conf", "x"],
-                      ["archive", "log", "orders", "to", "--keep", "inf"]):  # fmt: skip
+    for arguments in (
+        ["archive"],
+        ["compact", "log", "orders"],
+        ["audit", "l", "--conf", "x"],
+        ["archive", "log", "orders", "to", "--keep", "inf"],
+    ):
         with pytest.raises(SystemExit) as caught:
             commands.parse(arguments)
         assert caught.value.code == 2

@@ -234,14 +234,18 @@ def test_a_range_that_falls_on_the_ends_of_entries_is_not_cut_to_shreds(path) ->
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"startingOffsets": '{"orders": 7}', "endingOffsets": '{"orders": 3}'},
-         "'orders', 3, is before its start, 7; see startingOffsets and endingOffsets"),
+        (
+            {"startingOffsets": '{"orders": 7}', "endingOffsets": '{"orders": 3}'},
+            "'orders', 3, is before its start, 7; see startingOffsets and endingOffsets",
+        ),
         ({"startingOffsets": "latest", "endingOffsets": '{"orders": 3}'}, "start, latest"),
         ({"startingOffsets": '{"orders": 7}', "endingOffsets": "earliest"}, "'orders', earliest"),
-        ({"startingTimestamp": "2026-02-01", "endingTimestamp": "2026-01-01"},
-         "see startingTimestamp and endingTimestamp"),
+        (
+            {"startingTimestamp": "2026-02-01", "endingTimestamp": "2026-01-01"},
+            "see startingTimestamp and endingTimestamp",
+        ),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("strict", ["true", "false"])
 def test_a_range_that_ends_before_it_starts_is_refused(path, options, words, strict) -> None:
     fill(path)
@@ -424,19 +428,27 @@ def test_e5_views_show_hand_overs_and_every_change_of_ownership(spark, path) -> 
         until = a.topic("orders").transfer.until / 1000
         assert abs(orders["transfer_until"].timestamp() - until) < 2
         assert shared["transfer"] is None
-        rows = [(row["topic"], row["state"], row["producer"], row["engine"])
-                for row in view("owners")]  # fmt: skip
+        rows = [
+            (row["topic"], row["state"], row["producer"], row["engine"]) for row in view("owners")
+        ]
         assert rows == [
-            ("orders", "assigned", None, "b"), ("orders", "waits", "w", "a"),
-            ("shared", "holds", "q", "a"), ("shared", "assigned", "p", "b"),
-        ]  # fmt: skip
-        events = [(row["topic"], row["kind"], row["from_producer"], row["to_engine_id"])
-                  for row in view("events")]  # fmt: skip
+            ("orders", "assigned", None, "b"),
+            ("orders", "waits", "w", "a"),
+            ("shared", "holds", "q", "a"),
+            ("shared", "assigned", "p", "b"),
+        ]
+        events = [
+            (row["topic"], row["kind"], row["from_producer"], row["to_engine_id"])
+            for row in view("events")
+        ]
         assert events == [
-            ("orders", "grant", None, a.id), ("orders", "releasing", "owner", b.id),
-            ("orders", "release", "owner", b.id), ("orders", "assigned", "owner", b.id),
-            ("shared", "releasing", "p", b.id), ("shared", "assigned", "p", b.id),
-        ]  # fmt: skip
+            ("orders", "grant", None, a.id),
+            ("orders", "releasing", "owner", b.id),
+            ("orders", "release", "owner", b.id),
+            ("orders", "assigned", "owner", b.id),
+            ("shared", "releasing", "p", b.id),
+            ("shared", "assigned", "p", b.id),
+        ]
         waiter.cancel()
         assert owner.state == "moved"
 

@@ -92,22 +92,31 @@ def test_any_columns_in_any_order(spark, path, columns) -> None:
 @pytest.mark.parametrize(
     ("given", "theirs"),
     [
-        ({"startingOffsets": 3, "endingOffsets": 7},
-         {"startingOffsets": '{"orders": 3}', "endingOffsets": '{"orders": 7}'}),
+        (
+            {"startingOffsets": 3, "endingOffsets": 7},
+            {"startingOffsets": '{"orders": 3}', "endingOffsets": '{"orders": 7}'},
+        ),
         ({"startingOffsets": {"orders": 8}}, {"startingOffsets": '{"orders": 8}'}),
         ({"STARTINGOFFSETS": 8, "endingoffsets": "latest"}, {"startingOffsets": '{"orders": 8}'}),
         ({"startingOffsets": "latest"}, {"startingOffsets": "latest"}),
-        ({"startingTimestamp": dt.datetime(2001, 1, 1), "endingTimestamp": None},
-         {"startingTimestamp": "2001-01-01"}),
+        (
+            {"startingTimestamp": dt.datetime(2001, 1, 1), "endingTimestamp": None},
+            {"startingTimestamp": "2001-01-01"},
+        ),
         ({"endingTimestamp": 1000}, {"endingTimestamp": "1000"}),
-        ({"failOnDataLoss": False, "startingOffsets": 0, "endingOffsets": 99},
-         {"failOnDataLoss": "false", "startingOffsets": '{"orders": 0}',
-          "endingOffsets": '{"orders": 99}'}),
+        (
+            {"failOnDataLoss": False, "startingOffsets": 0, "endingOffsets": 99},
+            {
+                "failOnDataLoss": "false",
+                "startingOffsets": '{"orders": 0}',
+                "endingOffsets": '{"orders": 99}',
+            },
+        ),
         ({"minPartitions": 3}, {"minPartitions": "3"}),
         ({"access": "inline", "minPartitions": 3}, {"access": "inline", "minPartitions": "3"}),
     ],
     ids=lambda options: ",".join(options),
-)  # fmt: skip
+)
 def test_options_mean_what_they_mean_to_the_data_source(spark, path, given, theirs) -> None:
     fill(path, count=10)
     trim(path, "orders", 2)

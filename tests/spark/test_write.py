@@ -557,11 +557,16 @@ def test_foreach_batch_with_the_batch_s_number(spark, path, tmp_path) -> None:
             write(frame.select("value"), path, topic="out", txnAppId="each", txnVersion=number)
 
     query = (
-        spark.readStream.format("exclusivelog").option("topic", "orders")
-        .option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 8).load(path)
-        .writeStream.foreachBatch(append).option("checkpointLocation", str(tmp_path / "ckpt"))
-        .trigger(availableNow=True).start()
-    )  # fmt: skip
+        spark.readStream.format("exclusivelog")
+        .option("topic", "orders")
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", 8)
+        .load(path)
+        .writeStream.foreachBatch(append)
+        .option("checkpointLocation", str(tmp_path / "ckpt"))
+        .trigger(availableNow=True)
+        .start()
+    )
     finish(query)
     assert values(path, "out") == as_bytes(range(20))
 

@@ -53,32 +53,46 @@ CODECS: dict[str, Codec] = {
     "default": {},
     "json": {"encode": by_json, "decode": json.loads},
     "json for the state, too": {
-        "encode": by_json, "decode": json.loads, "encode_state": by_json,
+        "encode": by_json,
+        "decode": json.loads,
+        "encode_state": by_json,
         "decode_state": json.loads,
     },
     "msgpack for the state": {"encode_state": PACK, "decode_state": UNPACK},
     "strict msgpack": {"encode_state": PACK, "decode_state": msgpack.unpackb},
     "one's own": {"encode": to_text, "decode": from_text},
     "one's own, for the state, too": {
-        "encode": to_text, "decode": from_text, "encode_state": to_text, "decode_state": from_text,
+        "encode": to_text,
+        "decode": from_text,
+        "encode_state": to_text,
+        "decode_state": from_text,
     },
     "str": {
-        "encode": lambda op: TEXT.dumps(repr(op)), "decode": from_text,
-        "encode_state": lambda state: TEXT.dumps(str(state)), "decode_state": TEXT.loads,
+        "encode": lambda op: TEXT.dumps(repr(op)),
+        "decode": from_text,
+        "encode_state": lambda state: TEXT.dumps(str(state)),
+        "decode_state": TEXT.loads,
     },
     "exact": {"encode": xl.serde.exact.dumps, "decode": xl.serde.exact.loads},
-}  # fmt: skip
+}
 
 KEYS = some.one_of(
-    some.integers(), some.text(max_size=4), some.binary(max_size=4), some.none(), some.booleans(),
+    some.integers(),
+    some.text(max_size=4),
+    some.binary(max_size=4),
+    some.none(),
+    some.booleans(),
     some.tuples(some.integers(0, 9), some.text(max_size=2)),
-)  # fmt: skip
+)
 VALUES = some.recursive(
-    KEYS | some.floats(), lambda inner: some.one_of(
-        some.lists(inner, max_size=3), some.tuples(inner, inner),
+    KEYS | some.floats(),
+    lambda inner: some.one_of(
+        some.lists(inner, max_size=3),
+        some.tuples(inner, inner),
         some.dictionaries(some.text(max_size=2) | some.integers(0, 9), inner, max_size=3),
-    ), max_leaves=5,
-)  # fmt: skip
+    ),
+    max_leaves=5,
+)
 
 
 @pytest.mark.long
@@ -126,17 +140,19 @@ def test_i4_so_it_is_for_maps(path: str, engine: xl.Engine, key: str, value: str
 
 REFUSED: dict[str, tuple[Codec, Any, str]] = {
     "json, a number as key": (
-        {"encode_state": by_json, "decode_state": json.loads}, (5, 2), r"key int 5 does not come",
+        {"encode_state": by_json, "decode_state": json.loads},
+        (5, 2),
+        r"key int 5 does not come",
     ),
     "msgpack, a tuple": (
-        {"encode_state": PACK, "decode_state": UNPACK}, ("a", {"t": [1]}), "a tuple|tuple",
+        {"encode_state": PACK, "decode_state": UNPACK},
+        ("a", {"t": [1]}),
+        "a tuple|tuple",
     ),
     "str": (CODECS["str"], ("a", 1), "state is dict .*, and comes back as str"),
-    "it raises": (
-        {"encode_state": by_json, "decode_state": json.loads}, ("a", b"x"), "not JSON",
-    ),
+    "it raises": ({"encode_state": by_json, "decode_state": json.loads}, ("a", b"x"), "not JSON"),
     "no bytes": ({"encode_state": str, "decode_state": str}, ("a", 1), "no bytes"),
-}  # fmt: skip
+}
 
 
 def set_tuple(state: dict[Any, Any], op: Any) -> None:
@@ -206,11 +222,20 @@ def test_a4_the_codec_of_a_state_has_two_sides(topic: xl.Topic, given_: str) -> 
 
 def test_g1_exact_gives_back_what_it_was_given() -> None:
     value = {
-        1: (1, (2,)), "s": {1, "a"}, (1, b"x"): frozenset({(1,)}), None: 2**100, "i": -(2**80),
-        2.5: dt.datetime(2026, 1, 2, tzinfo=dt.UTC), b"d": dt.date(2026, 1, 2), "t": dt.time(1, 2),
-        "p": dt.timedelta(days=-1, microseconds=3), "m": decimal.Decimal("1.10"), "c": 1 + 2j,
-        "n": float("nan"), "l": [[], {}, ()],
-    }  # fmt: skip
+        1: (1, (2,)),
+        "s": {1, "a"},
+        (1, b"x"): frozenset({(1,)}),
+        None: 2**100,
+        "i": -(2**80),
+        2.5: dt.datetime(2026, 1, 2, tzinfo=dt.UTC),
+        b"d": dt.date(2026, 1, 2),
+        "t": dt.time(1, 2),
+        "p": dt.timedelta(days=-1, microseconds=3),
+        "m": decimal.Decimal("1.10"),
+        "c": 1 + 2j,
+        "n": float("nan"),
+        "l": [[], {}, ()],
+    }
     assert difference(value, xl.serde.exact.loads(xl.serde.exact.dumps(value))) is None
 
     class Odd(dict):  # type: ignore[type-arg]
@@ -224,11 +249,19 @@ def test_g1_exact_gives_back_what_it_was_given() -> None:
 @pytest.mark.parametrize(
     ("a", "b"),
     [
-        (1, True), (1, 1.0), ([1], (1,)), ({1: 2}, {True: 2}), ({1}, {1.0}), ({"a": 1}, {}),
-        ({}, {"a": 1}), ([1], [1, 2]), ({"a": {"b": [0]}}, {"a": {"b": [False]}}), ("a", b"a"),
+        (1, True),
+        (1, 1.0),
+        ([1], (1,)),
+        ({1: 2}, {True: 2}),
+        ({1}, {1.0}),
+        ({"a": 1}, {}),
+        ({}, {"a": 1}),
+        ([1], [1, 2]),
+        ({"a": {"b": [0]}}, {"a": {"b": [False]}}),
+        ("a", b"a"),
         (object(), object()),
     ],
-)  # fmt: skip
+)
 def test_i4_what_differs_only_in_type_differs(a: Any, b: Any) -> None:
     assert difference(a, b) is not None
     assert difference(a, a) is None

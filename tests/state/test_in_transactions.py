@@ -73,9 +73,8 @@ def test_g3_writes_of_maps_a_state_sends_and_positions_are_one_commit(
             assert counts.write(lambda now: [["n", 1]], transaction=txn) is None
             producer.send(b"bill", transaction=txn)
             txn.commit_cursor(reader)
-            assert (shared.get("a", latest=True), second.get("b"), counts.read(dict)) == (
-                1, None, {},
-            )  # fmt: skip
+            found = (shared.get("a", latest=True), second.get("b"), counts.read(dict))
+            assert found == (1, None, {})
             assert engine.topic("second").next_offset == 0
         assert (shared.get("a"), second.get("b"), counts.read(dict)) == (2, 3, {"n": 1})
         assert txn.offsets == {producer: range(1)}  # not the maps' own producers
@@ -139,12 +138,19 @@ def any_call(dice: random.Random) -> tuple[str, tuple[Any, ...], dict[str, Any]]
     """A write of a map, at random."""
     key, value, other = dice.choice(KEYS), dice.randrange(3), dice.randrange(3)
     calls: list[tuple[str, tuple[Any, ...]]] = [
-        ("put", (key, value)), ("put_if_absent", (key, value)), ("replace", (key, other, value)),
-        ("update", (key, one_more)), ("update", ({key: value, "d": other},)), ("delete", (key,)),
+        ("put", (key, value)),
+        ("put_if_absent", (key, value)),
+        ("replace", (key, other, value)),
+        ("update", (key, one_more)),
+        ("update", ({key: value, "d": other},)),
+        ("delete", (key,)),
         ("update_multiple", (lambda k: k < key, lambda k, v: v + 1 if v != other else None)),
-        ("put_all", ({key: value, dice.choice(KEYS): None},)), ("setdefault", (key, value)),
-        ("pop", (key, None)), ("popitem", ()), ("clear", ()),
-    ]  # fmt: skip
+        ("put_all", ({key: value, dice.choice(KEYS): None},)),
+        ("setdefault", (key, value)),
+        ("pop", (key, None)),
+        ("popitem", ()),
+        ("clear", ()),
+    ]
     return (*dice.choice(calls), {})
 
 
@@ -299,9 +305,13 @@ def by_who_took_the_topic(shared: Map, other: Map) -> None:
 
 
 MEANWHILE = [
-    by_a_thread, by_this_thread, by_another_engine, by_a_transaction, by_a_background_call,
+    by_a_thread,
+    by_this_thread,
+    by_another_engine,
+    by_a_transaction,
+    by_a_background_call,
     by_who_took_the_topic,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("appends", [True, False], ids=["appends", "compares only"])
@@ -396,10 +406,11 @@ def test_k4_two_maps_in_opposite_order_in_threads_and_engines(
         moves = [
             pool.submit(move, own, out, into)
             for own, one, two in [
-                (engine, shared, second), (other.engine, first_there, second_there),
+                (engine, shared, second),
+                (other.engine, first_there, second_there),
             ]
             for out, into in [(one, two), (two, one)]
-        ]  # fmt: skip
+        ]
         for each in moves:
             each.result(4 * PATIENCE)
         assert len(moved) == 40
@@ -611,8 +622,9 @@ def test_g11_an_exception_behind_the_commit_hides_nothing_of_it(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(commits.FramedAttempt if value == 1 else commits.TableAttempt,
-                      commit.__name__, strike)  # fmt: skip
+        patch.setattr(
+            commits.FramedAttempt if value == 1 else commits.TableAttempt, commit.__name__, strike
+        )
         with pytest.raises(MemoryError):
             within(txn.commit)
     assert (txn.state, shared.get("a")) == ("committed", value)
@@ -719,8 +731,10 @@ def test_g11_interrupts_at_random_moments_leave_memory_and_log_alike(
             committed = number if state == "committed" else committed
         both = [(m.get("n") or [None])[0] for m in (shared, second)]
         assert both == [committed, committed]
-        assert both == [within(lambda: m.get("n", latest=True) or [None])[0]  # noqa: B023
-                        for m in (shared, second)]  # fmt: skip
+        assert both == [
+            within(lambda: m.get("n", latest=True) or [None])[0]  # noqa: B023
+            for m in (shared, second)
+        ]
         if number % 5 == 0:
             within(lambda: shared.put("m", number))  # noqa: B023
     assert interrupts.count > 60

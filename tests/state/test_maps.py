@@ -43,14 +43,27 @@ def test_i2_it_is_a_mutable_mapping(shared: Map) -> None:
     calls: list[Callable[[Any], Any]] = [
         lambda m: m.update({"a": 1, "b": 2, "c": [3]}),
         lambda m: m.update([("d", 4), ("e", 5)]),
-        lambda m: m.setdefault("a", 9), lambda m: m.setdefault("f", 6), lambda m: m.pop("b"),
-        lambda m: m.pop("b", 7), lambda m: m.popitem(), lambda m: m.get("a"),
-        lambda m: m.get("z", 8), lambda m: sorted(m.keys()), lambda m: list(m.values()),
-        lambda m: list(m.items()), lambda m: ("a", 1) in m.items(), lambda m: [3] in m.values(),
-        lambda m: 99 in m.values(), lambda m: "a" in m, lambda m: len(m.items()),
-        lambda m: m == {"a": 1, "c": [3], "d": 4, "e": 5}, lambda m: m == {},
-        lambda m: m.clear(), lambda m: bool(m), len,
-    ]  # fmt: skip
+        lambda m: m.setdefault("a", 9),
+        lambda m: m.setdefault("f", 6),
+        lambda m: m.pop("b"),
+        lambda m: m.pop("b", 7),
+        lambda m: m.popitem(),
+        lambda m: m.get("a"),
+        lambda m: m.get("z", 8),
+        lambda m: sorted(m.keys()),
+        lambda m: list(m.values()),
+        lambda m: list(m.items()),
+        lambda m: ("a", 1) in m.items(),
+        lambda m: [3] in m.values(),
+        lambda m: 99 in m.values(),
+        lambda m: "a" in m,
+        lambda m: len(m.items()),
+        lambda m: m == {"a": 1, "c": [3], "d": 4, "e": 5},
+        lambda m: m == {},
+        lambda m: m.clear(),
+        lambda m: bool(m),
+        len,
+    ]
     for call in calls:
         assert call(shared) == call(plain)
     for call in (lambda m: m.popitem(), lambda m: m.pop("z"), lambda m: m.__delitem__("z")):
@@ -315,9 +328,15 @@ def test_i6_every_change_in_order_with_old_and_new_and_offset(shared: Map, other
         shared.clear()
         shared.put("a", 5)
         assert [facts(change) for change in watch.follow(timeout=0)] == [
-            (1, "a", None, 1), (2, "a", 1, 1), (3, "a", 1, 2), (4, "b", None, 3), (5, "b", 3, None),
-            (6, "before", 0, None), (6, "a", 2, None), (7, "a", None, 5),
-        ]  # fmt: skip
+            (1, "a", None, 1),
+            (2, "a", 1, 1),
+            (3, "a", 1, 2),
+            (4, "b", None, 3),
+            (5, "b", 3, None),
+            (6, "before", 0, None),
+            (6, "a", 2, None),
+            (7, "a", None, 5),
+        ]
         with pytest.raises(xl.WaitTimeoutError):
             watch.read_next(timeout=0)
 
@@ -338,17 +357,15 @@ def test_i6_first_the_map_as_it_stands(shared: Map, topic: xl.Topic, other: xl.T
     shared.delete("job/2")
     with xl.SharedMap(other) as second, second.watch(prefix="job/", existing=True) as watch:
         shared.update({"job/1": 4, "job/3": 5, "other": 6})
-        assert [facts(change) for change in watch.follow(0)] == [
-            (3, "job/1", None, 1), (4, "job/1", 1, 4), (5, "job/3", None, 5),
-        ]  # fmt: skip
+        found = [facts(change) for change in watch.follow(0)]
+        assert found == [(3, "job/1", None, 1), (4, "job/1", 1, 4), (5, "job/3", None, 5)]
     for key, expected in ("other", [(6, "other", None, 6)]), ("none", []):
         with shared.watch(key, existing=True) as watch:
             assert [facts(change) for change in watch.follow(0)] == expected
     topic.trim(before=shared.snapshot())
     with shared.watch(existing=True, start="earliest") as watch:
-        assert {facts(change) for change in watch.follow(0)} == {
-            (6, "job/1", None, 4), (6, "job/3", None, 5), (6, "other", None, 6),
-        }  # fmt: skip
+        got = {facts(change) for change in watch.follow(0)}
+        assert got == {(6, "job/1", None, 4), (6, "job/3", None, 5), (6, "other", None, 6)}
 
 
 def test_i6_as_it_stood_at_an_offset(shared: Map) -> None:

@@ -126,9 +126,12 @@ def test_i1_two_maps_of_one_engine_take_turns_as_well(shared: Map, topic: xl.Top
 
 
 def test_i1_a_write_that_runs_is_finished_before_the_next_owner_s(
-    shared: Map, topic: xl.Topic, mapper: Callable[..., Worker], tmp_path: Path,
+    shared: Map,
+    topic: xl.Topic,
+    mapper: Callable[..., Worker],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr("exclusivelog.state.shared.LOOKS", 1_000_000)
     process = mapper()
     gate = str(tmp_path / "gate")
@@ -477,11 +480,8 @@ FORKED_INSIDE = """
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     ("call", "said"),
-    [
-        ("put", "told"), ("future", "told"), ("get", "told"),
-        ("len", "told"), ("close", "nothing"),
-    ],
-)  # fmt: skip
+    [("put", "told"), ("future", "told"), ("get", "told"), ("len", "told"), ("close", "nothing")],
+)
 def test_c5_a_child_forked_while_another_thread_writes_is_told(
     path: str, call: str, said: str
 ) -> None:

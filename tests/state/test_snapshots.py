@@ -80,8 +80,11 @@ def horizon(topic: xl.Topic) -> int | None:
 def garbage(engine: xl.Engine) -> list[Any]:
     """Entries that are no topic's and no snapshot's, and what is still to go."""
     with engine.ledger.read() as tables:
-        snapshot_ids = {tables.views.snapshot(topic).id for _, topic in tables.topics.all()
-                        if tables.views.snapshot(topic) is not None}  # fmt: skip
+        snapshot_ids = {
+            tables.views.snapshot(topic).id
+            for _, topic in tables.topics.all()
+            if tables.views.snapshot(topic) is not None
+        }
         known = {topic for _, topic in tables.topics.all()} | snapshot_ids
         counts = [key for key, _ in tables.rows.cursor("meta") if key.startswith(ITEMS)]
     found = rows(engine)
@@ -208,9 +211,12 @@ def write_on(state: State, turn: int) -> None:
 
 @pytest.mark.parametrize("call", ["get", "get latest", "open"])
 def test_i4_one_that_is_left_behind_may_be_so_again_while_it_restores_a_snapshot(
-    shared: Map, topic: xl.Topic, worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch,
+    shared: Map,
+    topic: xl.Topic,
+    worker: Callable[..., Worker],
+    monkeypatch: pytest.MonkeyPatch,
     call: str,
-) -> None:  # fmt: skip
+) -> None:
     """A process that writes, takes snapshots and trims is faster than this one restores
     what it finds."""
     process = worker()
@@ -466,9 +472,11 @@ def test_i4_closing_waits_for_the_one_in_the_background(
 
 
 def test_i4_one_that_fails_is_told_and_costs_no_write(
-    engine: xl.Engine, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch,
+    engine: xl.Engine,
+    topic: xl.Topic,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     """No room for it, say. By hand it raises; in the background it is a warning, and the next
     one may do."""
 
@@ -735,8 +743,9 @@ def test_i4_a_snapshot_that_cannot_be_decoded_costs_nothing_but_time(topic: xl.T
         state[tuple(op)] = 1
 
     codec: dict[str, Any] = {
-        "encode_state": xl.serde.exact.dumps, "decode_state": xl.serde.exact.loads,
-    }  # fmt: skip
+        "encode_state": xl.serde.exact.dumps,
+        "decode_state": xl.serde.exact.loads,
+    }
     with xl.SharedState(topic, dict, apply, **codec) as shared:
         shared.write(lambda _: [["k", 1]])
         shared.snapshot()

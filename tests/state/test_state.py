@@ -236,9 +236,11 @@ def test_i2_what_was_not_flushed_is_seen_by_latest_reads_of_the_careful(path: st
     """One engine acknowledges before the flush, another one shows only what is flushed. Reads
     that ask for the latest have it flushed; the others see it a moment later."""
     with (
-        xl.open(path, durability="process") as fast, xl.open(path, durability="power") as careful,
-        xl.SharedMap(fast.topic("m")) as writer, xl.SharedMap(careful.topic("m")) as reader,
-    ):  # fmt: skip
+        xl.open(path, durability="process") as fast,
+        xl.open(path, durability="power") as careful,
+        xl.SharedMap(fast.topic("m")) as writer,
+        xl.SharedMap(careful.topic("m")) as reader,
+    ):
         for number in range(100):
             writer.put("n", number)
             assert reader.get("n", latest=True) == number
@@ -586,8 +588,11 @@ def test_i3_a_failing_applier_stops_the_state_and_loses_nothing(
             old = old_counts(topic)
             assert old.read(dict) == {"a": 1}
             writer = old if who == "writer" else good
-            step = (lambda: writer.write(lambda state: [["a", 1], ["b", 10]])) if (
-                who == "writer") else (lambda: old.read(dict, latest=True))  # fmt: skip
+            step = (
+                (lambda: writer.write(lambda state: [["a", 1], ["b", 10]]))
+                if (who == "writer")
+                else (lambda: old.read(dict, latest=True))
+            )
         if who != "writer":
             good.write(lambda state: [["a", 1], ["b", 10]])
         with pytest.raises(xl.StateError, match=r"offset 2 .*amount 10"):

@@ -96,11 +96,10 @@ def test_h2_dying_at_random_moments_of_creation(tmp_path, sweep) -> None:
         works_after(path, acknowledged)
 
 
-SWEPT = (
-    "write", "writev", "pwrite64", "pwritev", "fsync", "fdatasync", "msync", "rename", "renameat",
-    "renameat2", "link", "linkat", "unlink", "unlinkat", "mkdir", "mkdirat", "rmdir", "fallocate",
-    "ftruncate", "flock",
-)  # fmt: skip
+SWEPT = """
+    write writev pwrite64 pwritev fsync fdatasync msync rename renameat renameat2 link linkat unlink
+    unlinkat mkdir mkdirat rmdir fallocate ftruncate flock
+""".split()
 
 
 @pytest.mark.long
@@ -112,9 +111,14 @@ def test_h2_dying_at_every_system_call_of_creation(tmp_path, sweep) -> None:
 
     def traced(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["strace", "-f", "--seccomp-bpf", *options, *command(MAKES)], input=f"{path}\n",
-            capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=ROOT,
-        )  # fmt: skip
+            ["strace", "-f", "--seccomp-bpf", *options, *command(MAKES)],
+            input=f"{path}\n",
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+            cwd=ROOT,
+        )
 
     trace = tmp_path / "trace"
     assert traced(tmp_path / "whole", "-o", str(trace), "-e", ",".join(SWEPT)).returncode == 0
@@ -164,9 +168,8 @@ def test_h2_several_processes_make_the_same_ledger(tmp_path) -> None:
                 sent = collections.Counter(values(engine.topic("t")))
                 assert engine.verify().ok
             assert sent == {b"%d" % process.pid: 5 for process in processes}
-            assert sorted(file.name for file in path.iterdir()) == [
-                "data.mdb", "journal", "lock.mdb", "owners.lock",
-            ]  # fmt: skip
+            found = sorted(file.name for file in path.iterdir())
+            assert found == ["data.mdb", "journal", "lock.mdb", "owners.lock"]
 
 
 # ---- H2: another life --------------------------------------------------------------------

@@ -38,6 +38,7 @@ from exclusivelog.once import Run, append_once
 from testing.children import ROOT, child, command, finish, line, tell
 from testing.disks import OPENS, disk, leave, needs_strace
 from testing.processes import PATIENCE, Failed, State, open_producer, send, until, values, within
+from testing.strace import injecting
 
 pytestmark = pytest.mark.usual_journal  # its size decides what fits on a disk
 
@@ -109,8 +110,11 @@ def test_h1_every_acknowledgement_stands_behind_a_flush(path, tmp_path) -> None:
     calls = "trace=openat,pwrite64,pwritev,write,writev,fdatasync,fsync,msync"
     subprocess.run(
         ["strace", "-f", "-o", trace, "-e", calls, *command(SENDS_AND_SAYS, path)],
-        check=True, timeout=PATIENCE, cwd=ROOT, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+        check=True,
+        timeout=PATIENCE,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+    )
     synced: set[str] = set()
     flushes, dirty, acknowledged = 0, False, 0
     for call in trace.read_text().splitlines():
@@ -238,9 +242,9 @@ def test_h2_opening_a_new_ledger_on_a_full_disk(tmp_path) -> None:
     mapped, would end the process with SIGBUS here."""
     said = collections.Counter()
     with disk(tmp_path / "disk", 3 + JOURNAL / (1 << 20)) as where:
-        for free in [0, 4096, 40_000, 594_000, 640_000, 690_000, 2 << 20, JOURNAL,
-                     JOURNAL + 594_000, JOURNAL + 640_000, JOURNAL + 660_000,
-                     JOURNAL + 690_000, JOURNAL + (1 << 20), JOURNAL + (3 << 19)]:  # fmt: skip
+        without = [0, 4096, 40_000, 594_000, 640_000, 690_000, 2 << 20]
+        behind = [0, 594_000, 640_000, 660_000, 690_000, 1 << 20, 3 << 19]
+        for free in [*without, *(JOURNAL + size for size in behind)]:
             ballast = leave(where, free)
             said[finish(OPENS, where / "log").strip()] += 1
             ballast.unlink()
@@ -308,11 +312,14 @@ def be_struck(state: State, error: OSError) -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        OSError("as in Python's own example of a handler"), ConnectionResetError(104, "reset"),
-        ChildProcessError(10, "no child"), ProcessLookupError(3, "gone"), TimeoutError("late"),
+        OSError("as in Python's own example of a handler"),
+        ConnectionResetError(104, "reset"),
+        ChildProcessError(10, "no child"),
+        ProcessLookupError(3, "gone"),
+        TimeoutError("late"),
     ],
     ids=lambda error: type(error).__name__,
-)  # fmt: skip
+)
 @pytest.mark.parametrize("where", [fail_in_the_middle, be_struck])
 def test_h2_an_error_that_is_not_the_ledgers_stops_no_process(path, worker, where, error) -> None:
     """The error is raised inside a transaction, which is rolled back. The caller gets this error.
@@ -670,8 +677,9 @@ def test_h2_a_write_or_flush_that_fails(path, call, error, expected, when) -> No
         inject = f"inject={call}:error={error}:when={when}+{3 if call == 'fdatasync' else 11}"
         strace = subprocess.Popen(
             ["strace", "-f", "-p", str(process.pid), "-o", os.devnull, "-e", inject],
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         try:
             assert "attached" in strace.stderr.readline()
             tell(process)
@@ -716,17 +724,9 @@ def test_h1_a_queue_whose_flush_failed_is_not_acknowledged(path) -> None:
     may be in the log, and none that it is."""
     with child(QUEUED, path) as process:
         line(process)
-        strace = subprocess.Popen(
-            ["strace", "-f", "-p", str(process.pid), "-o", os.devnull, "-e",
-             "inject=fdatasync:error=EIO"], stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        try:
-            assert "attached" in strace.stderr.readline()
+        with injecting(process.pid, "fdatasync:error=EIO"):
             tell(process)
             outcomes = eval(line(process))
-        finally:
-            strace.terminate()
-            strace.communicate(timeout=PATIENCE)
         process.kill()
     assert outcomes == {("LedgerIOError", True)}
 
@@ -800,11 +800,15 @@ def test_h2_readers_that_were_killed_make_room(path) -> None:
 
 def test_h2_every_error_of_the_system_has_an_answer() -> None:
     answers = {
-        errno.ENOSPC: xl.LedgerFullError, errno.EDQUOT: xl.LedgerFullError,
-        errno.EFBIG: xl.LedgerFullError, errno.EACCES: xl.LedgerError,
-        errno.EROFS: xl.LedgerError, errno.EPERM: xl.LedgerError, errno.EIO: xl.LedgerIOError,
+        errno.ENOSPC: xl.LedgerFullError,
+        errno.EDQUOT: xl.LedgerFullError,
+        errno.EFBIG: xl.LedgerFullError,
+        errno.EACCES: xl.LedgerError,
+        errno.EROFS: xl.LedgerError,
+        errno.EPERM: xl.LedgerError,
+        errno.EIO: xl.LedgerIOError,
         errno.ESTALE: xl.LedgerIOError,
-    }  # fmt: skip
+    }
     for code, expected in answers.items():
         with pytest.raises(xl.LedgerError) as caught, faults.translated("/some/path"):
             raise OSError(code, os.strerror(code))
@@ -832,9 +836,12 @@ def test_h2_a_failed_engine_says_so_until_it_is_opened_again(path) -> None:
     thread.start()
     engine.ledger.integrity.fail(xl.LedgerIOError("the flush failed"))
     for call in (
-        lambda: producer.send(b"y"), lambda: topic.next_offset, lambda: topic.producer(),
-        lambda: producer.send_async(b"y").result(PATIENCE), lambda: list(topic.reader(0)),
-    ):  # fmt: skip
+        lambda: producer.send(b"y"),
+        lambda: topic.next_offset,
+        lambda: topic.producer(),
+        lambda: producer.send_async(b"y").result(PATIENCE),
+        lambda: list(topic.reader(0)),
+    ):
         with pytest.raises(xl.LedgerIOError):
             call()
     within(engine.close, PATIENCE)

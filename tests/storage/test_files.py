@@ -326,8 +326,8 @@ def test_h2_a_file_that_is_cut_off(path) -> None:
     data = Path(path) / "data.mdb"
     sound = data.read_bytes()
     everything = [b"%03d" % (n // 5) for n in range(100)]
-    sizes = [0, 1, 15, 16, 23, 24, 100, 4095, 4096, 4097, 8191, 8192, 12_288, 16_384, 20_480,
-             len(sound) // 2, len(sound) - 8192, len(sound) - 4096, len(sound) - 1]  # fmt: skip
+    inside = [0, 1, 15, 16, 23, 24, 100, 4095, 4096, 4097, 8191, 8192, 12_288, 16_384, 20_480]
+    sizes = [*inside, len(sound) // 2, *(len(sound) - less for less in (8192, 4096, 1))]
     crashed = []
     for size in sizes:
         data.write_bytes(sound[:size])
@@ -358,10 +358,17 @@ def test_h2_a_file_that_is_cut_off(path) -> None:
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     "content",
-    [b"", b"x", bytes(lockfile.SIZE - 1), bytes(lockfile.SIZE + 1), bytes(lockfile.SIZE),
-     b"XLLOCK\x00\x01", random.Random(1).randbytes(lockfile.SIZE)],
+    [
+        b"",
+        b"x",
+        bytes(lockfile.SIZE - 1),
+        bytes(lockfile.SIZE + 1),
+        bytes(lockfile.SIZE),
+        b"XLLOCK\x00\x01",
+        random.Random(1).randbytes(lockfile.SIZE),
+    ],
     ids=["empty", "short", "shorter", "longer", "zeros", "cut off", "noise"],
-)  # fmt: skip
+)
 def test_h2_a_strange_owners_lock_is_refused_by_name(path, content) -> None:
     assert finish(OPENS, path) == "opened\n"
     owners = Path(path) / "owners.lock"

@@ -382,11 +382,11 @@ def test_what_stays_of_new_names_is_as_small_as_the_page_says(engine) -> None:
     after = kept(engine)
     grown = {
         table: tuple(now - then for now, then in zip(after[table], before[table], strict=True))
-        for table in before if table not in ("meta", "producers") and after[table] != before[table]
-    }  # fmt: skip
-    assert {table: count for table, (count, _) in grown.items()} == {
-        "names": 4, "topics": 4, "claims": 8,
-    }  # fmt: skip
+        for table in before
+        if table not in ("meta", "producers") and after[table] != before[table]
+    }
+    found = {table: count for table, (count, _) in grown.items()}
+    assert found == {"names": 4, "topics": 4, "claims": 8}
     assert grown["names"][1] + grown["topics"][1] <= 4 * (200 + 2 * len("job 1000"))
     assert grown["claims"][1] <= 4 * (2 * 40 + len("groupreaders") + 2 * len("job 1000"))
 
@@ -414,9 +414,11 @@ def test_g9_a_damaged_row_of_what_has_ended_stops_no_checkpoint(engine, monkeypa
         notes = [key for key, _ in tables.rows.cursor("meta") if key.startswith(ENDED)]
         old = U64.pack(deleted)
         table, key = {
-            "ended": ("meta", notes[0]), "last ended": ("meta", LAST_ENDED),
-            "names": ("names", b"t"), "topics": ("topics", old),
-        }[row]  # fmt: skip
+            "ended": ("meta", notes[0]),
+            "last ended": ("meta", LAST_ENDED),
+            "names": ("names", b"t"),
+            "topics": ("topics", old),
+        }[row]
         assert tables.rows.get(table, key) is not None
         tables.rows.put(table, key, b"abc")
     monkeypatch.setattr(forgetting, "KEPT", 0)

@@ -77,9 +77,16 @@ def text(data: bytes | None) -> str | None:
 
 def fact(m: xl.Message) -> Fact:
     return [
-        m.offset, m.epoch, text(m.key), text(m.value), dict(m.properties), m.publish_time,
-        m.event_time, m.producer_name, m.sequence_id,
-    ]  # fmt: skip
+        m.offset,
+        m.epoch,
+        text(m.key),
+        text(m.value),
+        dict(m.properties),
+        m.publish_time,
+        m.event_time,
+        m.producer_name,
+        m.sequence_id,
+    ]
 
 
 def messages(topic: xl.Topic, **options: Any) -> list[Fact]:
@@ -104,8 +111,10 @@ def check_messages(engine: xl.Engine, told: dict[str, Any]) -> None:
     for name, wanted in told["topics"].items():
         topic = engine.topic(name)
         assert (topic.epoch, topic.first_offset, topic.next_offset) == (
-            wanted["epoch"], wanted["first"], wanted["next"],
-        ), name  # fmt: skip
+            wanted["epoch"],
+            wanted["first"],
+            wanted["next"],
+        ), name
         assert messages(topic) == wanted["messages"], name
     assert engine.verify().problems == ()
     compacted = engine.topic("orders").reader(read_compacted=True)
@@ -146,8 +155,11 @@ def refusal(function: Callable[..., Any], *args: Any, **options: Any) -> str:
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command("from exclusivelog.cli import main; main()", *arguments),
-        capture_output=True, text=True, timeout=PATIENCE, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
 
 
 # ---- what earlier commits made -------------------------------------------------------------
@@ -167,10 +179,11 @@ def test_h2_a_stored_journal_has_what_its_tables_do_not_have(made) -> None:
         with env.begin(db=topics) as txn:
             rows = [_core.TopicRow.unpack(data) for _, data in txn.cursor()]
     behind = {row.name for row in rows} & {
-        row.name for row in rows
+        row.name
+        for row in rows
         if row.name in made.told["topics"]
         and row.next_offset < made.told["topics"][row.name]["next"]
-    }  # fmt: skip
+    }
     assert behind == {"orders", "ids"}
 
 
@@ -250,9 +263,10 @@ def test_h2_the_command_upgrades_into_the_backup_that_it_is_given(made, tmp_path
 def test_h2_a_format_that_is_not_read_is_refused_by_what_opens_it(made) -> None:
     before = content(made.path)
     for attempt in (
-        lambda: xl.open(made.path), lambda: xl.open(made.path, readonly=True),
+        lambda: xl.open(made.path),
+        lambda: xl.open(made.path, readonly=True),
         lambda: xl.upgrade(made.path),
-    ):  # fmt: skip
+    ):
         said = refusal(attempt)
         assert f"{made.path} has ledger format 1; exclusivelog {xl.__version__} opens" in said
         assert "It is opened by git commit 2576025 and those before it" in said
@@ -562,13 +576,10 @@ def test_h2_earlier_versions_see_by_a_flock_that_an_engine_lives(engine, path) -
 
 
 def test_h2_the_places_that_all_versions_share_are_the_lock_files_own() -> None:
-    assert (versions.SLOTS, versions.SLOT_COUNT, versions.SLOT_SIZE, versions.INFO) == (
-        slots.SLOTS, slots.SLOT_COUNT, slots.SLOT_SIZE, slots.INFO,
-    )  # fmt: skip
+    found = (versions.SLOTS, versions.SLOT_COUNT, versions.SLOT_SIZE, versions.INFO)
+    assert found == (slots.SLOTS, slots.SLOT_COUNT, slots.SLOT_SIZE, slots.INFO)
     slot = bytearray(versions.SLOT_SIZE)
-    for at, value in (
-        (slots.ALIVE, 1), (slots.PID, 2), (slots.ENGINE, 3), (slots.INFO_SIZE, 4),
-    ):  # fmt: skip
+    for at, value in ((slots.ALIVE, 1), (slots.PID, 2), (slots.ENGINE, 3), (slots.INFO_SIZE, 4)):
         slot[at] = value
     alive, pid, _, engine, _, size = versions.SLOT.unpack_from(slot)
     assert (alive, pid, engine, size) == (1, 2, 3, 4)

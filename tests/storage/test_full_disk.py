@@ -27,6 +27,7 @@ from exclusivelog.local.storage import reserve, usage
 from testing.children import child, finish, line, tell
 from testing.disks import another_boot, disk, leave, needs_strace
 from testing.processes import PATIENCE, until, values
+from testing.strace import injecting
 
 FIEMAP_FLAG_SYNC = 1
 
@@ -376,19 +377,9 @@ def test_a_write_that_a_full_disk_cut_short(small_disk, full) -> None:
     data = small_disk / "log" / DATA
     with child(CUT_SHORT, small_disk / "log", full) as process:
         line(process)
-        strace = subprocess.Popen(
-            ["strace", "-f", "-p", str(process.pid), "-o", os.devnull, "-P", data,
-             "-e", "inject=pwrite64,pwritev,writev:retval=100:when=1"],
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        try:
-            while "attached" not in (said := strace.stderr.readline()):
-                assert said, "strace has ended"
+        with injecting(process.pid, "pwrite64,pwritev,writev:retval=100:when=1", str(data)):
             tell(process)
             assert line(process) == ("LedgerFullError" if full else "LedgerIOError")
-        finally:
-            strace.terminate()
-            strace.communicate(timeout=PATIENCE)
         tell(process)
         if full:
             assert [line(process), line(process)] == ["written", "101 True"]
@@ -409,8 +400,9 @@ def copyable(where: Path, kind: str) -> Path:
 def share_blocks(where: Path, kind: str) -> Path:
     """Copy that directory, so that both have the same blocks."""
     command = {
-        "btrfs": ["btrfs", "-q", "subvolume", "snapshot"], "xfs": ["cp", "-a", "--reflink=always"]
-    }  # fmt: skip
+        "btrfs": ["btrfs", "-q", "subvolume", "snapshot"],
+        "xfs": ["cp", "-a", "--reflink=always"],
+    }
     subprocess.run([*command[kind], where / "original", where / "copy"], check=True)
     return where / "copy"
 

@@ -48,7 +48,7 @@ DAMAGE: dict[str, Callable[[Path, Frame], None]] = {
         flip(path, at, 0xFF) for at in range(frame.at, frame.entry_at + len(frame.entry))
     ],
     "a sector": lambda path, frame: erase(path, frame.at // SECTOR * SECTOR, SECTOR),
-}  # fmt: skip
+}
 
 
 def forget(path: Path) -> None:
@@ -235,9 +235,10 @@ def test_h7_a_hole_in_a_ring_that_has_gone_around(tmp_path) -> None:
             data = (path / "journal").read_bytes()
             copy = power_cut(path, tmp_path / "copy")
     fillers = [
-        at for at in range(journal.HEADER, journal.HEADER + capacity - FRAME.size, 16)
+        at
+        for at in range(journal.HEADER, journal.HEADER + capacity - FRAME.size, 16)
         if data[at : at + 4] == b"XLJ\2" and FRAME.unpack_from(data, at)[1] & PADDING
-    ]  # fmt: skip
+    ]
     assert len(fillers) == 1
     assert not any(data[fillers[0] + FRAME.size :])
     flip(copy, fillers[0] + 8)

@@ -6,7 +6,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ from exclusivelog.local.log.appending import repair
 from testing.disks import needs_strace
 from testing.journals import frames, no_checkpoints
 from testing.processes import PATIENCE, Failed, State, open_producer, send, until, values, within
+from testing.strace import attached
 
 
 def append_unflushed(state: State) -> int:
@@ -153,14 +153,10 @@ def test_h1_no_thread_waits_for_a_flush_whose_leader_is_stopped(path, worker) ->
     shared it make one of their own."""
     slow = worker(durability="power", topic="slow")
     slow.call(open_producer, "shared")
-    strace = subprocess.Popen(
-        ["strace", "-f", "-p", str(slow.pid), "-o", os.devnull, "-P", str(Path(path) / "journal"),
-         "-e", f"inject=fdatasync:delay_exit={round(PATIENCE * 1e6)}"],
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    delay = f"inject=fdatasync:delay_exit={round(PATIENCE * 1e6)}"
+    journal = str(Path(path) / "journal")
+    strace = attached(slow.pid, "-o", os.devnull, "-P", journal, "-e", delay)
     try:
-        while "attached" not in (said := strace.stderr.readline()):
-            assert said, "strace has ended"
         with xl.open(path, durability="power") as engine:
             producer = engine.topic("quick").producer()
             slow.start(send, b"slow")

@@ -168,16 +168,19 @@ def test_h5_devices_are_followed_to_what_they_are_on(
     loop = {"size": "2\n", "loop__offset": "0\n", "loop__backing_file": f"{file}\n"}
     disk, zram, ram = made.add("sda", virtual=False), made.add("zram0"), made.add("ram12")
     in_memory = {
-        "zram": zram, "ram": ram, "test device": made.add("nullb0"),
+        "zram": zram,
+        "ram": ram,
+        "test device": made.add("nullb0"),
         "partition": made.add("ram12/ram12p1", partition="1\n"),
         "encrypted": made.add("dm-0", "zram0"),
         "on that": made.add("dm-1", "dm-0"),
         "one part of several": made.add("md0", "sda", "ram12", md__level="raid0\n"),
         "a mirror": made.add("md1", "zram0", "ram12", md__level="raid1\n"),
         "a file": made.add("loop0", **loop),
-    }  # fmt: skip
+    }
     on_disk = {
-        "disk": disk, "partition": made.add("sda/sda1", virtual=False, partition="1\n"),
+        "disk": disk,
+        "partition": made.add("sda/sda1", virtual=False, partition="1\n"),
         "encrypted": made.add("dm-2", "sda"),
         "a mirror with a part on a disk": made.add("md2", "sda", "ram12", md__level="raid1\n"),
         "a file of another namespace": made.add("loop1", **loop | {"size": "3\n"}),
@@ -185,8 +188,9 @@ def test_h5_devices_are_followed_to_what_they_are_on(
             "loop2", **loop | {"loop__backing_file": f"{file} (deleted)\n"}
         ),
         "unused": made.add("loop3", size="0\n"),
-        "no block device": os.makedev(0, 77), "of no kernel": os.makedev(250, 7),
-    }  # fmt: skip
+        "no block device": os.makedev(0, 77),
+        "of no kernel": os.makedev(250, 7),
+    }
 
     def why(number: int) -> str:
         return devices.why_in_memory(number, lambda path, _: "tmpfs" if path == str(file) else "")

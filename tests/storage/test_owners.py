@@ -423,14 +423,21 @@ def test_h2_only_owners_of_a_ledger_are_believed() -> None:
         return os.stat_result([mode, 0, 0, links, owner, group, 0, 0, 0, 0])
 
     def why(
-        owner: int, links: int, place: int, mode: int = 0o600, data: int | None = 0o600,
-        group: int = 0, acl: bool = False,
-    ) -> str:  # fmt: skip
+        owner: int,
+        links: int,
+        place: int,
+        mode: int = 0o600,
+        data: int | None = 0o600,
+        group: int = 0,
+        acl: bool = False,
+    ) -> str:
         file, directory = stat.S_IFREG | mode, stat.S_IFDIR | place
         return why_foreign(
-            facts(owner, group, file, links), facts(ALICE, GROUP, directory),
-            None if data is None else facts(ALICE, GROUP, stat.S_IFREG | data), acl,
-        )  # fmt: skip
+            facts(owner, group, file, links),
+            facts(ALICE, GROUP, directory),
+            None if data is None else facts(ALICE, GROUP, stat.S_IFREG | data),
+            acl,
+        )
 
     assert not why(ALICE, 1, 0o700)
     assert not why(ALICE, 2, 0o700)

@@ -117,12 +117,15 @@ def test_a_proc_that_shows_less(path: str, option: str) -> None:
     """ProcSubset= and ProtectProc= of systemd. What is hidden is not dead."""
     with xl.open(path) as engine, engine.topic("orders").producer() as producer:
         producer.send(b"x")
-        mounted = f"mount -t proc -o {option} proc /proc && exec "
+        mounted = f'mount -t proc -o {option} proc /proc && exec "$@"'
+        program = [sys.executable, "-c", script(USE.replace('"exclusive"', '"shared"')), path]
         command = subprocess.run(
-            ["unshare", "-m", "sh", "-c", mounted + '"$@"', "sh", sys.executable, "-c",
-             script(USE.replace('"exclusive"', '"shared"')), path],
-            capture_output=True, text=True, timeout=PATIENCE, check=False,
-        )  # fmt: skip
+            ["unshare", "-m", "sh", "-c", mounted, "sh", *program],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
         if command.returncode and "mount:" in command.stderr:
             pytest.skip(f"this kernel cannot mount /proc with {option}")
         assert producer.send(b"y") > 0
@@ -145,10 +148,13 @@ def test_a_limit_on_locked_memory_is_named(path: str) -> None:
         """,
         USE,
     )
+    program = [sys.executable, "-c", source, path]
     done = subprocess.run(
-        ["setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock", sys.executable, "-c",
-         source, path],
-        capture_output=True, text=True, timeout=PATIENCE, check=True,
-    )  # fmt: skip
+        [*"setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock".split(), *program],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
     assert "LedgerError" in done.stdout
     assert "mlockall" in done.stdout or "-l)" in done.stdout

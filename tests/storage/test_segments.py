@@ -13,7 +13,6 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ from exclusivelog.local.storage.segments import REFERENCE, REFERENCE_MAGIC, Segm
 from testing.children import child, finish, line, tell
 from testing.disks import disk, leave, needs_strace
 from testing.processes import PATIENCE, State, open_producer, until, values
-from testing.strace import ForkServer, fork_server
+from testing.strace import ForkServer, fork_server, injecting
 from tests.log.test_damage import Damage, caught, step_over
 from tests.storage.test_faults import FAILS, check_full, fill
 
@@ -340,10 +339,12 @@ def vanishing(topic, worker, monkeypatch, path, request) -> bool:
 
 
 READS: dict[str, Callable[[xl.Reader], object]] = {
-    "iterate": list, "read_next": lambda reader: reader.read_next(0),
-    "read_batch": lambda reader: reader.read_batch(3), "read_arrow": xl.Reader.read_arrow,
+    "iterate": list,
+    "read_next": lambda reader: reader.read_next(0),
+    "read_batch": lambda reader: reader.read_batch(3),
+    "read_arrow": xl.Reader.read_arrow,
     "seek": lambda reader: reader.seek(dt.datetime.now(dt.UTC)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.sampled
@@ -457,19 +458,9 @@ def test_h2_a_call_on_a_segment_that_fails(path, call, when, error) -> None:
     name = os.path.basename(target)  # as it stands behind the descriptor of a directory
     with child(IN_A_THREAD, path) as process:
         line(process)
-        strace = subprocess.Popen(
-            ["strace", "-f", "-p", str(process.pid), "-o", os.devnull, "-P", target,
-             "-P", name, "-e", f"inject={call}:error={error}:when={when}"],
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        try:
-            while "attached" not in (said := strace.stderr.readline()):
-                assert said, "strace has ended"
+        with injecting(process.pid, f"{call}:error={error}:when={when}", target, name):
             tell(process)
             failed = eval(line(process))
-        finally:
-            strace.terminate()
-            strace.communicate(timeout=PATIENCE)
         tell(process)
         assert line(process) == f"{[str(n) for n in range(9)]} True"
     assert set(failed) == {"LedgerFullError" if error == "ENOSPC" else "LedgerIOError"}
@@ -618,8 +609,9 @@ def test_g3_dying_at_every_system_call_that_changes_a_segment(tmp_path, sweep, v
     counts = collections.Counter(re.findall(r"^(\d+) +(\w+)\(", trace.read_text(), re.M))
     # Also a thread in the background may remove a segment, once its read has ended.
     at_work = max({by for by, _ in counts}, key=lambda by: counts[by, "pwrite64"])
-    points = [(call, n + 1) for (by, call), count in counts.items() if by == at_work
-              for n in range(count)]  # fmt: skip
+    points = [
+        (call, n + 1) for (by, call), count in counts.items() if by == at_work for n in range(count)
+    ]
     assert len(points) > 20
     points = random.Random(7).sample(points, sweep(10, len(points)))
 
@@ -681,14 +673,20 @@ def pointing(**changes: int) -> Callable[[bytes], bytes]:
 
 
 ROWS: dict[str, Callable[[bytes], bytes]] = {
-    "no such segment": pointing(segment=77), "segment 0": pointing(segment=0),
-    "past the end": pointing(position=1 << 40), "far past the end": pointing(position=2**64 - 1),
-    "too long": pointing(length=1 << 30), "far too long": pointing(length=2**64 - 1),
+    "no such segment": pointing(segment=77),
+    "segment 0": pointing(segment=0),
+    "past the end": pointing(position=1 << 40),
+    "far past the end": pointing(position=2**64 - 1),
+    "too long": pointing(length=1 << 30),
+    "far too long": pointing(length=2**64 - 1),
     "all of it": pointing(position=0, length=1_150_000),
-    "nothing": pointing(length=0), "too short": pointing(length=1000),
-    "another entry": pointing(position=0), "cut off": lambda row: row[:-1],
-    "another kind": lambda row: b"\0" + row[1:], "noise": lambda row: row[:8] + row[:24],
-}  # fmt: skip
+    "nothing": pointing(length=0),
+    "too short": pointing(length=1000),
+    "another entry": pointing(position=0),
+    "cut off": lambda row: row[:-1],
+    "another kind": lambda row: b"\0" + row[1:],
+    "noise": lambda row: row[:8] + row[:24],
+}
 
 
 def check_named(engine: xl.Engine, topic: xl.Topic) -> None:

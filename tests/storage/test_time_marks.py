@@ -282,9 +282,13 @@ def test_g8_what_arrives_while_the_retention_worker_s_clock_is_ahead_stays(
 @pytest.mark.sampled
 @pytest.mark.parametrize("control", [False, True], ids=["", "control"])
 def test_g8_a_message_that_seems_old_when_it_comes_stays(
-    topic: xl.Topic, clock: WallClock, worker: Callable[..., Worker], often: None,
-    monkeypatch: pytest.MonkeyPatch, control: bool,
-) -> None:  # fmt: skip
+    topic: xl.Topic,
+    clock: WallClock,
+    worker: Callable[..., Worker],
+    often: None,
+    monkeypatch: pytest.MonkeyPatch,
+    control: bool,
+) -> None:
     """It was sent under a clock that is fifty years behind, into an empty topic. Control: the
     retention worker goes by its publish time alone."""
     monkeypatch.setattr(retention, "PATIENCE_SECONDS", 0.0)
@@ -330,9 +334,13 @@ def overdue(topic: xl.Topic) -> tuple[bytes, int] | None:
 @pytest.mark.long
 @pytest.mark.parametrize("alone", [False, True], ids=["beside a right one", "control: alone"])
 def test_g8_a_retention_worker_with_a_right_clock_stops_one_with_a_wrong_one(
-    topic: xl.Topic, clock: WallClock, worker: Callable[..., Worker], often: None,
-    monkeypatch: pytest.MonkeyPatch, alone: bool,
-) -> None:  # fmt: skip
+    topic: xl.Topic,
+    clock: WallClock,
+    worker: Callable[..., Worker],
+    often: None,
+    monkeypatch: pytest.MonkeyPatch,
+    alone: bool,
+) -> None:
     """The wrong one never gets its hour, which is a few seconds here. Control: it is alone, and
     believed at the end of it."""
     fill(topic, 20)
@@ -355,9 +363,13 @@ def test_g8_a_retention_worker_with_a_right_clock_stops_one_with_a_wrong_one(
 
 @pytest.mark.long
 def test_g8_what_is_overdue_goes_once_that_has_stood_for_a_while(
-    topic: xl.Topic, clock: WallClock, worker: Callable[..., Worker], often: None,
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    topic: xl.Topic,
+    clock: WallClock,
+    worker: Callable[..., Worker],
+    often: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Retention has not run for long: that is logged once, and no row of it stays."""
     monkeypatch.setattr(retention, "PATIENCE_SECONDS", PATIENCE)
     clock.jump(-50 * YEAR)
@@ -500,8 +512,11 @@ def test_g9_damaged_marks_keep_messages_and_hold_up_no_checkpoint(
         row = found.rows.get("meta", key)
     assert row is not None
     for at in range(len(row)):
-        broken = {"cut": row[:at], "flip": row[:at] + bytes([row[at] ^ 4]) + row[at + 1 :],
-                  "empty": b""}[damage]  # fmt: skip
+        broken = {
+            "cut": row[:at],
+            "flip": row[:at] + bytes([row[at] ^ 4]) + row[at + 1 :],
+            "empty": b"",
+        }[damage]
         with engine.ledger.write_exclusive() as found:
             found.rows.put("meta", key, broken)
         assert marks(topic) == []

@@ -28,6 +28,8 @@ def pretend_to_be_newer() -> None:
     from exclusivelog.local.versions import EARLIER_FORMATS, FORMAT, OPENED_BY
 
     pretend(
-        FORMAT=FORMAT + 1, EARLIER_FORMATS=(*EARLIER_FORMATS, FORMAT), __version__="9.8",
+        FORMAT=FORMAT + 1,
+        EARLIER_FORMATS=(*EARLIER_FORMATS, FORMAT),
+        __version__="9.8",
         OPENED_BY={**OPENED_BY, FORMAT: "the version that is tested"},
-    )  # fmt: skip
+    )

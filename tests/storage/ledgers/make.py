@@ -145,8 +145,12 @@ def make(tree: Path) -> Path:
         environment = {**os.environ, "PYTHONPATH": str(tree)}
         done = subprocess.run(
             [sys.executable, "-c", FILL, str(log), str(told)],
-            env=environment, cwd=where, timeout=120, stdout=subprocess.PIPE, check=False,
-        )  # fmt: skip
+            env=environment,
+            cwd=where,
+            timeout=120,
+            stdout=subprocess.PIPE,
+            check=False,
+        )
         if done.returncode != -signal.SIGKILL or done.stdout != b"ready\n":
             sys.exit(f"{tree}: the process ended with {done.returncode} and said {done.stdout!r}")
         facts = json.loads(told.read_text())
