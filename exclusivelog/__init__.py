@@ -56,11 +56,10 @@ if TYPE_CHECKING:
 # A module is imported when one of its names, or of those behind it, is first used (PEP 562): a
 # program that only sends imports no shared maps, and the command's help imports none of them.
 _MODULES = ("errors", "events", "serde", "types")
-_PARTS = (
-    "errors", "types", "events", "reader", "losses", "producer", "transaction", "unload", "owners",
-    "terms", "topic", "roles", "locks",
-    "engine", "opening", "state.map", "state.past", "state.state",
-)  # fmt: skip
+_PARTS = """
+    errors types events reader losses producer transaction unload owners terms topic roles locks
+    engine opening state.map state.past state.state
+""".split()
 
 if not TYPE_CHECKING:  # a type checker would accept any name because of these functions
 

@@ -89,10 +89,15 @@ class Event:
     def dumps(self) -> bytes:
         """Encode it as the value of a message."""
         facts = {
-            "time": self.time, "topic": self.topic, "epoch": self.epoch, "kind": self.kind,
-            "reason": self.reason, "priority": self.priority, "from": self.source,
+            "time": self.time,
+            "topic": self.topic,
+            "epoch": self.epoch,
+            "kind": self.kind,
+            "reason": self.reason,
+            "priority": self.priority,
+            "from": self.source,
             "to": self.target,
-        }  # fmt: skip
+        }
         if self.group is not None:
             facts |= {"group": self.group, "resource": self.resource, "generation": self.generation}
         return _encode(facts).encode()

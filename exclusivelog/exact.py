@@ -79,8 +79,9 @@ _KINDS: list[tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = [
 ]
 # How to decode those of which most are stored as a str.
 _OF_TEXT: dict[type, Callable[[str], Any]] = {
-    dt.datetime: dt.datetime.fromisoformat, dt.time: dt.time.fromisoformat
-}  # fmt: skip
+    dt.datetime: dt.datetime.fromisoformat,
+    dt.time: dt.time.fromisoformat,
+}
 _CODES = {kind: code for code, (kind, _, _) in enumerate(_KINDS)}
 
 
@@ -94,9 +95,12 @@ def _check_number(value: Any, hashed: bool) -> None:
 
 
 _EXTENDED: dict[type, Callable[[Any, bool], object] | None] = {
-    **dict.fromkeys(_CODES), dt.datetime: _check_time, dt.time: _check_time,
-    decimal.Decimal: _check_number, complex: _check_number,
-}  # fmt: skip
+    **dict.fromkeys(_CODES),
+    dt.datetime: _check_time,
+    dt.time: _check_time,
+    decimal.Decimal: _check_number,
+    complex: _check_number,
+}
 PLAIN = (str, int, float, bool, bytes, list, dict)
 _values = _core.Plain("exact", (*PLAIN, *_CODES), _EXTENDED)
 

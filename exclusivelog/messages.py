@@ -281,9 +281,16 @@ def check_info(info: Any, argument: str = "info") -> dict[str, str]:
 
 
 COLUMNS = (
-    "offset", "epoch", "key", "value", "publish_time", "event_time", "producer", "sequence_id",
+    "offset",
+    "epoch",
+    "key",
+    "value",
+    "publish_time",
+    "event_time",
+    "producer",
+    "sequence_id",
     "properties",
-)  # fmt: skip
+)
 
 
 MOST_ARROW_BYTES = (1 << 31) - 1  # of one array of binary, whose offsets have 32 bits

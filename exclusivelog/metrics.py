@@ -73,9 +73,11 @@ OF_TOPICS = (
 )
 UP = ("up", GAUGE, "", "1 if the figures could be read, else 0.")
 BEHIND = (
-    "oldest_reader_transactions", GAUGE, "oldest_reader",
+    "oldest_reader_transactions",
+    GAUGE,
+    "oldest_reader",
     "How many transactions the oldest read is behind; the tables reuse no page freed since.",
-)  # fmt: skip
+)
 LAG = ("group_lag_messages", GAUGE, "lag", "Messages that a reader group has not committed yet.")
 
 

@@ -376,22 +376,34 @@ class _TypeShapes:
 
         self._known: dict[int, tuple[Any, _core.Shape]] = {}
         self._leaves: dict[type, tuple[type | None, str]] = {
-            inspect.NoneType: (type(None), ""), inspect.BoolType: (bool, ""),
-            inspect.StrType: (str, ""), inspect.BytesType: (bytes, ""),
-            inspect.DateType: (dt.date, ""), inspect.UUIDType: (UUID, ""),
-            inspect.TimeDeltaType: (dt.timedelta, ""), inspect.IntType: (int, "int"),
-            inspect.FloatType: (float, "float"), inspect.DateTimeType: (dt.datetime, "datetime"),
-            inspect.TimeType: (dt.time, "time"), inspect.DecimalType: (Decimal, "decimal"),
-        }  # fmt: skip
+            inspect.NoneType: (type(None), ""),
+            inspect.BoolType: (bool, ""),
+            inspect.StrType: (str, ""),
+            inspect.BytesType: (bytes, ""),
+            inspect.DateType: (dt.date, ""),
+            inspect.UUIDType: (UUID, ""),
+            inspect.TimeDeltaType: (dt.timedelta, ""),
+            inspect.IntType: (int, "int"),
+            inspect.FloatType: (float, "float"),
+            inspect.DateTimeType: (dt.datetime, "datetime"),
+            inspect.TimeType: (dt.time, "time"),
+            inspect.DecimalType: (Decimal, "decimal"),
+        }
         self._several = {
-            inspect.ListType: list, inspect.SetType: set, inspect.FrozenSetType: frozenset,
+            inspect.ListType: list,
+            inspect.SetType: set,
+            inspect.FrozenSetType: frozenset,
             inspect.VarTupleType: tuple,
-        }  # fmt: skip
+        }
         self._kinds = {
-            inspect.NoneType: "null", inspect.BoolType: "bool", inspect.IntType: "number",
-            inspect.FloatType: "number", inspect.StrType: "string", inspect.DictType: "object",
+            inspect.NoneType: "null",
+            inspect.BoolType: "bool",
+            inspect.IntType: "number",
+            inspect.FloatType: "number",
+            inspect.StrType: "string",
+            inspect.DictType: "object",
             **dict.fromkeys(self._several, "array"),
-        }  # fmt: skip
+        }
         self._json, self._inspect = json, inspect
 
     def of(self, info: Any) -> _core.Shape:

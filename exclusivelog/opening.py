@@ -135,9 +135,12 @@ def open(
         check_flag(option, flag)
     _core.this_process()  # in a forked child: first let go of what is its parent's
     cluster = {
-        "admin": admin, "token": token, "token_file": token_file,
-        "tls_trust_certs": tls_trust_certs, "check_policies": check_policies,
-    }  # fmt: skip
+        "admin": admin,
+        "token": token,
+        "token_file": token_file,
+        "tls_trust_certs": tls_trust_certs,
+        "check_policies": check_policies,
+    }
     if is_url(path):
         local = (durability, keepalive, mode, map_size, max_readers, kill_stalled)
         _check_cluster_options(*local)

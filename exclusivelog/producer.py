@@ -121,7 +121,7 @@ class ProducerSender:
         "options",
         "session",
         "topic",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,

@@ -148,9 +148,16 @@ class Span:
     """
 
     __slots__ = (
-        "caller", "first", "has_aborted", "holds", "is_again", "is_dropped", "is_stale", "last",
+        "caller",
+        "first",
+        "has_aborted",
+        "holds",
+        "is_again",
+        "is_dropped",
+        "is_stale",
+        "last",
         "since",
-    )  # fmt: skip
+    )
 
     def __init__(
         self, caller: Caller, since: int, first: Positions, *, is_again: bool = False

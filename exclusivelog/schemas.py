@@ -19,9 +19,19 @@ Node = dict[str, Any]
 
 # Types whose empty object is the same in every process.
 _EMPTY = (
-    int, float, str, bytes, list, dict, tuple, set, frozenset, collections.deque,
-    collections.OrderedDict, collections.Counter,
-)  # fmt: skip
+    int,
+    float,
+    str,
+    bytes,
+    list,
+    dict,
+    tuple,
+    set,
+    frozenset,
+    collections.deque,
+    collections.OrderedDict,
+    collections.Counter,
+)
 ADVICE = "store it, or let its default be None, a bool, zero or empty"
 
 
@@ -91,8 +101,13 @@ def _nodes(schema: Any, name: str) -> Iterator[tuple[Node, str]]:
 
 
 _NOT_FOR_DECODING = {
-    "metadata", "serialization", "default", "config", "computed_fields", "json_schema_input_schema",
-}  # fmt: skip
+    "metadata",
+    "serialization",
+    "default",
+    "config",
+    "computed_fields",
+    "json_schema_input_schema",
+}
 
 
 def _fields_of(node: Node) -> dict[str, Node]:
@@ -203,13 +218,29 @@ def _looks_at_disk(node: Node) -> bool:
 # ---- shapes ------------------------------------------------------------------------------
 
 _PLAIN_CONFIG = {
-    "title", "frozen", "extra_fields_behavior", "validate_default", "from_attributes",
-    "hide_input_in_errors", "validation_error_cause", "validate_by_alias", "validate_by_name",
-    "populate_by_name", "loc_by_alias",
-}  # fmt: skip
+    "title",
+    "frozen",
+    "extra_fields_behavior",
+    "validate_default",
+    "from_attributes",
+    "hide_input_in_errors",
+    "validation_error_cause",
+    "validate_by_alias",
+    "validate_by_name",
+    "populate_by_name",
+    "loc_by_alias",
+}
 _PLAIN_MODEL = {
-    "type", "cls", "schema", "config", "custom_init", "root_model", "ref", "metadata", "strict",
-}  # fmt: skip
+    "type",
+    "cls",
+    "schema",
+    "config",
+    "custom_init",
+    "root_model",
+    "ref",
+    "metadata",
+    "strict",
+}
 
 
 Members = Callable[[Any], tuple[Any, ...]]
@@ -235,12 +266,19 @@ class _SchemaShapes:
         self._nodes = {node["ref"]: node for node, _ in _nodes(schema, "") if "ref" in node}
         self._known: dict[int, _core.Shape] = {}
         self._kinds = {
-            "model": self._of_model, "list": self._of_list, "dict": self._of_dict,
-            "default": self._of_inner, "definitions": self._of_inner,
-            "nullable": self._of_nullable, "definition-ref": self._of_reference,
-            "set": self._of_list, "frozenset": self._of_list, "tuple": self._of_tuple,
-            "enum": self._of_enum, "literal": self._of_literal,
-        }  # fmt: skip
+            "model": self._of_model,
+            "list": self._of_list,
+            "dict": self._of_dict,
+            "default": self._of_inner,
+            "definitions": self._of_inner,
+            "nullable": self._of_nullable,
+            "definition-ref": self._of_reference,
+            "set": self._of_list,
+            "frozenset": self._of_list,
+            "tuple": self._of_tuple,
+            "enum": self._of_enum,
+            "literal": self._of_literal,
+        }
 
     def of(self, node: Any) -> _core.Shape:
         """The shape of what a node takes."""
@@ -320,10 +358,16 @@ class _SchemaShapes:
 
 
 _LEAVES: dict[str, tuple[type, str]] = {
-    "int": (int, "int"), "str": (str, ""), "float": (float, "float"), "bool": (bool, ""),
-    "none": (type(None), ""), "date": (dt.date, ""), "datetime": (dt.datetime, "datetime"),
-    "time": (dt.time, "time"), "bytes": (bytes, ""),
-}  # fmt: skip
+    "int": (int, "int"),
+    "str": (str, ""),
+    "float": (float, "float"),
+    "bool": (bool, ""),
+    "none": (type(None), ""),
+    "date": (dt.date, ""),
+    "datetime": (dt.datetime, "datetime"),
+    "time": (dt.time, "time"),
+    "bytes": (bytes, ""),
+}
 _SEVERAL: dict[str, type] = {"list": list, "set": set, "frozenset": frozenset}
 
 

@@ -37,9 +37,17 @@ from exclusivelog import comparing as _comparing
 from exclusivelog import models as _models
 
 __all__ = [
-    "Serde", "bytes", "checked", "exact", "json", "model", "msgpack", "pick_dumps", "pick_loads",
+    "Serde",
+    "bytes",
+    "checked",
+    "exact",
+    "json",
+    "model",
+    "msgpack",
+    "pick_dumps",
+    "pick_loads",
     "str",
-]  # fmt: skip
+]
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,9 @@ from exclusivelog.waits import await_all, give_up_all
 __all__ = ["Topic"]
 
 COMPRESSIONS = ("lz4", "zstd", None)
-SENDING = (
-    "linger", "max_batch_messages", "max_batch_bytes", "max_pending_bytes", "on_fenced",
-    "on_wanted", "follow",
-)  # fmt: skip
+SENDING = """
+    linger max_batch_messages max_batch_bytes max_pending_bytes on_fenced on_wanted follow
+""".split()
 
 
 ROW = ("topic", "kind", "messages", "epoch", "owner", "waiters")  # of a topic in a notebook

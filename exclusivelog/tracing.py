@@ -104,9 +104,10 @@ def _begin(tracer: trace.Tracer, producer: Any) -> trace.Span:
 
 def _messaging(topic: str, operation: str, kind: str | None = None) -> Attributes:
     found = {
-        "messaging.system": "exclusivelog", "messaging.destination.name": topic,
+        "messaging.system": "exclusivelog",
+        "messaging.destination.name": topic,
         "messaging.operation.name": operation,
-    }  # fmt: skip
+    }
     return found if kind is None else {**found, "messaging.operation.type": kind}
 
 

@@ -79,9 +79,21 @@ from exclusivelog.version import __version__ as __version__
 
 # The public names are those that these modules list.
 _PARTS = (
-    errors, types, events, _engines, _locks, _losses, _owners, _producers, _readers, _roles,
-    _states, _terms, _topics, _transactions,
-)  # fmt: skip
+    errors,
+    types,
+    events,
+    _engines,
+    _locks,
+    _losses,
+    _owners,
+    _producers,
+    _readers,
+    _roles,
+    _states,
+    _terms,
+    _topics,
+    _transactions,
+)
 _OWN = ("Upgrade", "open", "upgrade", "serde", "__version__")
 if not _TYPE_CHECKING:  # a type checker knows them by the imports
     __all__ = sorted({*_OWN, *(name for part in _PARTS for name in part.__all__)})

@@ -130,9 +130,12 @@ async def shielded(running: asyncio.Future[R]) -> R:
 # Exceptions with a meaning of their own to asyncio: it refuses them in a future, or takes them for
 # the end of an iterator or task.
 UNDELIVERABLE = (
-    StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError,
+    StopIteration,
+    StopAsyncIteration,
+    GeneratorExit,
+    asyncio.CancelledError,
     concurrent.futures.CancelledError,
-)  # fmt: skip
+)
 
 
 def deliverable(error: BaseException) -> BaseException:

@@ -275,12 +275,23 @@ class Topic(_ByName):
         (0, 1)
         """
         options = {
-            "name": name, "priority": priority, "topic_epoch": topic_epoch, "timeout": timeout,
-            "settle": settle, "properties": properties, "announce": announce, "linger": linger,
-            "max_batch_messages": max_batch_messages, "max_batch_bytes": max_batch_bytes,
-            "max_pending_bytes": max_pending_bytes, "serializer": serializer,
-            "on_fenced": on_fenced, "on_wanted": on_wanted, "follow": follow, "claim": claim,
-        }  # fmt: skip
+            "name": name,
+            "priority": priority,
+            "topic_epoch": topic_epoch,
+            "timeout": timeout,
+            "settle": settle,
+            "properties": properties,
+            "announce": announce,
+            "linger": linger,
+            "max_batch_messages": max_batch_messages,
+            "max_batch_bytes": max_batch_bytes,
+            "max_pending_bytes": max_pending_bytes,
+            "serializer": serializer,
+            "on_fenced": on_fenced,
+            "on_wanted": on_wanted,
+            "follow": follow,
+            "claim": claim,
+        }
         begin = functools.partial(self._named.open_producer, access_mode, options)
         return Opening("topic.producer(...)", Producer, begin, Producer.close)
 

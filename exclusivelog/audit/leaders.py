@@ -88,10 +88,17 @@ def _columns(values: Sequence[bytes]) -> Iterator[Change]:
         [("producer", pa.string()), ("engine_name", pa.string()), ("pid", pa.int64())]
     )
     text, number = pa.string(), pa.int64()
-    schema = pa.schema([
-        ("time", number), ("topic", text), ("epoch", number), ("kind", text), ("reason", text),
-        ("from", party), ("to", party),
-    ])  # fmt: skip
+    schema = pa.schema(
+        [
+            ("time", number),
+            ("topic", text),
+            ("epoch", number),
+            ("kind", text),
+            ("reason", text),
+            ("from", party),
+            ("to", party),
+        ]
+    )
     data = b"\n".join(values)
     table = pj.read_json(
         io.BytesIO(data),
@@ -108,10 +115,15 @@ def _columns(values: Sequence[bytes]) -> Iterator[Change]:
         pc.is_in(table["kind"], pa.array(KINDS)), pc.not_equal(table["topic"], "")
     ).to_pylist()
     columns = [
-        table["time"].to_pylist(), _strings(table["topic"]), table["epoch"].to_pylist(),
-        _strings(table["kind"]), _strings(table["reason"]), _strings(of_party("producer", "?")),
-        _strings(of_party("engine_name", "")), of_party("pid", 0).to_pylist(),
-    ]  # fmt: skip
+        table["time"].to_pylist(),
+        _strings(table["topic"]),
+        table["epoch"].to_pylist(),
+        _strings(table["kind"]),
+        _strings(table["reason"]),
+        _strings(of_party("producer", "?")),
+        _strings(of_party("engine_name", "")),
+        of_party("pid", 0).to_pylist(),
+    ]
     return map(Change._make, compress(zip(*columns, strict=True), wanted))
 
 

@@ -272,14 +272,20 @@ def _head(told: LeaderReport) -> dict[str, Any]:
     tiles = [
         (f"{sum(story.messages for story in told.stories):,}", "messages", ""),
         (f"{sum(len(story.tenures) for story in told.stories):,}", "leaders", ""),
-        (f"{sum(len(story.take_overs) for story in told.stories):,}",
-         f"take-overs, {sum(story.crashes for story in told.stories):,} after a crash, "
-         f"{sum(story.unresponsive for story in told.stories):,} of an unresponsive leader", ""),
+        (
+            f"{sum(len(story.take_overs) for story in told.stories):,}",
+            f"take-overs, {sum(story.crashes for story in told.stories):,} after a crash, "
+            f"{sum(story.unresponsive for story in told.stories):,} of an unresponsive leader",
+            "",
+        ),
         (lasting(median(silences)) if silences else "-", "median silence", ""),
         (lasting(max(silences)) if silences else "-", "longest silence", ""),
-        (f"{failed} failed" if failed else "sound", f"audit, {len(told.verdicts)} claims",
-         "bad" if failed else "good"),
-    ]  # fmt: skip
+        (
+            f"{failed} failed" if failed else "sound",
+            f"audit, {len(told.verdicts)} claims",
+            "bad" if failed else "good",
+        ),
+    ]
     return {"when": when, "tiles": tiles}
 
 

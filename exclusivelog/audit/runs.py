@@ -50,14 +50,15 @@ def _messages(topic: Topic) -> Iterator[pa.RecordBatch]:
 
 READ = ("offset", "epoch", "publish_time", "producer", "sequence_id")
 BY = ("epoch", "producer", "bucket")
-SUMS = [
-    ("offset", "min"), ("offset", "max"), ("offset", "count"), ("publish_time", "min"),
-    ("publish_time", "max"), ("sequence_id", "first"), ("sequence_id", "last"),
-]  # fmt: skip
-NAMES = (
-    "first_offset", "last_offset", "messages", "first_time", "last_time", "first_sequence_id",
-    "last_sequence_id",
-)  # fmt: skip
+SUMS = {
+    "first_offset": ("offset", "min"),
+    "last_offset": ("offset", "max"),
+    "messages": ("offset", "count"),
+    "first_time": ("publish_time", "min"),
+    "last_time": ("publish_time", "max"),
+    "first_sequence_id": ("sequence_id", "first"),
+    "last_sequence_id": ("sequence_id", "last"),
+}
 
 
 def summed_up(batches: Iterable[pa.RecordBatch], bucket_ms: int) -> Iterator[pa.RecordBatch]:
@@ -70,10 +71,10 @@ def summed_up(batches: Iterable[pa.RecordBatch], bucket_ms: int) -> Iterator[pa.
 def _sum_up(batch: pa.RecordBatch, bucket_ms: int) -> pa.RecordBatch:
     table = pa.Table.from_batches([batch])
     table = table.append_column("bucket", _buckets(batch.column("publish_time"), bucket_ms))
-    found = table.group_by(list(BY), use_threads=False).aggregate(SUMS)
+    found = table.group_by(list(BY), use_threads=False).aggregate(list(SUMS.values()))
     falls, gaps = _falls(batch), _steps(batch.column("offset"), lambda step: pc.not_equal(step, 1))
     columns = {name: found.column(name).combine_chunks() for name in BY}
-    for name, (column, kind) in zip(NAMES, SUMS, strict=True):
+    for name, (column, kind) in SUMS.items():
         columns[name] = found.column(f"{column}_{kind}").combine_chunks()
     rows = found.num_rows
     columns["falls"] = pa.array([falls.get(name, 0) for name in columns["producer"].to_pylist()])

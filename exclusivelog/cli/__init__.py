@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 PROGRAM = "exclusivelog"
 EXTRA = ("click", "rich")
-COMMANDS = (  # in the order of the help text
-    "inspecting", "owning", "running", "messaging", "exporting", "importing", "removing",
-    "maintaining", "checking", "serving", "mirroring", "demonstrating", "top", "completion",
-)  # fmt: skip
+# In the order of the help text.
+COMMANDS = """
+    inspecting owning running messaging exporting importing removing maintaining checking serving
+    mirroring demonstrating top completion
+""".split()
 
 
 def load() -> click.Group:

@@ -528,8 +528,12 @@ def _judge_events(messages: Sequence[xl.Message], events: Sequence[bytes]) -> Ju
         event = json.loads(line)
         expected = (index, line, event["path"].encode(), event["time"] * 1000, index)
         found = (
-            message.offset, message.value, message.key, message.event_time, message.sequence_id,
-        )  # fmt: skip
+            message.offset,
+            message.value,
+            message.key,
+            message.event_time,
+            message.sequence_id,
+        )
         if found != expected:
             return Judgement(claim, False, f"event {index}: {found} instead of {expected}")
     if len(messages) != len(events):
@@ -825,10 +829,12 @@ def _check_report(path: str | None) -> None:
 def _draw(console: Console, path: str, to: Path) -> bool:
     """Audit the log with Spark, and write the report; True if the audit found nothing."""
     # The job is so short that optimising compilers do not pay off.
-    settings = ["spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-                "spark.sql.codegen.factoryMode=NO_CODEGEN"]  # fmt: skip
-    command = [sys.executable, "-m", "exclusivelog.spark", "report", path, str(to), "--quiet",
-               *(f"--conf={setting}" for setting in settings)]  # fmt: skip
+    settings = [
+        "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.sql.codegen.factoryMode=NO_CODEGEN",
+    ]
+    program = [sys.executable, "-m", "exclusivelog.spark", "report", path, str(to), "--quiet"]
+    command = [*program, *(f"--conf={setting}" for setting in settings)]
     to.unlink(missing_ok=True)  # an earlier page must not be taken for the new one
     with console.status("Spark audits the log, and draws the leaders"):
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-SECTIONS: dict[str, tuple[str, ...]] = {
-    "Look": (
-        "topics", "info", "owners", "claims", "roles", "groups", "stats", "metrics", "top", "serve",
-    ),
-    "Lead": ("run", "unload"),
-    "Messages": ("tail", "get", "send", "export", "import"),
-    "Maintain": (
-        "trim", "retention", "compact", "compression", "terminate", "delete", "backup", "restore",
-        "upgrade",
-    ),
-    "Check": ("check", "verify", "audit", "report"),
-    "Many machines": ("mirror",),
-    "Other": ("demo", "completion"),
-}  # fmt: skip
+_SECTIONS = {
+    "Look": "topics info owners claims roles groups stats metrics top serve",
+    "Lead": "run unload",
+    "Messages": "tail get send export import",
+    "Maintain": "trim retention compact compression terminate delete backup restore upgrade",
+    "Check": "check verify audit report",
+    "Many machines": "mirror",
+    "Other": "demo completion",
+}
+SECTIONS = {heading: commands.split() for heading, commands in _SECTIONS.items()}
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "topics": ("topics data/log", "topics data/log --json"),

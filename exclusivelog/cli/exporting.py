@@ -27,10 +27,10 @@ from exclusivelog.cli.program import (
 from exclusivelog.foreign import Ignoring
 
 FORMATS = ("jsonl", "csv", "parquet")
-COLUMNS = (
-    "offset", "epoch", "publish_time", "event_time", "producer", "sequence_id", "key", "value",
-    "key_base64", "value_base64", "properties", "missing",
-)  # fmt: skip
+COLUMNS = """
+    offset epoch publish_time event_time producer sequence_id key value key_base64 value_base64
+    properties missing
+""".split()
 ARROW_BYTES = 8 << 20
 
 
@@ -213,5 +213,7 @@ def _write_parquet(wanted: Wanted, out: IO[bytes]) -> None:
 
 
 WRITERS: dict[str, Callable[[Wanted, IO[bytes]], None]] = {
-    "jsonl": _write_jsonl, "csv": _write_csv, "parquet": _write_parquet,
-}  # fmt: skip
+    "jsonl": _write_jsonl,
+    "csv": _write_csv,
+    "parquet": _write_parquet,
+}

@@ -372,5 +372,7 @@ def _parts(batch: Any) -> Iterator[Any]:
 
 
 READERS: dict[str, Callable[[io.FileIO, Import], None]] = {
-    "jsonl": _read_jsonl, "csv": _read_csv, "parquet": _read_parquet,
-}  # fmt: skip
+    "jsonl": _read_jsonl,
+    "csv": _read_csv,
+    "parquet": _read_parquet,
+}

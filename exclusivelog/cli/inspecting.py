@@ -31,15 +31,14 @@ from exclusivelog.cli.program import (
     program,
 )
 
-SIZES = (
-    "map_size", "used_bytes", "journal_bytes", "large_bytes", "transactions", "max_readers",
-    "readers", "topics", "engines", "oldest_reader",
-)  # fmt: skip
+SIZES = """
+    map_size used_bytes journal_bytes large_bytes transactions max_readers readers topics engines
+    oldest_reader
+""".split()
 # The figures that a read-only engine has of a cluster.
-ON_A_CLUSTER = (
-    "topics", "engines", "waiters", "groups", "messages", "first_offset", "next_offset", "epoch",
-    "holders",
-)  # fmt: skip
+ON_A_CLUSTER = """
+    topics engines waiters groups messages first_offset next_offset epoch holders
+""".split()
 
 
 @program.command()

@@ -20,8 +20,13 @@ from exclusivelog.cli.output import printable_lines
 from exclusivelog.foreign import Ignoring, pass_on_foreign
 
 ENDING = (
-    signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2,
-)  # fmt: skip
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 # A waiting process does with these what it always would.
 PASSED_ON = (*ENDING, signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
 BY_SIGNAL, NOT_EXECUTABLE, NOT_FOUND = 128, 126, 127  # a shell's exit statuses

@@ -66,9 +66,12 @@ def compression(
 
 def _show_compression(stats: xl.TopicStats, as_json: bool) -> None:
     facts = {
-        "compression": stats.compression, "entries": stats.entries, "raw_bytes": stats.raw_bytes,
-        "stored_bytes": stats.stored_bytes, "ratio": round(stats.ratio, 2),
-    }  # fmt: skip
+        "compression": stats.compression,
+        "entries": stats.entries,
+        "raw_bytes": stats.raw_bytes,
+        "stored_bytes": stats.stored_bytes,
+        "ratio": round(stats.ratio, 2),
+    }
     if as_json:
         print(json.dumps({**facts, "methods": dict(stats.methods)}))
         return

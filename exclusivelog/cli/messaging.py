@@ -134,11 +134,13 @@ def _move(reader: xl.Reader, topic: xl.Topic, count: int | None, start: str | No
 def parts_of(message: xl.Message) -> list[str]:
     """The parts of a message that a line shows."""
     parts: list[str] = [
-        str(message.offset), str(message.epoch), time_of(message.publish_time),
+        str(message.offset),
+        str(message.epoch),
+        time_of(message.publish_time),
         printable(message.producer_name),
         "-" if message.key is None else printable(decoded(message.key)),
         "(none)" if message.value is None else printable(decoded(message.value)),
-    ]  # fmt: skip
+    ]
     if message.properties:
         parts.append(printable(pairs_of(message.properties)))
     return parts

@@ -39,10 +39,14 @@ def lags_of(stats: xl.EngineStats) -> dict[str, int]:
 def message_facts(message: xl.Message) -> dict[str, object]:
     """The parts of a message, for JSON."""
     facts: dict[str, object] = {
-        "offset": message.offset, "epoch": message.epoch, "publish_time": message.publish_time,
-        "event_time": message.event_time, "producer": message.producer_name,
-        "sequence_id": message.sequence_id, "properties": message.properties,
-    }  # fmt: skip
+        "offset": message.offset,
+        "epoch": message.epoch,
+        "publish_time": message.publish_time,
+        "event_time": message.event_time,
+        "producer": message.producer_name,
+        "sequence_id": message.sequence_id,
+        "properties": message.properties,
+    }
     data: bytes | None
     for name, data in (("key", message.key), ("value", message.value)):
         try:

@@ -247,22 +247,32 @@ def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
 
 ACCESS_OPTIONS = (
     click.option(
-        "--admin", cls=AccessOption, metavar="URL",
+        "--admin",
+        cls=AccessOption,
+        metavar="URL",
         help="Admin API. Default: EXCLUSIVELOG_ADMIN, or port 8080 (TLS: 8443) of the host.",
     ),
     click.option(
-        "--token-file", cls=AccessOption, metavar="FILE", type=PATH,
+        "--token-file",
+        cls=AccessOption,
+        metavar="FILE",
+        type=PATH,
         help="A file with a token. Default: the environment variable EXCLUSIVELOG_TOKEN.",
     ),
     click.option(
-        "--tls-trust-certs", cls=AccessOption, metavar="FILE", type=PATH,
+        "--tls-trust-certs",
+        cls=AccessOption,
+        metavar="FILE",
+        type=PATH,
         help="Certificates to trust, for pulsar+ssl. Default: EXCLUSIVELOG_TLS_TRUST_CERTS.",
     ),
     click.option(
-        "--unchecked-policies", cls=AccessOption, is_flag=True,
+        "--unchecked-policies",
+        cls=AccessOption,
+        is_flag=True,
         help="Do not check that the namespace deduplicates and keeps its messages.",
     ),
-)  # fmt: skip
+)
 
 
 def access() -> dict[str, Any]:

@@ -228,10 +228,12 @@ def _engine_cells(engine: xl.EngineInfo) -> tuple[str, ...]:
 def _print(sample: Sample, view: View, as_json: bool, first: bool) -> None:
     if as_json:
         facts = {
-            "topics": [line._asdict() for line in view.lines(sample)], "flushes": sample.flushes,
-            "engines": [fields_of(engine) for engine in sample.engines], "events": sample.events,
+            "topics": [line._asdict() for line in view.lines(sample)],
+            "flushes": sample.flushes,
+            "engines": [fields_of(engine) for engine in sample.engines],
+            "events": sample.events,
             "findings": sample.findings,
-        }  # fmt: skip
+        }
         print(json.dumps(facts), flush=True)
         return
     print(end="" if first else "\n")

@@ -58,9 +58,15 @@ if TYPE_CHECKING:
     from exclusivelog.cluster.following import TopicLog
 
 __all__ = [
-    "Anchor", "Checkpoint", "Mark", "Saving", "holds", "load", "newest_snapshot",
+    "Anchor",
+    "Checkpoint",
+    "Mark",
+    "Saving",
+    "holds",
+    "load",
+    "newest_snapshot",
     "store_snapshot",
-]  # fmt: skip
+]
 
 log = logging.getLogger(__name__)
 
@@ -156,11 +162,18 @@ class Checkpoint:
 
     def save(self, topic: str) -> bytes:
         """The checkpoint as bytes."""
-        body: bytes = msgpack.packb([
-            VERSION, topic, list(self.anchor), self.state.save(), self.first,
-            [each.state.save() for each in self.marks],
-            [waiting.encode(each) for each in self.queue], self.claims.save(),
-        ])  # fmt: skip
+        body: bytes = msgpack.packb(
+            [
+                VERSION,
+                topic,
+                list(self.anchor),
+                self.state.save(),
+                self.first,
+                [each.state.save() for each in self.marks],
+                [waiting.encode(each) for each in self.queue],
+                self.claims.save(),
+            ]
+        )
         return crc32c(body).to_bytes(4, "little") + body
 
     @classmethod

@@ -38,9 +38,17 @@ from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError
 from exclusivelog.types import EngineInfo
 
 __all__ = [
-    "Clearing", "Commit", "Drop", "Holdings", "Noting", "Resource", "Ruling", "Take", "read",
+    "Clearing",
+    "Commit",
+    "Drop",
+    "Holdings",
+    "Noting",
+    "Resource",
+    "Ruling",
+    "Take",
+    "read",
     "write",
-]  # fmt: skip
+]
 
 MAGIC = b"XLG"
 VERSION = 1
@@ -263,11 +271,15 @@ class Holdings:
 
     def save(self) -> bytes:
         """This state as bytes, from which folding can continue."""
-        saved: bytes = msgpack.packb([
-            {name: list(each) for name, each in self.resources.items()},
-            [write(take) for take in self.sessions.values()],
-            self.commits, self.positions, self.takes,
-        ])  # fmt: skip
+        saved: bytes = msgpack.packb(
+            [
+                {name: list(each) for name, each in self.resources.items()},
+                [write(take) for take in self.sessions.values()],
+                self.commits,
+                self.positions,
+                self.takes,
+            ]
+        )
         return saved
 
     @classmethod

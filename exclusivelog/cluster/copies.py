@@ -211,10 +211,9 @@ class AnyCopies:
         return PlainCopies().decode(message) if plain else FrameCopies().decode(message)
 
 
-OWN = (
-    "offset", "epoch", "session", "producer", "sequence_id", "publish_time", "event_time", "key",
-    "gap", "source", "topic",
-)  # fmt: skip
+OWN = """
+    offset epoch session producer sequence_id publish_time event_time key gap source topic
+""".split()
 
 
 def _outgoing(topic: str, frame: Frame, content: Content) -> Outgoing:
@@ -224,10 +223,15 @@ def _outgoing(topic: str, frame: Frame, content: Content) -> Outgoing:
             f"keeps names that begin with {PREFIX!r} for itself"
         )
     own: dict[str, object] = {
-        "offset": frame.first, "epoch": frame.epoch, "session": frame.session,
-        "producer": content.producer_name, "sequence_id": content.sequence_id,
-        "publish_time": content.publish_time, "source": frame.source, "topic": topic,
-    }  # fmt: skip
+        "offset": frame.first,
+        "epoch": frame.epoch,
+        "session": frame.session,
+        "producer": content.producer_name,
+        "sequence_id": content.sequence_id,
+        "publish_time": content.publish_time,
+        "source": frame.source,
+        "topic": topic,
+    }
     if content.event_time is not None:
         own["event_time"] = content.event_time
     if frame.gap:

@@ -66,9 +66,20 @@ if TYPE_CHECKING:
     from exclusivelog.cluster.sessions import ClusterSession
 
 __all__ = [
-    "ANSWER_SECONDS", "CLOSE_SECONDS", "Changes", "Owning", "Recent", "Registration", "Seen",
-    "TopicLog", "Topics", "await_any", "inspect", "now_ms", "waiter_info",
-]  # fmt: skip
+    "ANSWER_SECONDS",
+    "CLOSE_SECONDS",
+    "Changes",
+    "Owning",
+    "Recent",
+    "Registration",
+    "Seen",
+    "TopicLog",
+    "Topics",
+    "await_any",
+    "inspect",
+    "now_ms",
+    "waiter_info",
+]
 
 ANSWER_SECONDS = 60.0  # time limit for reading back an append
 CLOSE_SECONDS = 30.0  # time limit for sending what is queued, and again for the releases

@@ -59,9 +59,23 @@ from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError, Unsupp
 from exclusivelog.types import AccessMode, OwnerInfo
 
 __all__ = [
-    "MAX_BYTES", "MAX_MESSAGES", "Content", "Frame", "Grant", "Holder", "Join", "Packed", "Parsed",
-    "Release", "Terminate", "decode", "encode", "sealed", "split", "unsealed",
-]  # fmt: skip
+    "MAX_BYTES",
+    "MAX_MESSAGES",
+    "Content",
+    "Frame",
+    "Grant",
+    "Holder",
+    "Join",
+    "Packed",
+    "Parsed",
+    "Release",
+    "Terminate",
+    "decode",
+    "encode",
+    "sealed",
+    "split",
+    "unsealed",
+]
 
 # Pulsar takes 5 MiB with its own headers and properties; this leaves them 240 kB.
 MAX_BYTES = 5_000_000
@@ -352,14 +366,23 @@ def _row(record: Parsed) -> list[Any]:
         row = _frame_row(record)
     elif isinstance(record, Grant):
         row = [
-            "g", record.epoch, record.first, record.session, record.continues, record.joins,
+            "g",
+            record.epoch,
+            record.first,
+            record.session,
+            record.continues,
+            record.joins,
             *_holder_row(record.holder),
-        ]  # fmt: skip
+        ]
     elif isinstance(record, Join):
         row = [
-            "j", record.epoch, record.granted, record.joins, record.session,
+            "j",
+            record.epoch,
+            record.granted,
+            record.joins,
+            record.session,
             *_holder_row(record.holder),
-        ]  # fmt: skip
+        ]
     elif isinstance(record, Terminate):
         row = ["t", record.epoch, record.granted]
     else:
@@ -636,10 +659,14 @@ def _parse_terminate(row: list[Any]) -> Terminate:
 
 
 PARSERS: dict[str, tuple[Callable[[list[Any]], Parsed], int]] = {
-    "f": (_parse_frame, 13), "e": (_parse_packed, 5), "s": (_parse_shared, 11),
-    "g": (_parse_grant, 14), "j": (_parse_join, 13), "r": (_parse_release, 4),
+    "f": (_parse_frame, 13),
+    "e": (_parse_packed, 5),
+    "s": (_parse_shared, 11),
+    "g": (_parse_grant, 14),
+    "j": (_parse_join, 13),
+    "r": (_parse_release, 4),
     "t": (_parse_terminate, 3),
-}  # fmt: skip
+}
 EXCLUSIVE_MODES = [str(mode) for mode in AccessMode if mode is not AccessMode.SHARED]
 
 

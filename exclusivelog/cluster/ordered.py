@@ -31,9 +31,7 @@ from typing import NamedTuple, NewType, Protocol
 
 from exclusivelog.types import EngineInfo
 
-__all__ = [
-    "Answer", "Answered", "OrderedLog", "Place", "Position", "Record", "Tail", "ignore",
-]  # fmt: skip
+__all__ = ["Answer", "Answered", "OrderedLog", "Place", "Position", "Record", "Tail", "ignore"]
 
 Position = NewType("Position", bytes)
 """The place of a record. Opaque outside the log that has made it. Positions of one log compare as

@@ -186,18 +186,18 @@ def _default_admin(kind: str, hosts: str) -> str:
 
 # ---- errors ------------------------------------------------------------------------------
 
+OVER_QUOTA = (
+    "it is full: the namespace's backlog quota is exceeded; remove or drain the subscription "
+    "that holds the backlog, or raise the quota"
+)
 # Names of the client's exceptions and results -> what they mean, and what to do.
 MEANINGS = {
     "AuthenticationError": "it refused the token; give a valid one",
     "AuthorizationError": "the token's role may not use this topic; grant it produce and consume",
     "ErrorGettingAuthenticationData": "the token could not be read",
     "TopicNotFound": "it has no such tenant, namespace or topic, or makes no topics by itself",
-    "ProducerBlockedQuotaExceededError":
-        "it is full: the namespace's backlog quota is exceeded; remove or drain the subscription "
-        "that holds the backlog, or raise the quota",
-    "ProducerBlockedQuotaExceededException":
-        "it is full: the namespace's backlog quota is exceeded; remove or drain the subscription "
-        "that holds the backlog, or raise the quota",
+    "ProducerBlockedQuotaExceededError": OVER_QUOTA,
+    "ProducerBlockedQuotaExceededException": OVER_QUOTA,
     "BrokerPersistenceError": "it could not store the message; look for full disks of its bookies",
     "TopicTerminated": "the Pulsar topic is terminated",
     "MessageTooBig": "a message is larger than the broker takes (maxMessageSize)",
@@ -212,14 +212,14 @@ MEANINGS = {
     "RetryableError": "it did not answer in time; it may be down, unreachable or full",
     "UnknownError": "it could not load the topic, or does not say what is wrong; look into its log",
     "AlreadyClosed": "the connection was closed",
-}  # fmt: skip
+}
 FENCED = ("ProducerFenced", "ProducerBusy")
 # Answers of a broker that has just started, while it loads a topic; UnknownError if it has not
 # loaded the topic within its own time limit.
-PASSING = (
-    "Timeout", "ServiceUnitNotReady", "LookupError", "Disconnected", "RetryableError",
-    "BrokerMetadataError", "UnknownError",
-)  # fmt: skip
+PASSING = """
+    Timeout ServiceUnitNotReady LookupError Disconnected RetryableError BrokerMetadataError
+    UnknownError
+""".split()
 AWAY = (*PASSING, "ConnectError", "NotConnected")
 # Answers of a broker that has just started. Pulsar 4.0 accepts requests before all of its services
 # run, and returns AuthorizationError for each that fails, even without tokens.

@@ -66,7 +66,7 @@ REASONS = {
         "topics have logs of their own", "send_many appends to one topic atomically"
     ),
     "verify": Reason("records are verified when they are read", "read the topics"),
-}  # fmt: skip
+}
 
 
 def refusal(what: str, given: str = "") -> UnsupportedError:

@@ -207,13 +207,22 @@ class State:
 
     def save(self) -> bytes:
         """This state as bytes, from which folding can continue."""
-        body: bytes = msgpack.packb([
-            self.position, self.epoch, self.session, self.owned, self.next,
-            None if self.grant is None else encode(self.grant),
-            self.sequences, self.published, self.source,
-            [[encode(join), number] for join, number in self.shared.values()], self.joins,
-            self.terminated,
-        ])  # fmt: skip
+        body: bytes = msgpack.packb(
+            [
+                self.position,
+                self.epoch,
+                self.session,
+                self.owned,
+                self.next,
+                None if self.grant is None else encode(self.grant),
+                self.sequences,
+                self.published,
+                self.source,
+                [[encode(join), number] for join, number in self.shared.values()],
+                self.joins,
+                self.terminated,
+            ]
+        )
         return SAVED.pack(SAVED_MAGIC, SAVED_VERSION, crc32c(body)) + body
 
     @classmethod

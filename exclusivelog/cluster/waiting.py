@@ -39,9 +39,17 @@ if TYPE_CHECKING:
     from exclusivelog.cluster.engine import ClusterEngine
 
 __all__ = [
-    "Assign", "Leave", "Noted", "Published", "Queue", "Unassign", "Wait", "Waiters", "decode",
+    "Assign",
+    "Leave",
+    "Noted",
+    "Published",
+    "Queue",
+    "Unassign",
+    "Wait",
+    "Waiters",
+    "decode",
     "encode",
-]  # fmt: skip
+]
 
 MAGIC = b"XLW"
 VERSION = 1
@@ -119,14 +127,28 @@ def encode(record: Noted) -> bytes:
         row = ["u", record.number]
     elif isinstance(record, Assign):
         row = [
-            "a", record.number, record.session, record.engine_id, record.engine_name, record.pid,
-            record.properties or None, record.since, record.until,
-        ]  # fmt: skip
+            "a",
+            record.number,
+            record.session,
+            record.engine_id,
+            record.engine_name,
+            record.pid,
+            record.properties or None,
+            record.since,
+            record.until,
+        ]
     else:
         row = [
-            "w", record.number, record.engine_id, record.engine_name, record.pid,
-            record.producer_name, record.priority, record.since, record.properties or None,
-        ]  # fmt: skip
+            "w",
+            record.number,
+            record.engine_id,
+            record.engine_name,
+            record.pid,
+            record.producer_name,
+            record.priority,
+            record.since,
+            record.properties or None,
+        ]
     body: bytes = msgpack.packb(row)
     return sealed(MAGIC, VERSION, body)
 

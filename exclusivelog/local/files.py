@@ -25,9 +25,11 @@ OWNERS = "owners.lock"
 # How each of them is opened: no symbolic link is followed, and no FIFO waited for.
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 KINDS = {
-    stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
     stat.S_IFDIR: "a directory",
-}  # fmt: skip
+}
 GROUP_WRITES, OTHERS_WRITE = 0o060, 0o006  # and reads
 FIRST_OWN_DESCRIPTOR = 3
 FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_NOCOW_FL = 0x80086601, 0x40086602, 0x00800000

@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 # ---- rows ------------------------------------------------------------------------------
 
 
-NAMES = (
-    "meta", "names", "topics", "entries", "producers", "holders", "queue", "engines", "mail",
-    "trash", "segments", "claims", "claimants", "transfers", "cursors", "retention",
-    "views", "snapshots", "fences", "batches",
-)  # fmt: skip
+NAMES = """
+    meta names topics entries producers holders queue engines mail trash segments claims claimants
+    transfers cursors retention views snapshots fences batches
+""".split()
 U64 = struct.Struct(">Q")
 PAIR = struct.Struct(">QQ")
 
@@ -39,10 +38,22 @@ Decoded = TypeVar("Decoded")
 
 # The tables whose keys begin with the number of a topic, or of a view: producers, readers and
 # shared states remember what a topic's rows say.
-OF_TOPICS = frozenset((
-    "topics", "entries", "producers", "holders", "queue", "transfers", "retention", "views",
-    "snapshots", "fences", "batches", "trash",
-))  # fmt: skip
+OF_TOPICS = frozenset(
+    (
+        "topics",
+        "entries",
+        "producers",
+        "holders",
+        "queue",
+        "transfers",
+        "retention",
+        "views",
+        "snapshots",
+        "fences",
+        "batches",
+        "trash",
+    )
+)
 # Those whose keys begin with the number of a claim session: groups' readers remember that it lives.
 OF_CLAIMS = frozenset(("claimants",))
 # Those of which nobody remembers anything beyond a transaction; and beginnings of such keys in

@@ -50,9 +50,17 @@ class LocalSession(LocalSending):
 
     # A process may have a hundred thousand.
     __slots__ = (
-        "__weakref__", "_finalizer", "_following", "_is_closed", "_keeper", "_lost", "_pauses",
-        "listeners", "moved", "session",
-    )  # fmt: skip
+        "__weakref__",
+        "_finalizer",
+        "_following",
+        "_is_closed",
+        "_keeper",
+        "_lost",
+        "_pauses",
+        "listeners",
+        "moved",
+        "session",
+    )
 
     def __init__(
         self,

@@ -306,9 +306,11 @@ class BackgroundWorker:
             ids = dict.fromkeys(session.topic for session in evicted)
             topics = [tables.topics.get(topic).name for topic in ids]
         party = {
-            "engine": first.engine, "engine_name": first.engine_name, "pid": first.pid,
+            "engine": first.engine,
+            "engine_name": first.engine_name,
+            "pid": first.pid,
             "producer": first.name,
-        }  # fmt: skip
+        }
         log_gone(
             self._ledger.path,
             party,

@@ -260,9 +260,12 @@ def _report(spark: SparkSession, given: argparse.Namespace, out: TextIO | None) 
 
 
 COMMANDS = {
-    "archive": _archive, "compact": _compact, "replay": _replay, "audit": _audit,
+    "archive": _archive,
+    "compact": _compact,
+    "replay": _replay,
+    "audit": _audit,
     "report": _report,
-}  # fmt: skip
+}
 
 if __name__ == "__main__":
     sys.exit(main())

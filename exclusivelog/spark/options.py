@@ -33,14 +33,18 @@ MOST = 2**63 - 1
 WHICH = ("topic", "topics", "topicsPattern", "subscribe", "subscribePattern")
 ACCESS = ("admin", "token", "token_file", "tls_trust_certs", "check_policies")  # to a cluster
 READING = (
-    *WHICH, *ACCESS, "path", "startingOffsets", "startingTimestamp", "failOnDataLoss",
-    "minPartitions", "access",
-)  # fmt: skip
+    *WHICH,
+    *ACCESS,
+    "path",
+    "startingOffsets",
+    "startingTimestamp",
+    "failOnDataLoss",
+    "minPartitions",
+    "access",
+)
 BATCH = (*READING, "endingOffsets", "endingTimestamp", "view", "bucketMs", "topicIds")
 STREAM = (*READING, "maxOffsetsPerTrigger", "maxBytesPerTrigger")
-WRITING = (
-    "path", "topic", "producerName", "producerAccessMode", "stagingDir", "inlineLimit",
-)  # fmt: skip
+WRITING = ("path", "topic", "producerName", "producerAccessMode", "stagingDir", "inlineLimit")
 BATCH_WRITING = (*WRITING, "txnAppId", "txnVersion")
 STREAM_WRITING = (*WRITING, "checkpointLocation", "queryName")
 

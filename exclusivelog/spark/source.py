@@ -243,9 +243,12 @@ def boot_id() -> str:
 
 TEXT, BYTES = StringType(), BinaryType()
 TAKEN: dict[str, tuple[DataType, ...]] = {
-    "value": (BYTES, TEXT), "key": (BYTES, TEXT), "properties": (MapType(TEXT, TEXT),),
-    "event_time": (TimestampType(),), "topic": (TEXT,),
-}  # fmt: skip
+    "value": (BYTES, TEXT),
+    "key": (BYTES, TEXT),
+    "properties": (MapType(TEXT, TEXT),),
+    "event_time": (TimestampType(),),
+    "topic": (TEXT,),
+}
 # Columns that the log sets itself; a DataFrame that was read from a log may have them.
 ITS_OWN = ("offset", "epoch", "publish_time", "producer", "sequence_id")
 PRODUCER_BYTES = 255

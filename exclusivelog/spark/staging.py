@@ -43,10 +43,14 @@ LEFT_BEHIND_SECONDS = 7 * 86_400
 # and for all topics of a task.
 CHUNK_BYTES, MOST_WAITING = 4 << 20, 64 << 20
 
-STAGED = pa.schema([
-    ("value", pa.binary()), ("key", pa.binary()), ("properties", pa.binary()),
-    ("event_time", pa.int64()),
-])  # fmt: skip
+STAGED = pa.schema(
+    [
+        ("value", pa.binary()),
+        ("key", pa.binary()),
+        ("properties", pa.binary()),
+        ("event_time", pa.int64()),
+    ]
+)
 
 
 # ---- the directory -----------------------------------------------------------------------

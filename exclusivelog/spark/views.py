@@ -230,6 +230,10 @@ def _txns(engine: xl.Engine, name: str) -> list[Record]:
 
 
 VIEWS: dict[str, Callable[[xl.Engine, str], Iterable[Record]]] = {
-    "topics": _topics, "owners": _owners, "events": _events, "epochs": _epochs,
-    "producers": _producers, "txns": _txns,
-}  # fmt: skip
+    "topics": _topics,
+    "owners": _owners,
+    "events": _events,
+    "epochs": _epochs,
+    "producers": _producers,
+    "txns": _txns,
+}

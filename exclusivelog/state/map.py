@@ -132,9 +132,7 @@ class MapCodec(Generic[K, V]):
         self._load_key: Callable[[bytes], K] = serde.loads_of(key, "key")
         self.dump = _checked(serde.dumps_of(value, "value"), "value")
         self.load_unnamed: Callable[[bytes], V] = serde.loads_of(value, "value")
-        self.kind: Kind = {
-            "holds": "map", "key": serde.name_of(key), "value": serde.name_of(value),
-        }  # fmt: skip
+        self.kind: Kind = {"holds": "map", "key": serde.name_of(key), "value": serde.name_of(value)}
         # An application's own serialisers may block: never run them in an event loop's thread.
         self.never_blocks = None not in self.kind.values()
 

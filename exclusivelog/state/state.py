@@ -176,9 +176,12 @@ class SharedState(Shared, Generic[S, Op]):
         if not callable(apply):
             raise TypeError("apply takes a function of (state, op)")
         functions: dict[str, Any] = {
-            "encode": encode, "decode": decode, "copy": copy or id,
-            "encode_state": encode_state or id, "decode_state": decode_state or id,
-        }  # fmt: skip
+            "encode": encode,
+            "decode": decode,
+            "copy": copy or id,
+            "encode_state": encode_state or id,
+            "decode_state": decode_state or id,
+        }
         for name, function in functions.items():
             if not callable(function):
                 raise TypeError(f"{name} takes a function, not {function!r}")

@@ -162,8 +162,11 @@ def _tuple(value: tuple[Any, ...], scope: Scope) -> tuple[Any, ...]:
 
 
 VIEWS: dict[type, Callable[[Any, Scope], Any]] = {
-    dict: DictView, list: ListView, set: SetView, tuple: _tuple,
-}  # fmt: skip
+    dict: DictView,
+    list: ListView,
+    set: SetView,
+    tuple: _tuple,
+}
 
 
 def thaw(value: Any) -> Any:

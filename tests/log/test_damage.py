@@ -689,32 +689,13 @@ def test_g9_what_is_trimmed_while_it_is_read_is_no_damage(topic, monkeypatch) ->
 
 SECTIONS = {"an offset": 4, "a value": 25}  # bytes behind the entry's beginning
 FOOTERS = {  # bytes before the entry's end
-    "topic": 64,
-    "base offset": 56,
-    "base offset, by far": 51,
-    "epoch": 48,
-    "session": 40,
-    "base sequence": 32,
-    "publish time": 24,
-    "publish time, by far": 19,
-    "count": 16,
-    "count, by far": 14,
-    "flags": 12,
-    "name length": 10,
-    "magic": 8,
-    "checksum": 4,
+    "topic": 64, "base offset": 56, "base offset, by far": 51, "epoch": 48, "session": 40,
+    "base sequence": 32, "publish time": 24, "publish time, by far": 19, "count": 16,
+    "count, by far": 14, "flags": 12, "name length": 10, "magic": 8, "checksum": 4,
 }  # fmt: skip
 HEADERS = {  # bytes behind the frame's beginning
-    "magic": 0,
-    "size": 4,
-    "flags and size": 7,
-    "position": 8,
-    "generation": 16,
-    "topic": 24,
-    "base offset": 32,
-    "version": 40,
-    "count": 48,
-    "checksum": 52,
+    "magic": 0, "size": 4, "flags and size": 7, "position": 8, "generation": 16, "topic": 24,
+    "base offset": 32, "version": 40, "count": 48, "checksum": 52,
 }  # fmt: skip
 
 

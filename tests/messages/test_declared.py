@@ -464,29 +464,12 @@ def _with_note(value: Any, note: Any) -> Any:
 
 
 BASES: list[tuple[type, tuple[Any, ...]]] = [
-    (int, (5,)),
-    (float, (1.5,)),
-    (str, ("a",)),
-    (bytes, (b"a",)),
-    (complex, (1j,)),
-    (D, ("1.1",)),
-    (fractions.Fraction, (1, 2)),
-    (dt.datetime, (2026, 1, 2)),
-    (dt.date, (2026, 1, 2)),
-    (dt.time, (1,)),
-    (dt.timedelta, (1,)),
-    (tuple, ((1,),)),
-    (list, ([1],)),
-    (dict, ({1: 2},)),
-    (set, ({1},)),
-    (frozenset, ({1},)),
-    (collections.deque, ([1],)),
-    (collections.UserDict, ()),
-    (collections.OrderedDict, ()),
-    (collections.defaultdict, (int,)),
-    (collections.Counter, ("a",)),
-    (bytearray, (b"a",)),
-    (array.array, ("i", [1])),
+    (int, (5,)), (float, (1.5,)), (str, ("a",)), (bytes, (b"a",)), (complex, (1j,)), (D, ("1.1",)),
+    (fractions.Fraction, (1, 2)), (dt.datetime, (2026, 1, 2)), (dt.date, (2026, 1, 2)),
+    (dt.time, (1,)), (dt.timedelta, (1,)), (tuple, ((1,),)), (list, ([1],)), (dict, ({1: 2},)),
+    (set, ({1},)), (frozenset, ({1},)), (collections.deque, ([1],)), (collections.UserDict, ()),
+    (collections.OrderedDict, ()), (collections.defaultdict, (int,)), (collections.Counter, ("a",)),
+    (bytearray, (b"a",)), (array.array, ("i", [1])),
 ]  # fmt: skip
 NO_SLOTS = (int, bytes, tuple)  # C does not take any
 

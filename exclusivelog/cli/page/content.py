@@ -51,8 +51,11 @@ class Content:
         self._engine = engine
         self._map = threading.Lock()  # a map is read as a whole: one at a time
         self.answers: dict[str, Callable[[Query], Answer]] = {
-            "ledger": self.ledger, "topic": self.topic, "messages": self.messages, "map": self.map,
-        }  # fmt: skip
+            "ledger": self.ledger,
+            "topic": self.topic,
+            "messages": self.messages,
+            "map": self.map,
+        }
 
     # ---- the ledger ----------------------------------------------------------------------
 

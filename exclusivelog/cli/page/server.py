@@ -64,10 +64,11 @@ HEADERS = {
 PARTS = {
     "": ("text/html", (("exclusivelog.cli.page", "page.html"),)),
     "page.css": (
-        "text/css", (("exclusivelog.audit", "page.css"), ("exclusivelog.cli.page", "page.css")),
+        "text/css",
+        (("exclusivelog.audit", "page.css"), ("exclusivelog.cli.page", "page.css")),
     ),
     "page.js": ("text/javascript", (("exclusivelog.cli.page", "page.js"),)),
-}  # fmt: skip
+}
 
 
 @dataclass

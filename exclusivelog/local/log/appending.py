@@ -857,8 +857,15 @@ class Pauses:
     True while appends are paused. What was accepted before is still sent."""
 
     __slots__ = (
-        "_appender", "_due", "_lock", "_resumed", "_stopped", "_topic", "_waiting", "count",
-    )  # fmt: skip
+        "_appender",
+        "_due",
+        "_lock",
+        "_resumed",
+        "_stopped",
+        "_topic",
+        "_waiting",
+        "count",
+    )
 
     def __init__(self, appender: _core.Appender, topic: str, lock: _core.Lock) -> None:
         self.count = 0  # of calls of `begin` without their `end`

@@ -524,9 +524,12 @@ EVICTED_AT_ONCE = 1000  # sessions in one transaction; other writers wait meanwh
 
 # Raised before a request changes anything.
 REFUSALS = (
-    ProducerFencedError, ProducerBusyError, TopicNotFoundError, TopicTerminatedError,
+    ProducerFencedError,
+    ProducerBusyError,
+    TopicNotFoundError,
+    TopicTerminatedError,
     OwnershipLostError,
-)  # fmt: skip
+)
 
 
 class DamagedTopic(Exception):

@@ -13,9 +13,12 @@ from exclusivelog.local.shm.tasks import is_stopped
 
 # As `DeathWatch.held` lists them.
 APPENDS, FLUSHES, WRITERS, READERS, TABLES = LOCKS = (
-    "the append lock", "the flush lock", "the writer lock", "LMDB's lock of readers",
+    "the append lock",
+    "the flush lock",
+    "the writer lock",
+    "LMDB's lock of readers",
     "LMDB's lock of writers",
-)  # fmt: skip
+)
 OPENING = "the lock for opening"
 LASTING_SECONDS = 1.2  # an engine takes a dead thread's lock sooner
 LOOK_SECONDS = 0.02
@@ -40,9 +43,11 @@ def lasting_locks(
     def progress(lock: str, thread: int) -> tuple[int, ...]:
         """What changes if the holder, or another one after it, makes progress."""
         moved = {
-            APPENDS: (journal.tail, journal.version), FLUSHES: (journal.synced,),
-            WRITERS: (commits(),), TABLES: (commits(),),
-        }  # fmt: skip
+            APPENDS: (journal.tail, journal.version),
+            FLUSHES: (journal.synced,),
+            WRITERS: (commits(),),
+            TABLES: (commits(),),
+        }
         return thread, *moved.get(lock, ())
 
     def look() -> dict[str, tuple[int, ...]]:

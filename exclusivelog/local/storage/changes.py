@@ -85,8 +85,11 @@ def _log_gone(path: str, engine: str, lost: list[Event], slots: Slots) -> None:
 
 def _log_one(path: str, event: Event) -> None:
     facts: dict[str, Any] = {
-        "ledger": path, "topic": event.topic, "epoch": event.epoch, "reason": event.reason,
-    }  # fmt: skip
+        "ledger": path,
+        "topic": event.topic,
+        "epoch": event.epoch,
+        "reason": event.reason,
+    }
     source, target = event.source, event.target
     if event.group is not None:
         facts |= {"topic": None, "epoch": None, "group": event.group}

@@ -252,8 +252,10 @@ def create_environment(directory: Directory, mode: int) -> None:
                 database = env.open_db(table.encode(), txn=txn)
                 if table == "meta":
                     header = {
-                        "version": FORMAT, "uuid": os.urandom(16).hex(), "library": __version__,
-                    }  # fmt: skip
+                        "version": FORMAT,
+                        "uuid": os.urandom(16).hex(),
+                        "library": __version__,
+                    }
                     txn.put(HEADER, msgpack.packb(header), db=database)
         data = temporary.open(DATA, os.O_RDONLY)
         try:

@@ -15,10 +15,10 @@ from exclusivelog.local.files import Directory, read_whole
 from exclusivelog.local.storage.devices import MOST_DEVICES, why_in_memory
 
 # Locks, shared mappings and flushes there do not give the guarantees of a local disk.
-REMOTE_FILE_SYSTEMS = {
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gfs2",
-    "ocfs2", "beegfs", "gpfs", "fuse", "fuseblk", "virtiofs", "vboxsf", "prl_fs",
-}  # fmt: skip
+REMOTE_FILE_SYSTEMS = """
+    nfs nfs4 cifs smb3 smbfs 9p afs ceph glusterfs lustre gfs2 ocfs2 beegfs gpfs fuse fuseblk
+    virtiofs vboxsf prl_fs
+""".split()
 # File systems that statfs(2) identifies by number, without reading the table of mounts.
 BTRFS = 0x9123683E
 LOCAL_DISKS = {0xEF53: "ext4", 0x58465342: "xfs", BTRFS: "btrfs"}

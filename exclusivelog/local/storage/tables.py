@@ -972,9 +972,15 @@ class AnnouncementTable:
 def announcement_row(session: Session, info: Mapping[str, str]) -> tuple[bytes, bytes]:
     """(key, data) of what a session announces now."""
     row = [
-        dict(info), session.epoch, wall_ms(), session.engine, session.engine_name, session.pid,
-        session.name, session.id,
-    ]  # fmt: skip
+        dict(info),
+        session.epoch,
+        wall_ms(),
+        session.engine,
+        session.engine_name,
+        session.pid,
+        session.name,
+        session.id,
+    ]
     return ANNOUNCED + U64.pack(session.topic), msgpack.packb(row)
 
 
@@ -1046,9 +1052,17 @@ class AppliedJournal:
     """
 
     __slots__ = (
-        "_damaged", "_mark", "_noted", "_oldest", "_rows", "_sequences", "applied", "file",
-        "generation", "visible",
-    )  # fmt: skip
+        "_damaged",
+        "_mark",
+        "_noted",
+        "_oldest",
+        "_rows",
+        "_sequences",
+        "applied",
+        "file",
+        "generation",
+        "visible",
+    )
 
     def __init__(self, rows: Rows, file: _core.Journal | None) -> None:
         self._rows, self.file = rows, file
@@ -1774,9 +1788,12 @@ class ChangeCounts(NamedTuple):
 
 
 COUNTED = {  # (kind, reason) of an event: the field that counts it
-    ("grant", "hand-over"): 0, ("evict", "dead"): 1, ("evict", "hung"): 1, ("evict", "fenced"): 2,
+    ("grant", "hand-over"): 0,
+    ("evict", "dead"): 1,
+    ("evict", "hung"): 1,
+    ("evict", "fenced"): 2,
     ("evict", "late"): 2,
-}  # fmt: skip
+}
 CHANGE_COUNTS = struct.Struct(">3Q")
 
 
