@@ -5,6 +5,7 @@ import builtins
 import contextlib
 import functools
 import io
+import os
 import re
 import textwrap
 import tokenize
@@ -432,3 +433,52 @@ def test_limits_of_waits_grow_with_the_load_of_the_machine() -> None:
 )
 def test_a_numeric_limit_of_a_wait_is_found(line: str, is_found: bool) -> None:
     assert bool(numeric_limits(line)) is is_found
+
+
+# ---- docs/architecture.md names what there is --------------------------------------------
+
+
+PAGE = REPOSITORY / "docs/architecture.md"
+OF_FILES = re.compile(r"[\w./-]+\.(pyx?|pyi|pxi|h|c|md)|[\w./-]+/")
+FENCED = re.compile(r"```text\n(.*?)```", re.DOTALL)
+SOURCES = {".py", ".pyi", ".pyx", ".pxd", ".pxi", ".h"}
+
+
+def named(page: str) -> list[str]:
+    """What stands in backticks in its sentences and tables."""
+    return re.findall(r"`([^`]+)`", FENCED.sub("", page))
+
+
+def missing(names: list[str], files: set[str], words: set[str]) -> list[str]:
+    """Names of files that are none, and names whose words are in no file."""
+
+    def is_there(name: str) -> bool:
+        if OF_FILES.fullmatch(name):
+            return any(f"/{name}" in f"/{file}" for file in files)
+        return set(re.findall(r"[a-zA-Z_]\w*", name)) <= words
+
+    return [name for name in names if not is_there(name)]
+
+
+def test_the_architecture_names_files_and_words_that_exist() -> None:
+    texts = [path.read_text() for path in ROOT.rglob("*") if path.suffix in SOURCES]
+    texts += [(REPOSITORY / name).read_text() for name in ("Makefile", "pyproject.toml")]
+    words = {"Wall", "Wextra", "Werror", *re.findall(r"\w+", " ".join(texts))}
+    folders = [REPOSITORY / folder for folder in FOLDERS]
+    files = {str(path.relative_to(REPOSITORY)) for top in folders for path in top.rglob("*")}
+    files |= {"segments/", *os.listdir(REPOSITORY)}  # the former: of a ledger
+    files |= {f"{folder}/" for folder in FOLDERS}
+    assert missing(named(PAGE.read_text()), files, words) == []
+    assert missing(["no_such.py", "Producer.no_such", "engine.py"], files, words) == [
+        "no_such.py",
+        "Producer.no_such",
+    ]
+
+
+@pytest.mark.parametrize(("number", "folder"), [(1, "."), (2, "local"), (3, "cluster")])
+def test_the_architecture_lists_every_module(number: int, folder: str) -> None:
+    """In the blocks of its layers."""
+    listed = set(re.findall(r"\w+", FENCED.findall(PAGE.read_text())[number]))
+    there = [path for path in (ROOT / folder).iterdir() if path.suffix == ".py" or path.is_dir()]
+    names = {path.stem for path in there} - {"__init__", "__pycache__"}
+    assert names - listed == set()
