@@ -11,10 +11,11 @@ They are the same for every backend (rules A5, J5).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from exclusivelog.admission import Verdict
 from exclusivelog.errors import (
+    EngineClosedError,
     ExclusiveLogError,
     InvalidEpochError,
     LedgerError,
@@ -24,6 +25,7 @@ from exclusivelog.errors import (
     ProducerFencedError,
     ProducerMovedError,
     ReaderFencedError,
+    StateError,
     TopicNotFoundError,
     TopicTerminatedError,
     WaitTimeoutError,
@@ -81,9 +83,14 @@ def held_by(owner: OwnerInfo | None) -> str:
     return f"; it is {'awaited' if waits else 'held'} by {describe(owner)}"
 
 
+def moves_to(engine_name: str, engine_id: str) -> str:
+    """Why another hand-over of a topic fails (rule E4)."""
+    return f"it is being handed over to engine {engine_name!r} (id {engine_id})"
+
+
 def moving_to(engine_name: str, engine_id: str) -> str:
     """Where the topic is being handed over to, as a part of an error."""
-    return f"; it is being handed over to engine {engine_name!r} (id {engine_id})"
+    return f"; {moves_to(engine_name, engine_id)}"
 
 
 # Why a topic with shared producers is not moved (rule E1).
@@ -147,6 +154,43 @@ def timed_out(waited: str, owner: OwnerInfo | None, blocked: str = "") -> WaitTi
 def terminated(what: str, end: int) -> TopicTerminatedError:
     """The error for producers of a topic that was terminated at this offset (rule G8)."""
     return TopicTerminatedError(f"{what} was terminated at offset {end}; it can only be read")
+
+
+# ---- what topics hold, and objects that are closed ---------------------------------------
+
+
+def is_other_kind(held: Mapping[str, str | None], wanted: Mapping[str, str | None]) -> bool:
+    """Does a topic hold something else than the map or state that is to be opened? What is not
+    known of one of them is no difference.
+
+    >>> is_other_kind({"holds": "map", "key": ""}, {"holds": "map", "key": "json"})
+    False
+    """
+    return any(value and (held.get(field) or value) != value for field, value in wanted.items())
+
+
+def other_kind(
+    topic: str, held: Mapping[str, str | None], wanted: Mapping[str, str | None]
+) -> StateError:
+    """The error in that case."""
+    return StateError(
+        f"topic {topic!r} holds {_described(held)}; it cannot be opened as {_described(wanted)}"
+    )
+
+
+def _described(kind: Mapping[str, str | None]) -> str:
+    codecs = ", ".join(f"{name}={value}" for name, value in kind.items() if name != "holds")
+    return f"a {kind['holds']}" + (f" ({codecs})" if codecs else "")
+
+
+def producer_closed(name: str, topic: str) -> EngineClosedError:
+    """The error for calls of a producer that is closed."""
+    return EngineClosedError(f"producer {name!r} of topic {topic!r} is closed; open a new one")
+
+
+def reader_closed(topic: str) -> EngineClosedError:
+    """The error for calls of a reader that is closed."""
+    return EngineClosedError(f"this reader of topic {topic!r} is closed; open a new one")
 
 
 # ---- sessions that are lost --------------------------------------------------------------

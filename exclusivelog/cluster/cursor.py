@@ -22,12 +22,12 @@ from exclusivelog.cluster.following import ANSWER_SECONDS, Changes, TopicLog
 from exclusivelog.cluster.frames import Content, Frame, Packed
 from exclusivelog.cluster.log import Reader
 from exclusivelog.errors import (
-    EngineClosedError,
     LedgerCorruptedError,
     LedgerIOError,
     OffsetTrimmedError,
 )
 from exclusivelog.messages import to_ms
+from exclusivelog.refusals import reader_closed
 from exclusivelog.waits import READER_LOOK_UP_SECONDS
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class ClusterCursor(_core.Cursor):
         """EngineClosedError unless it can be used."""
         self._check_open()
         if self.closed:
-            raise EngineClosedError(f"this reader of topic {self.topic!r} is closed")
+            raise reader_closed(self.topic)
         if self.membership is not None:
             self.membership.check()
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from exclusivelog.backend import Kind
 from exclusivelog.cluster.facts import Facts
 from exclusivelog.cluster.ordered import Place
-from exclusivelog.errors import StateError
+from exclusivelog.refusals import is_other_kind, other_kind
 
 __all__ = ["Kinds"]
 
@@ -38,11 +38,8 @@ class Kinds:
         """Is it recorded that the topic holds this? False if nothing is recorded; StateError if it
         holds something else."""
         held = self.of(topic)
-        if any(value and (held.get(field) or value) != value for field, value in kind.items()):
-            raise StateError(
-                f"topic {topic!r} holds {_described(held)}; it cannot be opened as "
-                f"{_described(kind)}"
-            )
+        if is_other_kind(held, kind):
+            raise other_kind(topic, held, kind)
         return bool(held)
 
     def record(self, topic: str, kind: Kind) -> None:
@@ -55,8 +52,3 @@ class Kinds:
     def close(self) -> None:
         """Close the log."""
         self._facts.close()
-
-
-def _described(kind: Kind) -> str:
-    codecs = ", ".join(f"{name}={value}" for name, value in kind.items() if name != "holds")
-    return f"a {kind['holds']}" + (f" ({codecs})" if codecs else "")

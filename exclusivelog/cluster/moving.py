@@ -24,7 +24,7 @@ from exclusivelog.cluster.following import Seen, TopicLog, inspect, now_ms
 from exclusivelog.cluster.frames import Grant
 from exclusivelog.cluster.refused import refusal
 from exclusivelog.cluster.waiting import Assign, Unassign
-from exclusivelog.refusals import NO_OWNER, moving_to, no_engine, nothing_to_move
+from exclusivelog.refusals import NO_OWNER, moves_to, no_engine, nothing_to_move
 from exclusivelog.types import EngineInfo, Move
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Moving:
     def _refusal(self, seen: Seen, going: Assign | None) -> str:
         other = None if going is None or going.engine_id == self._target.id else going
         if other is not None and self._host.lives(other.engine_id) and not self._is_there(seen):
-            return moving_to(other.engine_name, other.engine_id).removeprefix("; ")
+            return moves_to(other.engine_name, other.engine_id)
         if seen.shared:
             return NO_OWNER
         if self._producer is None:

@@ -45,7 +45,7 @@ from exclusivelog.errors import (
 )
 from exclusivelog.members import living
 from exclusivelog.messages import Columns, Encoded, Raw
-from exclusivelog.refusals import name_fencing_engine, without_outcome
+from exclusivelog.refusals import name_fencing_engine, producer_closed, without_outcome
 from exclusivelog.sessions import (
     FOLLOWED_WITHIN,
     Listeners,
@@ -485,9 +485,7 @@ class ClusterSession:
         self._finalizer.release()
 
     def _closed_error(self) -> EngineClosedError:
-        return EngineClosedError(
-            f"producer {self.session.name!r} of topic {self.topic!r} is closed"
-        )
+        return producer_closed(self.session.name, self.topic)
 
 
 # ---- after a hand-over -------------------------------------------------------------------

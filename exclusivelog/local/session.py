@@ -31,7 +31,7 @@ from exclusivelog.local.log.appending import LocalSending, Pauses
 from exclusivelog.local.ownership.steps import topic_moved_error
 from exclusivelog.local.records import Session, Transfer
 from exclusivelog.local.storage.tables import Tables, check_may_write, owner_of
-from exclusivelog.refusals import name_fencing_engine
+from exclusivelog.refusals import name_fencing_engine, producer_closed
 from exclusivelog.sessions import Listeners, state_after
 
 if TYPE_CHECKING:
@@ -348,9 +348,7 @@ class LocalSession(LocalSending):
 
 
 def _closed(session: LocalSession) -> EngineClosedError:
-    return EngineClosedError(
-        f"producer {session.session.name!r} of topic {session.topic!r} is closed; open a new one"
-    )
+    return producer_closed(session.session.name, session.topic)
 
 
 def _connect(

@@ -10,7 +10,7 @@ from typing import Any
 
 from exclusivelog import _core, logs
 from exclusivelog.backend import Kind, Snapshot
-from exclusivelog.errors import LedgerFullError, StateError
+from exclusivelog.errors import LedgerFullError
 from exclusivelog.local.faults import retry_damaged
 from exclusivelog.local.log.inspection import Inspection
 from exclusivelog.local.maintenance.compression import check_engines, set_compression, stats
@@ -25,6 +25,7 @@ from exclusivelog.local.names import stats_of
 from exclusivelog.local.ownership.claims import Claims
 from exclusivelog.local.storage.compression import naming
 from exclusivelog.local.storage.tables import Tables
+from exclusivelog.refusals import is_other_kind, other_kind
 from exclusivelog.types import (
     Announcement,
     OwnerInfo,
@@ -221,14 +222,6 @@ class LocalTopic(Inspection):
 
 def _matches(tables: Tables, topic: int, kind: Kind) -> bool:
     held = tables.topics.kind(topic)
-    if any(value and (held.get(field) or value) != value for field, value in kind.items()):
-        raise StateError(
-            f"topic {tables.topics.get(topic).name!r} holds {_described(held)}; it cannot be "
-            f"opened as {_described(kind)}"
-        )
+    if is_other_kind(held, kind):
+        raise other_kind(tables.topics.get(topic).name, held, kind)
     return bool(held)
-
-
-def _described(kind: Kind) -> str:
-    codecs = ", ".join(f"{name}={value}" for name, value in kind.items() if name != "holds")
-    return f"a {kind['holds']}" + (f" ({codecs})" if codecs else "")

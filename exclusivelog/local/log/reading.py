@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.errors import (
-    EngineClosedError,
     LedgerCorruptedError,
     LedgerError,
     OffsetTrimmedError,
@@ -29,6 +28,7 @@ from exclusivelog.local.storage.segments import OpenEntries, is_reference
 from exclusivelog.local.storage.tables import Tables, existing
 from exclusivelog.local.time_marks import SLACK_MS, first_marked_since, is_ahead, wall_ms
 from exclusivelog.messages import to_ms
+from exclusivelog.refusals import reader_closed
 from exclusivelog.types import Report
 from exclusivelog.waits import READER_LOOK_UP_SECONDS
 
@@ -567,9 +567,7 @@ class LogCursor(_core.Cursor):
         """EngineClosedError or ReaderFencedError unless it can be used."""
         self._check_open()
         if self.closed:
-            raise EngineClosedError(
-                f"this reader of topic {self.topic!r} is closed; open a new one"
-            )
+            raise reader_closed(self.topic)
         if self.membership is not None:
             self.membership.check()
 

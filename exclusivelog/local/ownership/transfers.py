@@ -39,7 +39,7 @@ from exclusivelog.local.ownership.recording import record
 from exclusivelog.local.ownership.steps import MOVES, RELEASE
 from exclusivelog.local.records import Session, Transfer, describe, is_role, owner_info
 from exclusivelog.local.storage.tables import Tables, fenced, owner_of
-from exclusivelog.refusals import NO_OWNER, nothing_to_move
+from exclusivelog.refusals import NO_OWNER, moves_to, nothing_to_move
 from exclusivelog.types import EngineInfo, Move, TransferInfo
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class HandOver:
     def _begin_seat(self, tables: Tables, row: _core.TopicRow, holder: Session, wish: Wish) -> Move:
         to, seat = wish.to, tables.transfers.seat(row.id, holder.id)
         if holder.engine != to.id and seat is not None and seat.target != to.id:
-            other = f"it is being handed over to engine {seat.name!r} (id {seat.target})"
+            other = moves_to(seat.name, seat.target)
             return _move(row, holder, to, "failed", other, holder.name)
         if holder.engine != to.id and seat is not None and not seat.session:
             other = f"it is reserved for engine {seat.name!r} (id {seat.target})"
@@ -203,8 +203,7 @@ class HandOver:
             self._move_claims(tables, row, wish, owner)
             return _move(row, owner, to, "owned")
         if under_way is not None and under_way.target != to.id:
-            other = f"it is being handed over to engine {under_way.name!r} (id {under_way.target})"
-            return _move(row, owner, to, "failed", other)
+            return _move(row, owner, to, "failed", moves_to(under_way.name, under_way.target))
         if row.shared:
             return _move(
                 row,
