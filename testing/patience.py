@@ -12,18 +12,24 @@ QUIET = 120.0  # seconds, on a machine that does nothing else
 LONGEST = 400.0  # below the time that pytest gives a whole test
 
 
-def patience(load: float, cores: int) -> float:
-    """Seconds to wait on a machine with that load average.
+def strain() -> float:
+    """How many times longer all takes than on a quiet machine: the present load of each core, at
+    least 1."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
-    >>> patience(0.1, cores=2), patience(4.0, cores=2), patience(50.0, cores=2)
+
+def patience(strain: float) -> float:
+    """Seconds to wait.
+
+    >>> patience(1.0), patience(2.0), patience(25.0)
     (120.0, 240.0, 400.0)
     """
-    return min(LONGEST, QUIET * max(1.0, load / cores))
+    return min(LONGEST, QUIET * strain)
 
 
 def patience_now() -> float:
     """Seconds to wait by the present load: a run begins on a quiet machine and makes it busy."""
-    return patience(os.getloadavg()[0], os.cpu_count() or 1)
+    return patience(strain())
 
 
 # The same in all processes of a run: pytest's workers must find the same tests, also those whose

@@ -42,6 +42,7 @@ from exclusivelog.local.shm.slots import (
 )
 from exclusivelog.local.storage import journal
 from testing.patience import PATIENCE as PATIENCE
+from testing.patience import strain
 
 SHARED, EXCLUSIVE = "shared", "exclusive"
 WAIT, FENCING = "wait_for_exclusive", "exclusive_with_fencing"
@@ -354,11 +355,12 @@ def bare_fork() -> int:
 def no_requests_for_the_gil() -> Iterator[None]:
     """This thread keeps the GIL as long as it does not give it away: others request it only after
     they have waited for so long. A child that inherits a thread's request for the GIL waits for
-    that thread for ever, in Python itself."""
+    that thread for ever, in Python itself. On a busy machine, those that have begun to wait get a
+    core later."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(100)
     try:
-        time.sleep(4 * interval)
+        time.sleep(4 * interval * strain())
         yield
     finally:
         sys.setswitchinterval(interval)
