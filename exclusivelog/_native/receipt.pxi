@@ -137,6 +137,11 @@ cdef class Receipt:
             self.batch.callbacks.append(due)
 
     def __await__(self):
+        return self._future(True).__await__()
+
+    def _future(self, bint tells):
+        """A future of the running loop: with the outcome if it `tells`, else with None once the
+        outcome is known."""
         import asyncio
         loop = asyncio.get_running_loop()
         future = loop.create_future()
@@ -144,9 +149,9 @@ cdef class Receipt:
         def settle():
             if future.done():
                 return
-            error = self.exception()
+            error = self.exception() if tells else None
             if error is None:
-                future.set_result(self.result())
+                future.set_result(self.result() if tells else None)
             else:
                 future.set_exception(error)
 
@@ -163,7 +168,7 @@ cdef class Receipt:
                 return
 
         self.add_done_callback(tell)
-        return future.__await__()
+        return future
 
     def __repr__(self):
         if self.batch.state < DONE:

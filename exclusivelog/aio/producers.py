@@ -8,7 +8,15 @@ import contextlib
 import datetime as dt
 import functools
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Mapping,
+)
 from typing import Any
 
 from exclusivelog import _core
@@ -47,7 +55,7 @@ class Receipt:
 
     __slots__ = ("_of",)
 
-    def __init__(self, of: _core.Receipt | asyncio.Task[int]) -> None:
+    def __init__(self, of: _core.Receipt | asyncio.Task[_core.Receipt]) -> None:
         self._of = of  # a receipt, or a task if the message could not be queued at once
 
     def done(self) -> bool:
@@ -56,13 +64,17 @@ class Receipt:
 
     def result(self) -> int:
         """Return the message's offset; raise the error it failed with."""
-        return self._known().result()
+        of = self._known()
+        return (of if isinstance(of, _core.Receipt) else of.result()).result()
 
     def exception(self) -> BaseException | None:
         """Return the error, or None when the message is in the log."""
-        return self._known().exception()
+        of = self._known()
+        if isinstance(of, _core.Receipt):
+            return of.exception()
+        return of.exception() or of.result().exception()
 
-    def _known(self) -> _core.Receipt | asyncio.Task[int]:
+    def _known(self) -> _core.Receipt | asyncio.Task[_core.Receipt]:
         if not self._of.done():
             raise asyncio.InvalidStateError("the outcome of this send is not known yet: await it")
         return self._of
@@ -78,10 +90,23 @@ class Receipt:
         self._of.add_done_callback(tell)
 
     def __await__(self) -> Generator[Any, None, int]:
-        return self._of.__await__()
+        of = self._of
+        return (of if isinstance(of, _core.Receipt) else _outcome_of(of)).__await__()
 
     def __repr__(self) -> str:
         return repr(self._of) if isinstance(self._of, _core.Receipt) else "<Receipt pending>"
+
+
+async def _settled(receipt: _core.Receipt) -> _core.Receipt:
+    """The receipt, once its outcome is known. It has told nobody of an error: if nobody asks it,
+    `flush` raises that."""
+    await receipt._future(False)
+    return receipt
+
+
+async def _outcome_of(queued: Awaitable[_core.Receipt]) -> int:
+    """The offset of a message that is queued first; its error."""
+    return (await queued).result()
 
 
 # ---- the producer ------------------------------------------------------------------------
@@ -135,7 +160,8 @@ class Producer(Sender):
         super().__init__(sync)
         # Of messages that cannot be queued at once: their tasks send one by one, in this order.
         self._line: deque[asyncio.Future[None]] = deque()
-        self._late: set[asyncio.Task[int]] = set()  # tasks of send_async for such messages
+        # The tasks of send_async for such messages.
+        self._late: set[asyncio.Task[_core.Receipt]] = set()
         self._passing: asyncio.Future[Any] | None = None  # done at the end of a hand-over
 
     # ---- facts ---------------------------------------------------------------------------
@@ -209,26 +235,27 @@ class Producer(Sender):
         receipt = None if self._line else self.sync._sender.offer(message)
         if receipt is not None and timeout is None:
             return int(await receipt)
-        waits = receipt if receipt is not None else self._send_late(message)
+        waits = self._send_late(message) if receipt is None else _settled(receipt)
         try:
             async with asyncio.timeout(timeout) as limit:
-                return int(await waits)
+                return await _outcome_of(waits)
         except TimeoutError:
             if not limit.expired():  # an error of the send, or of the application
                 raise
             raise without_outcome(self.sync.topic, timeout) from None
 
-    def _send_late(self, message: Encoded) -> Coroutine[Any, Any, int]:
-        """Send it after the messages in the line, once it can be queued without waiting."""
+    def _send_late(self, message: Encoded) -> Coroutine[Any, Any, _core.Receipt]:
+        """Send it after the messages in the line, once it can be queued without waiting; its
+        receipt, once its outcome is known."""
         return self._send_in_turn(Ticket(self._line), message)
 
-    async def _send_in_turn(self, ticket: Ticket, message: Encoded) -> int:
+    async def _send_in_turn(self, ticket: Ticket, message: Encoded) -> _core.Receipt:
         try:
             await ticket.turn
             receipt = await self._queued(message)
         finally:
             ticket.leave()
-        return int(await receipt)
+        return await _settled(receipt)
 
     async def _queued(self, message: Encoded) -> _core.Receipt:
         """Queue a message as soon as that is possible without waiting."""

@@ -19,7 +19,9 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import aio
 from exclusivelog.aio import calls
+from exclusivelog.aio.producers import Ticket
 from exclusivelog.life import OpenEngine, open_here
+from exclusivelog.local.log import appending
 from testing.loops import cancelled_after, free, held, play, soon
 from testing.processes import PATIENCE, collect, until, values
 from testing.states import add, everything, one_more
@@ -232,6 +234,35 @@ def test_b9_a_send_that_was_cancelled_while_no_thread_could_commit(
 
     play(main)
     assert values(topic) == [b"%d" % number for number in range(20)]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_b9_flush_raises_the_error_of_a_late_message_whose_receipt_nobody_has_asked(
+    path: str, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    """It was queued by a task, because another message was in front of it."""
+    place = appending._place
+
+    def fail(*args: Any) -> None:
+        monkeypatch.setattr(appending, "_place", place)
+        raise MemoryError("now")
+
+    async def main() -> None:
+        async with aio.open(path) as mine, mine.topic("orders").producer() as producer:
+            await producer.send(b"before")
+            in_front = Ticket(producer._line)
+            receipt = producer.send_async(b"late")
+            monkeypatch.setattr(appending, "append_together", lambda _, appenders: appenders)
+            monkeypatch.setattr(appending, "_place", fail)
+            in_front.leave()
+            await soon(receipt.done)
+            told = receipt if asked else producer.flush()
+            with pytest.raises(xl.LedgerError, match="the append was interrupted; nothing was written"):
+                await told
+            await producer.flush()
+            assert isinstance(receipt.exception(), xl.LedgerError)
+
+    play(main)
 
 
 # ---- cancelling a reader -----------------------------------------------------------------
