@@ -155,20 +155,56 @@ def test_the_server_only_reads(engine: xl.Engine, client: Client) -> None:
     assert engine.stats()["transactions"] == before
 
 
-def test_requests_at_once_are_bounded(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections that send nothing take all threads, until they have had their time."""
+def connect(server: PageServer, stack: contextlib.ExitStack, *parts: bytes) -> socket.socket:
+    """A connection that has sent these."""
+    address = ("127.0.0.1", server.server_address[1])
+    connection = stack.enter_context(socket.create_connection(address, timeout=PATIENCE))
+    for part in parts:
+        connection.sendall(part)
+    return connection
+
+
+@pytest.mark.parametrize("sent", [(), (b"GET / HTTP/1.1\r\nHost: loc",)])
+def test_connections_without_a_request_delay_none(
+    path: str, monkeypatch: pytest.MonkeyPatch, sent: tuple[bytes, ...]
+) -> None:
+    """Of a browser that connects in advance, or of a port scanner."""
     monkeypatch.setattr(servers, "REQUEST_SECONDS", 10 * PATIENCE)
-    monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
     xl.open(path).close()
     with serving(path) as server, contextlib.ExitStack() as stack:
-        for _ in range(servers.MOST_REQUESTS + 4):
-            idle = socket.create_connection(("127.0.0.1", server.server_address[1]))
-            stack.enter_context(idle).sendall(b"GET ")
-        until(lambda: len(server._connections) == servers.MOST_REQUESTS)
-        for connection in list(server._connections.values()):
-            connection.until = 0.0
-        assert "<title>" in Client(server.url).text(urlsplit(server.url).path)
-        assert len(server._connections) <= servers.MOST_REQUESTS
+        for _ in range(servers.MOST_CONNECTIONS + 4):
+            connect(server, stack, *sent)
+        until(lambda: len(server._connections) == servers.MOST_CONNECTIONS)
+        for _ in range(3):
+            assert "<title>" in Client(server.url).text(urlsplit(server.url).path)
+        assert len(server._connections) <= servers.MOST_CONNECTIONS
+
+
+def test_connections_and_answers_are_bounded(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose request has come is not closed for another: that one waits."""
+    monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(servers, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(servers, "MOST_ANSWERS", 2)
+    xl.open(path).close()
+    running, may_end = threading.Semaphore(0), threading.Event()
+
+    def answer(_: object) -> str:
+        running.release()
+        assert may_end.wait(PATIENCE)
+        return "read"
+
+    with serving(path) as server, contextlib.ExitStack() as stack:
+        server.content.answers["ledger"] = answer
+        request = f"GET {urlsplit(server.url).path}api/ledger HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        asking = [connect(server, stack, request.encode()) for _ in range(5)]
+        until(lambda: sum(found.has_asked for found in server._connections.values()) == 3)
+        assert running.acquire(timeout=PATIENCE)
+        assert running.acquire(timeout=PATIENCE)
+        assert not running.acquire(blocking=False)
+        may_end.set()
+        for connection in asking:
+            assert b"".join(iter(lambda: connection.recv(1 << 16), b"")).endswith(b'"read"')  # noqa: B023
+        assert len(server._connections) <= 3
 
 
 def test_a_request_that_does_not_end_is_ended(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +382,7 @@ def test_a_signal_may_come_while_the_thread_of_a_connection_begins(
             thread.join(PATIENCE)
             request.close()
         assert failed == []
-        assert all(server._slots.acquire(blocking=False) for _ in range(servers.MOST_REQUESTS))
+        assert all(server._slots.acquire(blocking=False) for _ in range(servers.MOST_CONNECTIONS))
         assert not server._slots.acquire(blocking=False)
 
 
@@ -413,9 +449,20 @@ def test_what_it_cannot_serve_is_refused(engine: xl.Engine, path: str, tmp_path:
 # ---- in a browser ------------------------------------------------------------------------
 
 
+@pytest.fixture
+def silent_connections(client: Client) -> Iterator[None]:
+    """More than the server takes, of a program that sends nothing."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(servers.MOST_CONNECTIONS + 4):
+            stack.enter_context(socket.create_connection(("127.0.0.1", client.port)))
+        yield
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("dark", [False, True])
-def test_the_page_in_a_browser(engine: xl.Engine, client: Client, dark: bool) -> None:
+def test_the_page_in_a_browser(
+    engine: xl.Engine, client: Client, dark: bool, silent_connections: None
+) -> None:
     topic, settings = engine.topic(HOSTILE), engine.topic("settings")
     with xl.SharedMap(settings, value=xl.serde.json) as shared:
         shared.put(HOSTILE, HOSTILE)

@@ -6,7 +6,8 @@
 - A request with the name of another host is refused: a site whose name was bound to 127.0.0.1
   (DNS rebinding) sends its own name.
 - The page loads nothing from elsewhere, has no inline script, and cannot be framed.
-- Each connection has one request, a bounded time, and one of few threads.
+- Each connection has one request, a bounded time, and a thread. A connection that sends nothing, or
+  half a request, makes room for the next one: it delays nobody.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from exclusivelog.cli.page.content import Content
 from exclusivelog.cli.program import advised
 from exclusivelog.foreign import Ignoring, pass_on_foreign
 
-MOST_REQUESTS = 8  # at once; a browser sends 6
+MOST_CONNECTIONS = 64
+MOST_ANSWERS = 8  # that read the ledger at once; a browser sends 6 requests
 REQUEST_SECONDS = 15.0  # from a connection until its answer is read
 LOOK_SECONDS = 0.5  # between two looks for connections that last too long
 JOIN_SECONDS = 1.0
@@ -73,9 +75,11 @@ PARTS = {
 
 @dataclass
 class Connection:
-    """One that is open: until when, in seconds of the monotonic clock, and its thread."""
+    """One that is open: until when, in seconds of the monotonic clock, whether its request has
+    come, and its thread."""
 
     until: float
+    has_asked: bool = False
     thread: threading.Thread | None = None
 
 
@@ -95,7 +99,8 @@ class PageServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def __init__(self, address: Any, content: Content) -> None:
         self.content = content
         self.token = secrets.token_urlsafe(24)
-        self._slots = threading.BoundedSemaphore(MOST_REQUESTS)
+        self.answering = threading.BoundedSemaphore(MOST_ANSWERS)
+        self._slots = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, Connection] = {}
         super().__init__(address, Handler)
@@ -106,9 +111,13 @@ class PageServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/{self.token}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own, once fewer than enough of them are busy."""
-        while not self._slots.acquire(timeout=LOOK_SECONDS):
+        """Answer in a thread of its own. If there are enough of them, one that waits for a request
+        ends first."""
+        has_room = self._slots.acquire(blocking=False)
+        while not has_room:
+            self._end_a_silent_one()
             self.service_actions()
+            has_room = self._slots.acquire(timeout=LOOK_SECONDS)
         with self._lock:
             self._connections[request] = Connection(time.monotonic() + REQUEST_SECONDS)
         try:
@@ -135,6 +144,20 @@ class PageServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
             was_there = self._connections.pop(request, None) is not None
         if was_there:
             self._slots.release()
+
+    def has_asked(self, request: Any) -> None:
+        """The request of this connection has come: it is not closed to make room."""
+        with self._lock:
+            if request in self._connections:
+                self._connections[request].has_asked = True
+
+    def _end_a_silent_one(self) -> None:
+        """Close the oldest connection whose request has not come, if there is one."""
+        with self._lock:
+            silent = (each for each, found in self._connections.items() if not found.has_asked)
+            oldest = next(silent, None)
+        if oldest is not None:
+            _shut_down(oldest)
 
     def service_actions(self) -> None:
         """Close connections that last too long, such as one that sends a byte each second."""
@@ -227,6 +250,7 @@ class Handler(BaseHTTPRequestHandler):
         """Read the request, and answer it: whatever its method is."""
         if not super().parse_request():
             return False
+        self.server.has_asked(self.request)
         try:
             self._answer(self._checked_path())
         except Refused as refused:
@@ -255,7 +279,7 @@ class Handler(BaseHTTPRequestHandler):
         answer = self.server.content.answers.get(name.removeprefix("api/"))
         if answer is None or not name.startswith("api/"):
             raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
-        with _explained():
+        with self.server.answering, _explained():
             try:
                 query = dict(
                     parse_qsl(parts.query, keep_blank_values=True, max_num_fields=MOST_FIELDS)
