@@ -120,6 +120,30 @@ def test_c1_a_finalizer_may_close_its_producer(topic, busy_collector) -> None:
     until(lambda: not topic.holders)
 
 
+@pytest.mark.parametrize("kind", [xl.Producer, xl.Term])
+def test_c1_an_interrupt_right_before_the_block_releases_the_topic(
+    topic: xl.Topic, monkeypatch: pytest.MonkeyPatch, kind: type
+) -> None:
+    """Python calls a handler also between the call that returns an object and its `with` block."""
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    def lead() -> None:
+        if kind is xl.Producer:
+            with topic.producer("exclusive"):
+                raise AssertionError
+        for term in topic.terms():
+            with term:
+                raise AssertionError
+
+    monkeypatch.setattr(kind, "__enter__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lead()
+    collect()
+    until(lambda: topic.owner is None)
+
+
 def test_a_call_from_inside_a_transaction_says_so(engine, topic) -> None:
     with topic.producer() as producer:
         with engine.ledger.write_exclusive():
