@@ -244,7 +244,8 @@ class Reader(GroupMember, Closing):
         """Return up to `max_messages` next messages, without waiting; an empty list at the end.
 
         It deserialises nothing: a message that cannot be deserialised is in the list, too, and its
-        `value` raises DeserializationError.
+        `value` raises DeserializationError. To wait for the first message:
+        `[reader.read_next(), *reader.read_batch(99)]`.
 
         >>> reader.read_batch(100)
         []
