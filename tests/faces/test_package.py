@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import yaml
 
 import exclusivelog as xl
 from testing.patience import PATIENCE
@@ -136,6 +138,48 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
 def inside(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as file:
         return set(file.namelist())
+
+
+# ---- how a release makes them ------------------------------------------------------------
+
+
+def test_the_release_workflow_runs_and_passes_on_what_exists() -> None:
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]
+    steps = [step for job in jobs.values() for step in job["steps"]]
+    assert all("uses" in step or "run" in step for step in steps)
+    tools = {
+        re.split("[>=]", name)[0] for name in PROJECT["project"]["optional-dependencies"]["wheels"]
+    }
+    for step in steps:
+        if "run" in step:
+            *runner, tool, _ = shlex.split(step["run"])
+            assert runner == ["pipx", "run"]
+            assert tool in tools
+    uploads = [step["with"] for step in steps if "upload-artifact" in step.get("uses", "")]
+    assert {each["path"] for each in uploads} == {"wheelhouse/*.whl", "dist/*.tar.gz"}
+    assert len({each["name"] for each in uploads}) == len(uploads)
+    assert {*jobs["publish"]["needs"], "publish"} == set(jobs)
+
+
+def test_a_release_builds_for_each_python_that_the_project_names() -> None:
+    wheels = PROJECT["tool"]["cibuildwheel"]
+    prefix = "Programming Language :: Python :: 3."
+    minors = [
+        each.removeprefix(prefix)
+        for each in PROJECT["project"]["classifiers"]
+        if each.startswith(prefix)
+    ]
+    assert wheels["build"] == [f"cp3{minor}-*" for minor in minors]
+    here = ast.parse((ROOT / "tools" / "wheels.py").read_text())
+    [versions] = [
+        ast.literal_eval(each.value)
+        for each in here.body
+        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "VERSIONS"
+    ]
+    assert list(versions) == [f"3.{minor}" for minor in minors]
+    program, script = shlex.split(wheels["test-command"].format(project=ROOT))
+    assert program == "python"
+    assert Path(script).is_file()
 
 
 # ---- what is in them ---------------------------------------------------------------------
