@@ -24,11 +24,16 @@ DOCS = ROOT / "docs"
 RUN = [
     "docs/asyncio.md",
     "docs/howto/backend.md",
+    "docs/howto/choose.md",
     "docs/howto/configuration.md",
+    "docs/howto/cron.md",
     "docs/howto/drain.md",
     "docs/howto/exactly-once.md",
+    "docs/howto/scheduler.md",
+    "docs/howto/standby.md",
     "docs/howto/state-machine.md",
     "docs/howto/upgrade.md",
+    "docs/howto/values.md",
     "docs/tutorial.md",
 ]
 
