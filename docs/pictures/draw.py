@@ -1,17 +1,36 @@
-"""The diagrams of the documentation, as SVG: `python docs/pictures/draw.py` writes them here.
+"""The diagrams and charts of the documentation, as SVG: `python docs/pictures/draw.py` writes them
+here. The charts show tables of docs/performance.md.
 
 A test compares the files with what this program draws.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from xml.sax.saxutils import escape
 
 HERE = Path(__file__).parent
-INK, GREY, PALE, RED = "#1f2933", "#7b8794", "#e4e7eb", "#c62828"
-EPOCHS = {1: "#2f6fb3", 2: "#c77700", 3: "#2e7d4f"}
+INK, GREY, PALE, RED = "#1f2933", "#5f6b78", "#e4e7eb", "#c62828"
+EPOCHS = {1: "#2f6fb3", 2: "#a65f00", 3: "#2e7d4f"}
+DRAINING, BAR = "#9dbbdb", "#9aa5b1"
 LETTER = 6.3  # pixels that a letter takes at 12 px, about
+
+# What each colour becomes where the reader prefers dark pages. White text stays white: it is on
+# the colour of an epoch.
+DARK = {
+    "rect": {"#ffffff": "#131416", PALE: "#2b3036", DRAINING: "#35557a"},
+    "text": {INK: "#e4e7eb", GREY: "#9aa5b1", RED: "#ff8a80"},
+    "path": {INK: "#e4e7eb", RED: "#ff8a80"},
+}
+DARK_EDGES = {
+    INK: "#e4e7eb",
+    GREY: "#9aa5b1",
+    RED: "#ff8a80",
+    EPOCHS[1]: "#5c9bdd",
+    EPOCHS[2]: "#d98a1f",
+}
 
 
 class Drawing:
@@ -91,12 +110,24 @@ class Drawing:
             for name, ink in (("ink", INK), ("red", RED))
         )
         body = "\n".join(self._parts)
+        style = f"<style>@media (prefers-color-scheme: dark) {{{_dark()}}}</style>"
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
             f'width="{width}" height="{height}" role="img" '
             'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif" '
-            f'font-size="12">\n<defs>{arrows}</defs>\n{body}\n</svg>\n'
+            f'font-size="12">\n{style}\n<defs>{arrows}</defs>\n{body}\n</svg>\n'
         )
+
+
+def _dark() -> str:
+    """Rules that replace the colours of the attributes."""
+    fills = [
+        f'{shape}[fill="{light}"]{{fill:{dark}}}'
+        for shape, colours in DARK.items()
+        for light, dark in colours.items()
+    ]
+    edges = [f'[stroke="{light}"]{{stroke:{dark}}}' for light, dark in DARK_EDGES.items()]
+    return "".join([*fills, *edges])
 
 
 def failover() -> Drawing:
@@ -203,7 +234,7 @@ def hand_over() -> Drawing:
     d.text(12, 64, "worker-1", bold=True)
     d.text(12, 134, "worker-2", bold=True)
     d.box(86, 44, 200, 32, "owns the topic, epoch 1", fill=EPOCHS[1], edge="none", ink="#ffffff")
-    d.box(288, 44, 150, 32, "finishes its sends", fill="#9dbbdb", edge="none")
+    d.box(288, 44, 150, 32, "finishes its sends", fill=DRAINING, edge="none")
     d.box(86, 114, 352, 32, "waits, or asks later", fill=PALE, edge="none")
     d.box(442, 114, 306, 32, "owns the topic, epoch 2", fill=EPOCHS[2], edge="none", ink="#ffffff")
     d.arrow(440, 78, 440, 112)
@@ -216,7 +247,65 @@ def hand_over() -> Drawing:
     return d
 
 
-PICTURES = {"failover": failover, "one-writer": one_writer, "files": files, "hand-over": hand_over}
+# ---- charts ------------------------------------------------------------------------------
+
+SECONDS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3}
+
+
+def table(head: str) -> list[list[str]]:
+    """The rows of the table of docs/performance.md whose head begins so, without Markdown."""
+    page = (HERE.parent / "performance.md").read_text()
+    lines = page[page.index(f"| {head}") :].split("\n\n")[0].splitlines()[2:]
+    return [[re.sub(r"[*`]", "", cell).strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+def seconds(cell: str) -> float:
+    """The time in a cell, such as 91 µs."""
+    number, unit = cell.split()
+    return float(number) * SECONDS[unit]
+
+
+def bars(title: str, rows: list[tuple[str, str, float]], least: float | None = None) -> Drawing:
+    """A bar for each row (name, what is written beside it, value), ours in another colour.
+
+    - `least`: where a logarithmic scale begins. None: a linear one from 0.
+    """
+    left, long, height = 320, 340, 26
+    d = Drawing(title, 760, 44 + height * len(rows))
+    d.text(12, 24, title, bold=True)
+    most = max(number for _, _, number in rows)
+    for at, (name, told, number) in enumerate(rows):
+        share = number / most
+        if least is not None:
+            share = math.log(number / least) / math.log(most / least)
+        y, ours = 38 + height * at, name.startswith("exclusivelog")
+        d.text(left - 8, y + 14, name, anchor="end", bold=ours)
+        fill = EPOCHS[1] if ours else BAR
+        d.box(left, y, max(2.0, round(long * share, 1)), 18, radius=2, edge="none", fill=fill)
+        d.text(left + long * share + 8, y + 14, told, ink=GREY)
+    return d
+
+
+def durable_sends() -> Drawing:
+    """P1."""
+    rows = [(name, told, seconds(told)) for name, told, _ in table("durable `send`")]
+    return bars("A durable send (p50; shorter is better)", rows)
+
+
+def process_sends() -> Drawing:
+    """P2."""
+    rows = [(name, told, seconds(told)) for name, told, _ in table("`process` `send`")]
+    return bars("A send in process (p50, logarithmic; shorter is better)", rows, least=1e-7)
+
+
+PICTURES = {
+    "failover": failover,
+    "one-writer": one_writer,
+    "files": files,
+    "hand-over": hand_over,
+    "durable-sends": durable_sends,
+    "process-sends": process_sends,
+}
 
 if __name__ == "__main__":
     for name, draw in PICTURES.items():
