@@ -99,6 +99,7 @@ lint: $(READY)
 docs: $(DOCS_READY)
 	@rm -rf build/site
 	$(BIN)/sphinx-build -q -W --keep-going -c docs -d build/doctrees . build/site
+	$(BIN)/python -m testing.site build/site
 	@echo open build/site/index.html
 
 bench: $(READY)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,16 @@ from urllib.parse import unquote, urlsplit
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from docutils import nodes  # noqa: E402
+from sphinx import addnodes  # noqa: E402
+
 import exclusivelog.cli  # noqa: E402
 from exclusivelog import aio  # noqa: E402
 from exclusivelog.version import __version__  # noqa: E402
 
 project, author, copyright = "exclusivelog", "the exclusivelog developers", "the developers"
 version = release = __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click", "sphinx_copybutton"]
 root_doc = "docs/index"
 include_patterns = """
     docs/**.md README.md CHANGELOG.md CONTRIBUTING.md examples/*.md tests/storage/ledgers/README.md
@@ -40,16 +44,24 @@ autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_mock_imports = ["pyspark"]
 python_use_unqualified_type_names = True
+maximum_signature_line_length = 80  # a longer signature has a line for each parameter
+
+copybutton_prompt_text = r">>> |\.\.\. |\$ "  # copies what is typed, not what is printed
+copybutton_prompt_is_regexp = True
 
 html_theme = "furo"
 html_title = f"exclusivelog {version}"
 html_extra_path = ["site"]
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_show_copyright = False
 pygments_style, pygments_dark_style = "default", "monokai"
 
 exclusivelog.cli.load()
 
 ANCHOR = re.compile(r'<a id="([^"]+)">')
+SENTENCE = re.compile(r"[.:;](?=\s)")
+LISTED = 4  # members from which on a class has a table of them
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
@@ -94,6 +106,48 @@ def skip_internals(
     if public is not None and awaitable is not public and not hasattr(awaitable, name):
         return True
     return skip or None
+
+
+def list_members(_app: Any, page: nodes.document) -> None:
+    """Put a table of its methods and properties below the summary of each class."""
+    for described in page.findall(addnodes.desc):
+        content = described[-1]
+        members = [node for node in content if isinstance(node, addnodes.desc)]
+        if described["objtype"] == "class" and len(members) >= LISTED:
+            texts = [
+                at
+                for at, node in enumerate(content)
+                if isinstance(node, nodes.paragraph) and not node.astext().startswith("Bases:")
+            ]
+            content.insert(texts[0] + 1 if texts else 0, _table(map(_row, members)))
+
+
+def _row(member: addnodes.desc) -> nodes.row:
+    """A link to the member, and the first sentence about it."""
+    signature = member[0]
+    called = "()" if member["objtype"] == "method" else ""
+    name = signature["fullname"].rpartition(".")[2] + called
+    link = nodes.reference("", "", nodes.literal("", name), internal=True)
+    link["refid"] = signature["ids"][0]
+    summary = next(member[-1].findall(nodes.paragraph), nodes.paragraph())
+    cells = (nodes.paragraph("", "", link), nodes.paragraph("", "", *_first_sentence(summary)))
+    return nodes.row("", *(nodes.entry("", cell) for cell in cells))
+
+
+def _first_sentence(paragraph: nodes.paragraph) -> list[nodes.Node]:
+    found: list[nodes.Node] = []
+    for part in paragraph:
+        end = SENTENCE.search(part) if isinstance(part, nodes.Text) else None
+        if end:
+            return [*found, nodes.Text(part[: end.start()] + ".")]
+        found.append(part.deepcopy())
+    return found
+
+
+def _table(rows: Iterable[nodes.row]) -> nodes.table:
+    widths = [nodes.colspec(colwidth=width) for width in (30, 70)]
+    group = nodes.tgroup("", *widths, nodes.tbody("", *rows), cols=2)
+    return nodes.table("", group, classes=["members"])
 
 
 class _Page(HTMLParser):
@@ -141,6 +195,8 @@ def undocumented(app: Any) -> list[str]:
         for module in (
             "exclusivelog",
             "exclusivelog.metrics",
+            "exclusivelog.once",
+            "exclusivelog.tracing",
             "exclusivelog.testing",
             "exclusivelog.cluster",
             "exclusivelog.spark",
@@ -163,5 +219,6 @@ def setup(app: Any) -> None:
     app.connect("autodoc-skip-member", skip_internals)
     app.connect("autodoc-process-docstring", as_restructured)
     app.connect("source-read", know_anchors)
+    app.connect("doctree-read", list_members)
     app.connect("env-updated", add_anchors)
     app.connect("build-finished", check_links)

@@ -23,10 +23,11 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from exclusivelog.arguments import as_int, check_name, is_internal
-from exclusivelog.backend import Appended, Opened, TopicStore
-from exclusivelog.backend import Run as Run
+from exclusivelog.backend import Appended, Opened, Run, TopicStore
 from exclusivelog.messages import Columns
 from exclusivelog.types import AccessMode
+
+__all__ = ["Appended", "Run", "append_once", "record", "recorded"]
 
 MOST_NUMBER = 2**63 - 1
 MODES = ("shared", "exclusive", "exclusive_with_fencing")

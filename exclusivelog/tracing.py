@@ -70,7 +70,11 @@ def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
 
 
 def uninstrument() -> None:
-    """Stop tracing."""
+    """Stop tracing; without `instrument` before it, nothing happens.
+
+    >>> from exclusivelog import tracing
+    >>> tracing.uninstrument()
+    """
     for (owner, name), original in _originals.items():
         setattr(owner, name, original)
     _originals.clear()

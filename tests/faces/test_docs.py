@@ -145,8 +145,10 @@ MODULES = [
     "exclusivelog.aio",
     "exclusivelog.cluster",
     "exclusivelog.metrics",
+    "exclusivelog.once",
     "exclusivelog.spark",
     "exclusivelog.testing",
+    "exclusivelog.tracing",
 ]
 
 

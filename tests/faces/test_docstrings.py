@@ -33,6 +33,8 @@ ELSEWHERE = {
     "second_process": "a test: docs/testing.md",
     "Process": "a test: docs/testing.md",
     "Start": "a test: docs/testing.md",
+    "Run": "in append_once",
+    "Appended": "in append_once",
 }
 
 
