@@ -79,8 +79,11 @@ def check_count(value: object, argument: str) -> int:
 
 def check_timeout(timeout: object) -> None:
     """Raise TypeError or ValueError unless this is a number of seconds from 0 on, or None."""
-    if timeout is not None:
-        check_seconds(timeout, "timeout", "seconds from 0 on, or None")
+    if timeout is None:
+        return
+    if (type(timeout) is float or type(timeout) is int) and timeout >= 0:
+        return  # nearly all are
+    check_seconds(timeout, "timeout", "seconds from 0 on, or None")
 
 
 def check_seconds(value: object, argument: str, takes: str) -> None:

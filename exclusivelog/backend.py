@@ -364,7 +364,8 @@ class TopicStore(Protocol):
 
 # ---- transactions ------------------------------------------------------------------------
 
-Put = Callable[[_core.Appender], object]  # adds messages to an appender
+# One message, or what adds messages to an appender.
+Put = Encoded | Callable[[_core.Appender], object]
 
 
 class TransactionSender(Protocol):

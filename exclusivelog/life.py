@@ -87,7 +87,7 @@ class OpenEngine(abc.ABC):
 
     def check_open(self) -> None:
         """EngineClosedError unless this engine can be used here (rule C5)."""
-        if self.forked:
+        if self._process != _core.this_process():
             self.check_not_forked()
         if self.closed:
             raise self.closed_error()

@@ -43,6 +43,7 @@ class GroupMember:
     by_itself: bool  # its `commit` was its last one, not that of a transaction
     # What its own `commit` is about to store; None if the outcome is known.
     committing: Positions | None
+    _listed: bool  # in `_in_use`
 
     def _begin_alone(self) -> None:
         """It takes part in no transaction yet."""
@@ -50,11 +51,12 @@ class GroupMember:
         self.transaction = self.committing = self.read_at = self.current = None
         self.spans, self.alone, self.joined = {}, {}, -1
         self._joined_at = None
+        self._listed = False
 
     @property
     def _parts(self) -> Sequence[Part]:
         """Its readers of single topics, or itself."""
-        return getattr(self, "readers", None) or (cast(Part, self),)
+        return (cast(Part, self),)
 
     def _offsets_to_commit(self) -> Positions:
         """{topic id: the offset at which the group continues after a commit now}."""
@@ -86,42 +88,45 @@ class GroupMember:
             self.read_at = mark
 
     def _has_user(self, who: object) -> None:
-        transaction = next(reads.open_ones_of(who, self.membership.ledger), None)
-        if transaction is not None:
-            span = self._span_of(transaction)
-            span.read_again(self._offsets_to_commit())
-            self._goes_on(span)
+        at = self._offsets_to_commit()
+        opened = reads.begun_by(who) and reads.open_ones_of(who, self.membership.ledger)
+        if opened:
+            span = self._span_of(opened[0], at)
+            span.read_again(at)
+            self._goes_on(span, at)
         else:
-            self._goes_on(None if self.by_itself else self._aside_of(who))
+            self._goes_on(None if self.by_itself else self._aside_of(who, at), at)
 
-    def _goes_on(self, span: Span | None) -> None:
-        """What is read from now on is read in this span."""
+    def _goes_on(self, span: Span | None, at: Positions) -> None:
+        """What is read from now on, from these positions, is read in this span."""
         before = self.current
         if span is not before:
             if before is not None:
-                before.last = self._offsets_to_commit()
+                before.last = at
             if span is not None:
                 span.last = None
             self.current = span
 
-    def _aside_of(self, who: object) -> Span:
+    def _aside_of(self, who: object, at: Positions) -> Span:
         caller = weakref.ref(who)
         span = self.alone.get(caller)
         if span is None or span.is_stale:
-            for other in [each for each in list(self.alone) if each() is None]:
-                self.alone.pop(other, None)
-            span = self.alone[caller] = Span(caller, next(reads.clock), self._offsets_to_commit())
-            _in_use[id(self)] = self
+            if self.alone:
+                for other in [each for each in list(self.alone) if each() is None]:
+                    self.alone.pop(other, None)
+            span = self.alone[caller] = Span(caller, next(reads.clock), at)
+            if not self._listed:
+                _in_use[id(self)] = self
+                self._listed = True
         return span
 
-    def _span_of(self, transaction: Ending) -> Span:
+    def _span_of(self, transaction: Ending, at: Positions) -> Span:
         number = transaction._number
         span = self.spans.get(number)
         if span is None:
             is_again = id(self) in transaction._readers
             transaction._readers[id(self)] = self
-            at = self._offsets_to_commit()
-            span = self.spans[number] = Span(transaction._maker, number, at, is_again=is_again)
+            span = self.spans[number] = Span(transaction._maker, number, at, is_again)
         return span
 
     def _asides(self) -> list[Span]:
@@ -131,15 +136,15 @@ class GroupMember:
     def _held(self, besides: Caller | None = None) -> list[Span]:
         """What open transactions have read, or their callers have before they began; not those of
         the caller `besides`."""
-        spans = [span for span in self._asides() if span.caller != besides and span.is_open]
-        asides = [span for span in spans if self._is_in_use(span)]
-        spans = list(self.spans.values())
-        return asides + [span for span in spans if span.caller != besides and span.is_open]
+        asides, spans = list(self.alone.values()), list(self.spans.values())
+        others = [span for span in asides if span.caller != besides and span.is_open]
+        held = [span for span in others if self._is_in_use(span)] if others else []
+        return held + [span for span in spans if span.caller != besides and span.is_open]
 
     def _is_in_use(self, aside: Span) -> bool:
         """Whether its caller has begun a transaction since."""
         who = aside.caller()
-        begun = () if who is None else reads.open_ones_of(who, self.membership.ledger)
+        begun = [] if who is None else reads.open_ones_of(who, self.membership.ledger)
         return any(transaction._number > aside.since for transaction in begun)
 
     def _has_sought(self) -> None:
@@ -158,8 +163,7 @@ class GroupMember:
         span = self.spans.get(number)
         before = self._read_before(transaction) if with_alone else None
         if before is not None and span is None:
-            span = self.spans[number] = Span(transaction._maker, number, before.first)
-            span.is_again = True
+            span = self.spans[number] = Span(transaction._maker, number, before.first, True)
         if span is not None:
             span.reach_back(before)
         if span is not None and span.holds:
@@ -188,7 +192,7 @@ class GroupMember:
         group = self._group_positions()
         if not self._held():
             return group
-        gone = [span.first for span in list(self.spans.values()) if span.has_aborted]
+        gone = [span.first for span in self._gone()]
         firsts = {topic: min([at[topic], *[first[topic] for first in gone]]) for topic in at}
         return {topic: max(first, group[topic]) for topic, first in firsts.items()}
 
@@ -216,11 +220,12 @@ class GroupMember:
         was read outside of it."""
         span = self.spans.get(transaction._number)
         if span is not None and not span.has_aborted:
-            self._goes_on(None)
+            at = self._offsets_to_commit()
+            self._goes_on(None, at)
             del self.spans[transaction._number]
             who = transaction._maker()
             if who is not None and span.holds and not self.by_itself:
-                aside = self._aside_of(who)
+                aside = self._aside_of(who, at)
                 aside.reach_back(span)
                 aside.last = span.last
         self.read_at = None
@@ -232,7 +237,7 @@ class GroupMember:
         for part in self._parts:
             part.continues_at = positions[part.topic_id]
         at = self._offsets_to_commit()
-        for number, span in list(self.spans.items()):
+        for number, span in [*self.spans.items()]:
             if self._is_left(span, positions, at):
                 continue
             if span.is_stale:
@@ -245,7 +250,7 @@ class GroupMember:
                 or (self._is_left(span, positions, at) and span.ends_behind(positions, at))
             ):
                 self.alone.pop(span.caller, None)
-        self.returns = any(span.has_aborted for span in list(self.spans.values()))
+        self.returns = bool(self._gone())
         self.read_at = None
 
     def _is_left(self, span: Span, positions: Positions, at: Positions) -> bool:
@@ -281,21 +286,26 @@ class GroupMember:
 
     def _joins(self, transaction: Ending) -> None:
         """Its present position is part of this transaction from now on."""
-        span = self._span_of(transaction)
+        at = self._offsets_to_commit()
+        span = self._span_of(transaction, at)
         span.reach_back(self._read_before(transaction))
         span.is_again = False
-        self._goes_on(span)
-        self.transaction, self.joined = weakref.ref(transaction), transaction._number
-        self._joined_at = self._offsets_to_commit()
+        self._goes_on(span, at)
+        self.transaction, self.joined = transaction._this, transaction._number
+        self._joined_at = at
         self._keep_position()
         self.by_itself = False
 
     def _keep_position(self) -> None:
         """Its caller commits what it still has: do not go back."""
         self.returns = False
-        for number, span in list(self.spans.items()):
+        for number, span in [*self.spans.items()]:
             if span.has_aborted:
                 self.spans.pop(number, None)
+
+    def _gone(self) -> list[Span]:
+        """What transactions had read that have aborted."""
+        return [span for span in [*self.spans.values()] if span.has_aborted]
 
     def _awaits(self, transaction: Ending) -> None:
         """This transaction commits. If an exception interrupts that, and its program drops it, its
@@ -304,7 +314,7 @@ class GroupMember:
 
     def _check_free(self, transaction: Ending | None) -> None:
         """Raise ValueError if the position is part of another open transaction than this one."""
-        holder = self._settle()
+        holder = None if self.transaction is None else self._settle()
         if holder is not None and holder is not transaction:
             raise ValueError(
                 f"reader={self!r}: its position is part of another open transaction. Commit or "
@@ -313,6 +323,8 @@ class GroupMember:
 
     def _check_joins(self, transaction: Ending) -> None:
         """Raise ValueError if this transaction cannot have the present position."""
+        if self._is_read_by(transaction):
+            return
         self._check_free(transaction)
         if self._is_to_be_read_again(transaction):
             raise ValueError(
@@ -322,13 +334,25 @@ class GroupMember:
             )
         self._check_beside(transaction._maker)
 
+    def _is_read_by(self, transaction: Ending) -> bool:
+        """Whether nobody reads by it but the transaction's caller, who has begun no other one: so
+        it nearly always is."""
+        before = self.alone.get(transaction._maker)
+        return (
+            self.transaction is None
+            and not self.spans
+            and len(self.alone) == (before is not None)
+            and not (before is not None and before.is_stale)
+        )
+
     def _is_to_be_read_again(self, transaction: Ending) -> bool:
         """Whether this transaction may have sent what is read again."""
-        gone = [span for span in list(self.spans.values()) if span.has_aborted]
+        gone = self._gone()
         if gone and self._is_gone_back(transaction, gone):
             return True
-        spans = self.spans.get(transaction._number), self._read_before(transaction)
-        return any(span is not None and span.is_stale for span in spans)
+        span, before = self.spans.get(transaction._number), self._read_before(transaction)
+        is_stale = span is not None and span.is_stale
+        return is_stale or (before is not None and before.is_stale)
 
     def _is_gone_back(self, transaction: Ending, gone: list[Span]) -> bool:
         # Its caller may still have what the transaction before it had read, and send that.
@@ -360,8 +384,7 @@ class GroupMember:
         """Commit its position, in no transaction."""
         self._check_free(None)
         caller = reads.this_caller()
-        gone = [span for span in list(self.spans.values()) if span.has_aborted]
-        if any(span.is_dropped or span.caller != caller for span in gone):
+        if any(span.is_dropped or span.caller != caller for span in self._gone()):
             self._go_back()
         self._check_beside(caller)
         self._keep_position()

@@ -243,6 +243,8 @@ class ProducerSender:
     def here(self, numbered: bool) -> ProducerSession:
         """The session of this process that appends the producer's messages (rule E2). Waits
         while it is paused. `numbered`: the messages have sequence ids of the producer's name."""
+        if self.appender.error is None and self._moved is None and not self._closed:
+            return self.session  # its appender would raise otherwise, as in `Producer.send`
         if self._closed and (self._lost or self.session.lost) is None:
             raise EngineClosedError(
                 f"producer {self.first.name!r} of topic {self.topic!r} was closed before the "
@@ -313,6 +315,9 @@ class ProducerSender:
     def check(self) -> None:
         """Raise an error unless the producer may send, as far as this process knows."""
         session = self.session
+        if self.appender.error is None and self._moved is None and not self._closed:
+            session.engine.check_open()
+            return
         lost = self._lost or session.lost  # the session is told first (rule B4)
         if lost is None and not self._closed and self._moved is None:
             session.engine.check_open()
@@ -659,21 +664,16 @@ class Producer(SendingProducer, Closing):
                 offset = -1
             if offset >= 0:
                 return offset
-        check_timeout(timeout)
+        if timeout is not None:
+            check_timeout(timeout)
         message = self._sender.encode(value, key, properties, event_time, sequence_id)
         if transaction is not None:
             self._sender.check()
-            check_transaction(transaction)._add(
-                self, lambda appender: self._put(appender, message), numbered=message[4] is not None
-            )
+            check_transaction(transaction)._add(self, message, numbered=message[4] is not None)
             return -1
         return self._sender.call(
             lambda session, left: session.sending.send(message, left), timeout, message[4]
         )
-
-    def _put(self, appender: _core.Appender, message: Encoded) -> None:
-        if appender.add(*message) is None:
-            raise self._sender.session.sending.duplicate(appender, message[4])
 
     def send_async(
         self,

@@ -521,6 +521,10 @@ class GroupReader(GroupMember, Closing):
         for reader in readers:
             reader._join(membership, committed)
 
+    @property
+    def _parts(self) -> Sequence[Reader]:
+        return self.readers
+
     # ---- where ---------------------------------------------------------------------------
 
     @property

@@ -12,12 +12,11 @@ the same thread or task, or it is read again (rule G11). So
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from exclusivelog import _core
@@ -33,7 +32,12 @@ running_loop: Callable[[], object] | None = None  # of asyncio, once a caller ma
 
 
 class _Token:
-    """Stands for a thread, and ends with it."""
+    """Stands for a thread, and ends with it. `begun`: its transactions that have not ended."""
+
+    __slots__ = ("__weakref__", "begun")
+
+    def __init__(self) -> None:
+        self.begun: Begun = []
 
 
 class _Here(threading.local):
@@ -49,18 +53,19 @@ here = _Here()
 
 def this_caller() -> Caller:
     """The present thread, or in an event loop, the present task."""
-    return weakref.ref(present())
+    caller = weakref.ref(present())
+    hash(caller)  # which the reference keeps: it is looked up also once its caller has ended
+    return caller
 
 
 def present() -> object:
     """A token of the present thread, or in an event loop, the present task."""
     global running_loop
     asyncio = sys.modules.get("asyncio")  # without it, there are no tasks
-    task = None
-    if asyncio is not None:
-        running_loop = asyncio._get_running_loop
-        with contextlib.suppress(RuntimeError):  # no event loop runs in this thread
-            task = asyncio.current_task()
+    if asyncio is None:
+        return here.token
+    running_loop = asyncio._get_running_loop
+    task = None if asyncio._get_running_loop() is None else asyncio.current_task()
     return here.token if task is None else task
 
 
@@ -80,14 +85,12 @@ def called_by(caller: Caller, call: Callable[[], object]) -> None:
 class Ending(Protocol):
     """A transaction that may have a reader's position."""
 
-    __weakref__: Any  # a reader does not keep it: one that its program has dropped cannot commit
+    # To itself: a reader does not keep it, as one that its program has dropped cannot commit.
+    _this: weakref.ref[Any]
     _number: int
     _maker: Caller
     _readers: dict[int, Any]  # the `GroupMember`s that have a span of it, by their ids
-
-    @property
-    def _ledger(self) -> object:
-        """What it commits to."""
+    _ledger: object  # that it commits to
 
     @property
     def _may_commit(self) -> bool:
@@ -97,38 +100,38 @@ class Ending(Protocol):
         """After its end, tell its readers their groups' positions, or let them go back."""
 
 
-# Transactions that have not ended, by number, and the numbers of each caller's.
-_begun: weakref.WeakValueDictionary[int, Ending] = weakref.WeakValueDictionary()
-_of_callers: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
+Begun = list[weakref.ref[Any]]  # a caller's transactions that have not ended
+
+_of_tasks: weakref.WeakKeyDictionary[Any, Begun] = weakref.WeakKeyDictionary()
 clock = itertools.count()  # of begins, and of what readers note
 
 
-def begin(transaction: Ending) -> int:
-    """A caller begins a transaction. Returns its number: later ones have higher ones."""
-    number = next(clock)
-    _begun[number] = transaction
-    _of_callers.setdefault(present(), []).append(number)
+def begin(transaction: Ending) -> None:
+    """A caller begins a transaction, which gets its number: later ones have higher ones."""
+    transaction._number = next(clock)
+    who = transaction._maker()
+    begun = who.begun if type(who) is _Token else _of_tasks.setdefault(who, [])
+    begun.append(transaction._this)
     here.mark = object()
-    return number
 
 
 def end(transaction: Ending) -> None:
     """It has ended, and its readers know how."""
-    _begun.pop(transaction._number, None)
     who = transaction._maker()
-    try:
-        if who is not None:
-            _of_callers[who].remove(transaction._number)
-    except (KeyError, ValueError):  # its begin was interrupted
-        pass
+    begun = [] if who is None else begun_by(who)
+    if transaction._this in begun:  # else its begin was interrupted
+        begun.remove(transaction._this)
 
 
-def open_ones_of(who: object, ledger: object) -> Iterator[Any]:
+def begun_by(who: Any) -> Begun:
+    """The transactions of a thread or task that have not ended."""
+    return who.begun if type(who) is _Token else _of_tasks.get(who) or []
+
+
+def open_ones_of(who: object, ledger: object) -> list[Any]:
     """The open transactions of a thread or task on a ledger, the latest one first."""
-    for number in reversed(list(_of_callers.get(who, ()))):
-        transaction = _begun.get(number)
-        if transaction is not None and transaction._may_commit and transaction._ledger is ledger:
-            yield transaction
+    found = [transaction for this in reversed([*begun_by(who)]) if (transaction := this())]
+    return [one for one in found if one._may_commit and one._ledger is ledger]
 
 
 # ---- what was read -----------------------------------------------------------------------
@@ -160,7 +163,7 @@ class Span:
     )
 
     def __init__(
-        self, caller: Caller, since: int, first: Positions, *, is_again: bool = False
+        self, caller: Caller, since: int, first: Positions, is_again: bool = False
     ) -> None:
         self.caller, self.since, self.first, self.is_again = caller, since, first, is_again
         self.last: Positions | None = None
@@ -174,12 +177,18 @@ class Span:
 
     def begins_before(self, positions: Positions) -> bool:
         """Whether it begins before these positions, on any topic."""
-        return any(offset < positions[topic] for topic, offset in self.first.items())
+        for topic, offset in self.first.items():  # noqa: SIM110 - called often, so no generator
+            if offset < positions[topic]:
+                return True
+        return False
 
     def ends_behind(self, positions: Positions, at: Positions) -> bool:
         """Whether it ends behind these positions, on any topic. `at`: those of the reader."""
         last = at if self.last is None else self.last
-        return any(offset > positions[topic] for topic, offset in last.items())
+        for topic, offset in last.items():  # noqa: SIM110
+            if offset > positions[topic]:
+                return True
+        return False
 
     def give_back(self, positions: Positions) -> None:
         """What it has read from there on is read again: another transaction has aborted."""
@@ -195,8 +204,9 @@ class Span:
         if other is None or not other.holds:
             return
         if self.holds:
-            firsts = self.first.items()
-            self.first = {topic: min(offset, other.first[topic]) for topic, offset in firsts}
+            if other.begins_before(self.first):
+                firsts = self.first.items()
+                self.first = {topic: min(offset, other.first[topic]) for topic, offset in firsts}
         else:
             self.first, self.holds = other.first, True
 
@@ -207,8 +217,10 @@ class Span:
 
 
 def _after_fork_in_child() -> None:
-    global _begun, _of_callers
-    _begun, _of_callers = weakref.WeakValueDictionary(), weakref.WeakKeyDictionary()
+    global _of_tasks
+    _of_tasks = weakref.WeakKeyDictionary()
+    if type(here.token) is _Token:
+        here.token.begun = []
 
 
 _core.in_forked_child(_after_fork_in_child)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -316,22 +317,23 @@ class Transaction(OfThisProcess):
     """
 
     _settled = True  # nothing is left to tell its readers; so it is if `__init__` is interrupted
+    _caller: Caller | None = None  # the caller whose `with` block this is
+    _state: State = "open"
+    _complete = False  # its commit has begun
+    _refused = False  # by the commit; nothing was written
+    _running: concurrent.futures.Future[None] | None = None  # its commit in a thread of the library
+    _number = -1  # until it has begun
 
     def __init__(self, engine: EngineBackend) -> None:
-        self._caller: Caller | None = None  # the caller whose `with` block this is
-        self._engine = engine
-        self._state: State = "open"
+        self._engine, self._ledger = engine, engine.ledger
         self._parts: TransactionParts[Sender] = TransactionParts()
         self._producers: dict[Sender, SendingProducer] = {}  # whose senders these are
         self._writers: dict[int, Writer] = {}  # maps and states, by the ids of their topics
-        self._complete = False  # its commit has begun
         self._maker = this_caller()
-        # Its commit, once begun: in this thread, and in one of the library.
-        self._call = _core.Call()
-        self._running: concurrent.futures.Future[None] | None = None
-        self._refused = False  # by the commit; nothing was written
+        self._this = weakref.ref(self)
+        self._call = _core.Call()  # its commit in this thread
         self._readers: dict[int, GroupMember] = {}  # that have a span of it, by their ids
-        self._number = begin(self)
+        begin(self)
         self._settled = False
 
     @property
@@ -376,10 +378,13 @@ class Transaction(OfThisProcess):
     def _add(self, producer: SendingProducer, put: Put, numbered: bool) -> None:
         """Let the commit append messages of a producer. `put` adds them to an appender;
         `numbered`: they have sequence ids of their own."""
-        sender = self._sender_of(producer)
-        if self._caller is not None and not self._parts.puts.get(sender):
+        sender, puts = self._sender_of(producer), self._parts.puts
+        before = puts.get(sender)
+        if not before and self._caller is not None:
             sender.enlist(producer, self._caller)
-        self._parts.puts.setdefault(sender, []).append(put)
+        if before is None:
+            before = puts.setdefault(sender, [])
+        before.append(put)
         if numbered:
             self._parts.numbered.add(sender)
 
@@ -387,7 +392,7 @@ class Transaction(OfThisProcess):
         """The producer's sender, for the commit. ValueError for a producer of another ledger."""
         self._check_open()
         sender = producer._sender
-        if sender.ledger is not self._engine.ledger:
+        if sender.ledger is not self._ledger:
             raise ValueError("transaction: it takes producers and readers of its own ledger")
         self._producers[sender] = producer
         return sender
@@ -418,14 +423,14 @@ class Transaction(OfThisProcess):
         if isinstance(holder, SendingProducer):
             self._parts.puts.setdefault(self._sender_of(holder), [])
             return
-        if holder._session.ledger is not self._engine.ledger:
+        if holder._session.ledger is not self._ledger:
             raise ValueError("transaction: it takes claims and producers of its own ledger")
         self._parts.claims.add(holder._required())
 
     def _writer_to(self, topic: int, ledger: object) -> Writer | None:
         """What writes to a map or state of this ledger and topic in the transaction, so far."""
         self._check_open()
-        if ledger is not self._engine.ledger:
+        if ledger is not self._ledger:
             raise ValueError("transaction: it takes maps and states of its own ledger")
         return self._writers.get(topic)
 
@@ -455,7 +460,7 @@ class Transaction(OfThisProcess):
         membership = reader.membership
         if membership is None:
             raise ValueError(f"reader={reader!r} has no cursor; open it with group=")
-        if membership.ledger is not self._engine.ledger:
+        if membership.ledger is not self._ledger:
             raise ValueError("transaction: it takes producers and readers of its own ledger")
         reader._check_joins(self)
         self._parts.cursors[reader] = membership, reader._offsets_to_commit()
@@ -622,10 +627,6 @@ class Transaction(OfThisProcess):
             reader._forget(self)
         self._settled = True
         end(self)
-
-    @property
-    def _ledger(self) -> object:
-        return self._engine.ledger
 
     @property
     def _may_commit(self) -> bool:

@@ -247,6 +247,11 @@ cdef class Appender:
         return self.journal._version_of(self.journal._word(self.topic))
 
     @property
+    def waits(self):
+        """Whether messages are queued, that come before what is sent now."""
+        return self._has_messages()
+
+    @property
     def flushes(self):
         """Whether its messages are flushed before they are acknowledged (rule H1). Without a
         journal, the code that takes its batches is responsible for that."""

@@ -36,6 +36,10 @@ cdef struct Watched:
     uint64_t version
 
 
+cdef inline size_t _length(bytes part) noexcept:
+    return 0 if part is None else <size_t>PyBytes_GET_SIZE(part)
+
+
 cdef void* _grown(void* items, Py_ssize_t used, size_t size) except NULL:
     """The items, with room for one more behind the `used` first ones."""
     cdef void* grown = items
@@ -92,18 +96,54 @@ cdef class Joint:
         `numbered`: the messages keep their sequence ids; else these continue those of the appender.
         """
         cdef Batch batch
-        cdef Share* share
+        cdef Py_ssize_t first = self.count
+        self._check_journal(appender)
+        for batch in batches:
+            self._add_batch(batch, numbered)
+        self._add_share(appender, first)
+
+    def send(self, Appender appender not None, tuple message):
+        """Add the session of `appender`, and one message, as `Appender.send` takes it, which gets the
+        next sequence id; None: no message. False, and nothing is added, if the message must be put
+        into a batch: it is large, or an earlier one may have used that id."""
+        cdef SealedEntry sealed
+        cdef Py_ssize_t first = self.count
+        self._check_journal(appender)
+        if message is not None:
+            value, key, properties, event_time, sequence = message
+            if sequence is not None or appender.last_sequence != appender.durable_sequence or (
+                    appender.last_sequence == INT64_MAX):
+                return False
+            if _length(value) + _length(key) + _length(properties) > LARGEST_RUN:
+                return False
+            sealed = _seal_one(value, key, properties, event_time, appender.name)
+            self.batches.append(sealed)
+            self._add_part(sealed).sequence = -1
+        self._add_share(appender, first)
+        return True
+
+    cdef _check_journal(self, Appender appender):
         if appender.journal is not self.journal:
             raise ValueError("this appender has another journal")
+
+    cdef _add_share(self, Appender appender, Py_ssize_t first):
+        """The parts from the `first` on are those of this appender."""
+        cdef Share* share
         self.appenders.append(appender)
         self.shares = <Share*>_grown(self.shares, self.sharing, sizeof(Share))
         share = &self.shares[self.sharing]
-        share.first = self.count
-        for batch in batches:
-            self._add_batch(batch, numbered)
-        share.stop = self.count
+        share.first, share.stop = first, self.count
         self.sharing += 1
         self.durable = self.durable or appender.durable
+
+    cdef Part* _add_part(self, SealedEntry sealed) except NULL:
+        cdef Part* part
+        self.parts = <Part*>_grown(self.parts, self.count, sizeof(Part))
+        part = &self.parts[self.count]
+        sealed.describe(&part.piece)
+        self.nbytes += _frame_bytes(part.piece.size)
+        self.count += 1
+        return part
 
     cdef _add_batch(self, Batch batch, bint numbered):
         cdef SealedEntry sealed
@@ -113,15 +153,11 @@ cdef class Joint:
             raise ValueError("the batch is not encoded as a whole")
         self.batches.append(batch)
         for sealed in batch._sealed_entries():
-            self.parts = <Part*>_grown(self.parts, self.count, sizeof(Part))
-            part = &self.parts[self.count]
-            sealed.describe(&part.piece)
+            part = self._add_part(sealed)
             part.sequence = sequence if numbered else -1
             sequence += sealed.count
             # The ids of one entry may have gaps.
             part.last = sequence - 1 if batch.only is None else batch.last_sequence
-            self.nbytes += _frame_bytes(part.piece.size)
-            self.count += 1
 
     def note(self, bytes table not None, bytes key not None, bytes data not None):
         """Add a row of a table."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic
 
 from exclusivelog import _core
 from exclusivelog._core import Outcome
@@ -42,11 +42,12 @@ def commit_at_once(ledger: Ledger, parts: TransactionParts[Who], durable: bool) 
     that is raised in this thread meanwhile leaves nothing behind. False if it cannot be done so.
     `durable`: return once it survives a power loss (rule H1)."""
     try:
-        return any(
-            _succeeds(FramedAttempt(ledger, parts, durable)) for _ in range(UNPAUSED_ATTEMPTS)
-        )
+        for _ in range(UNPAUSED_ATTEMPTS):
+            if _succeeds(FramedAttempt(ledger, parts, durable)):
+                return True
     except _TooLarge:
-        return False
+        pass
+    return False
 
 
 def commit(ledger: Ledger, parts: TransactionParts[Who], durable: bool) -> None:
@@ -99,12 +100,13 @@ class Attempt(Generic[Who]):
         self._ledger, self._parts = ledger, parts
         # The session of each producer with messages or a requirement. A transaction takes producers
         # and readers of its own ledger only: their sessions and cursors are of this package.
-        self._here = {
-            producer: cast("LocalSession", producer.here(producer in parts.numbered))
-            for producer in parts.puts
+        here: dict[Who, Any] = {
+            producer: producer.here(producer in parts.numbered) for producer in parts.puts
         }
-        self._cursors = cast("list[tuple[LocalGroupCursor, Positions]]", [*parts.cursors.values()])
-        self._sessions = list(dict.fromkeys(self._here.values()))
+        cursors: list[Any] = [*parts.cursors.values()]
+        self._here: dict[Who, LocalSession] = here
+        self._cursors: list[tuple[LocalGroupCursor, Positions]] = cursors
+        self._sessions: list[LocalSession] = [*dict.fromkeys(here.values())]
         self._counts: dict[Who, int] = {}
         # Their appenders have used sequence ids whose messages may fail yet.
         self._undecided: list[LocalSession] = []
@@ -182,7 +184,10 @@ class Attempt(Generic[Who]):
             appender = appenders[session]
             before = appender.pending_messages
             for put in self._parts.puts[producer]:
-                put(appender)
+                if not isinstance(put, tuple):
+                    put(appender)
+                elif appender.add(*put) is None:
+                    raise session.sending.duplicate(appender, put[4])
             self._counts[producer] = appender.pending_messages - before
         return appenders
 
@@ -201,7 +206,8 @@ class FramedAttempt(Attempt[Who]):
     ) -> None:
         super().__init__(ledger, parts)
         self._durable, self._paused = durable, paused
-        self._batches: list[Sequence[_core.Batch]] = []  # of each session
+        # Of each session; empty if each has one message at most, which is encoded alone.
+        self._batches: list[Sequence[_core.Batch]] = []
 
     def _firsts(self) -> dict[LocalSession, int]:
         assert isinstance(self._writing, _core.Joint)
@@ -213,10 +219,11 @@ class FramedAttempt(Attempt[Who]):
         if self._paused:
             with self._senders_paused() as ready:
                 return ready and self._append()
-        if not all(session.ready_for_transaction() for session in self._sessions):
-            return False
         for session in self._sessions:
-            session.sending.commit_queued()
+            if session.appender.error is not None and not session.ready_for_transaction():
+                return False
+            if session.appender.waits:
+                session.commit_queued()
         try:
             return self._append()
         except SessionPaused:
@@ -240,7 +247,7 @@ class FramedAttempt(Attempt[Who]):
         return False
 
     def _append(self) -> bool:
-        before = [session.sending.appender.last_sequence for session in self._sessions]
+        before = [session.appender.last_sequence for session in self._sessions]
         self._writing = joint = self._join()
         self._parts.attempt = self
         outcome = self.place(joint)
@@ -253,13 +260,40 @@ class FramedAttempt(Attempt[Who]):
         appender = self._sessions[joint.refused].sending.appender
         if appender.last_sequence > before[joint.refused]:
             return False  # others have sent meanwhile, or an interrupted call had
+        if not self._batches:
+            raise refusal(self._ledger, appender, outcome, before[joint.refused] + 1)
         first = self._batches[joint.refused][0]
         raise refusal(self._ledger, appender, outcome, first.base_sequence, first.count)
 
     def _join(self) -> _core.Joint:
-        """Encode the messages."""
+        """Encode all of it."""
         assert self._ledger.journal is not None
         joint = _core.Joint(self._ledger.journal, self._durable)
+        if not self._add_alone(joint):
+            joint = _core.Joint(self._ledger.journal, self._durable)
+            self._add_batches(joint)
+        for cursor, positions in self._cursors:
+            cursor.note(joint, positions)
+        for producer, info in self._parts.announced.items():
+            joint.note(b"meta", *announcement_row(self._here[producer].session, info))
+        if not joint.fits:
+            raise _TooLarge
+        return joint
+
+    def _add_alone(self, joint: _core.Joint) -> bool:
+        """Encode the messages if each session has one at most, as a send does. False if they must
+        be encoded as batches; the joint is of no use then."""
+        if len(self._sessions) < len(self._here) or self._parts.numbered:
+            return False
+        for producer, session in self._here.items():
+            puts = self._parts.puts[producer]
+            message = puts[0] if puts else None
+            if len(puts) > 1 or callable(message) or not joint.send(session.appender, message):
+                return False
+            self._counts[producer] = len(puts)
+        return True
+
+    def _add_batches(self, joint: _core.Joint) -> None:
         appenders = self._put()
         if (
             sum(appender.pending_bytes for appender in appenders.values())
@@ -274,13 +308,6 @@ class FramedAttempt(Attempt[Who]):
             batches = appender.take()
             self._batches.append(batches)
             joint.add(session.sending.appender, batches, numbered)
-        for cursor, positions in self._cursors:
-            cursor.note(joint, positions)
-        for producer, info in self._parts.announced.items():
-            joint.note(b"meta", *announcement_row(self._here[producer].session, info))
-        if not joint.fits:
-            raise _TooLarge
-        return joint
 
     def place(self, joint: _core.Joint) -> int:
         """Check all that it requires, and append it; the outcome."""
@@ -293,6 +320,8 @@ class FramedAttempt(Attempt[Who]):
 
     def _repair(self, joint: _core.Joint, outcome: int) -> None:
         if outcome == Outcome.STALE and joint.refused < 0:
+            for cursor, _ in self._cursors:
+                cursor.forget_checks()
             self._require(joint)
         elif outcome == Outcome.STALE:
             session = self._sessions[joint.refused]
@@ -307,15 +336,18 @@ class FramedAttempt(Attempt[Who]):
         """Check claims and cursors in the tables; the append is refused if they change
         afterwards."""
         joint.forget_requirements()
-        claims = list(self._parts.claims)
-        versions = versions_of(self._ledger, [claim.session.id for claim in claims], ())
-        if claims:
-            with self._ledger.read() as tables:
-                self._check_claims(tables)
-        for claim, version in zip(claims, versions, strict=True):
-            joint.require_claim(claim.session.id, version)
+        if self._parts.claims:
+            self._require_claims(joint)
         for cursor, positions in self._cursors:
             cursor.require(joint, positions)
+
+    def _require_claims(self, joint: _core.Joint) -> None:
+        claims = list(self._parts.claims)
+        versions = versions_of(self._ledger, [claim.session.id for claim in claims], ())
+        with self._ledger.read() as tables:
+            self._check_claims(tables)
+        for claim, version in zip(claims, versions, strict=True):
+            joint.require_claim(claim.session.id, version)
 
 
 # ---- in the tables -----------------------------------------------------------------------

@@ -16,6 +16,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local import commits
+from exclusivelog.local.session import LocalSession
 from exclusivelog.local.storage.ledger import Ledger
 from testing.journals import MORE, flip, frames, move_away, no_checkpoints, small_journal
 from testing.loops import held
@@ -112,6 +113,41 @@ def test_it_wraps_around_the_journal(path) -> None:
         assert engine.verify().ok
 
 
+def test_a_producers_only_message_is_encoded_as_its_sends_are(
+    engine, producers, monkeypatch
+) -> None:
+    """No batch is made for it: that takes longer than the rest of the transaction."""
+    monkeypatch.setattr(LocalSession, "private_appender", lambda session: pytest.fail("a batch"))
+    with no_checkpoints(engine):
+        producers[0].send(b"1", key=b"k", properties={"a": "b"}, event_time=7)
+        with engine.transaction() as txn:
+            producers[1].send(b"1", key=b"k", properties={"a": "b"}, event_time=7, transaction=txn)
+            txn.require(producers[2])
+    sent, committed = [list(engine.topic(name).reader())[-1] for name in "ab"]
+    assert txn.offsets == {producers[1]: range(1, 2)}
+    assert (committed.key, committed.value, committed.properties, committed.event_time) == (
+        (sent.key, sent.value, sent.properties, sent.event_time)
+    )
+    assert committed.sequence_id == sent.sequence_id == producers[1].last_sequence_id == 1
+
+
+def test_a_message_with_a_number_of_its_own_is_put_into_a_batch(engine, topic) -> None:
+    """So is a large one, and one whose number may be that of a message before it."""
+    producer = topic.producer(EXCLUSIVE, linger=PATIENCE)
+    producer.send(b"0")
+    joint = _core.Joint(engine.ledger.journal, False)
+    appender = producer._sender.session.appender
+    assert not joint.send(appender, (b"1", None, None, None, 7))
+    assert not joint.send(appender, (bytes(_core.LARGEST_TRANSACTION), b"k", None, None, None))
+    producer.send_async(b"1")
+    assert not joint.send(appender, (b"2", None, None, None, None))
+    assert joint.nbytes == 0
+    producer.flush()
+    assert joint.send(appender, (b"2", None, None, None, None))
+    assert joint.place() == _core.Outcome.PLACED
+    assert values(topic) == [b"0", b"1", b"2"]
+
+
 @pytest.mark.parametrize("attempts", [0, commits.UNPAUSED_ATTEMPTS])
 def test_it_comes_behind_what_its_producers_have_accepted(
     engine, producers, monkeypatch, attempts
@@ -129,15 +165,14 @@ def test_it_comes_behind_what_its_producers_have_accepted(
 def test_it_gets_its_turn_beside_a_queue_that_is_never_empty(engine, topic, monkeypatch) -> None:
     """Other messages of its producer come in between again and again, until that is paused."""
     producer = topic.producer(EXCLUSIVE, linger=PATIENCE)
-    session = type(producer._sender.session)
-    queued, commit_queued = [], session.commit_queued
+    queued, append = [], commits.FramedAttempt._append
 
-    def never_empty(self: Any) -> None:
-        commit_queued(self)
+    def never_empty(attempt: Any) -> bool:
         if producer._sender.session.ready_for_transaction():
             queued.append(producer.send_async(b"between"))
+        return append(attempt)
 
-    monkeypatch.setattr(session, "commit_queued", never_empty)
+    monkeypatch.setattr(commits.FramedAttempt, "_append", never_empty)
     with engine.transaction() as txn:
         producer.send(b"t", transaction=txn)
     assert values(topic) == [b"between"] * commits.UNPAUSED_ATTEMPTS + [b"t"]

@@ -32,6 +32,7 @@ from exclusivelog.errors import (
     OwnershipError,
     OwnershipLostError,
     ReaderFencedError,
+    TopicNotFoundError,
     describe_engine,
 )
 from exclusivelog.local.log.appending import REPAIRABLE, failure, versions_of
@@ -43,8 +44,8 @@ from exclusivelog.local.ownership.steps import (
     engine_of,
     take_claims,
 )
-from exclusivelog.local.records import Claimant
-from exclusivelog.local.storage.tables import CURSORS, Tables, cursor_row
+from exclusivelog.local.records import U64, Claimant
+from exclusivelog.local.storage.tables import CURSORS, Tables, cursor_key
 from exclusivelog.types import ClaimInfo, EngineInfo, GroupInfo
 
 if TYPE_CHECKING:
@@ -211,6 +212,7 @@ def claim_info(claimant: Claimant) -> ClaimInfo:
 
 
 Positions = Mapping[int, int]  # topic id: offset
+NOTED = CURSORS.encode()
 
 
 class HeldClaim:
@@ -220,14 +222,10 @@ class HeldClaim:
         self.id = claimant.id
         self.group = claimant.group
         self.generations = dict(claimant.generations)
+        self.ledger = host.ledger  # that keeps it
         self._host = host
         self._claims = Claims(host.ledger, host.sessions.succession)
         self._claimant = claimant
-
-    @property
-    def ledger(self) -> Ledger:
-        """The ledger that keeps it."""
-        return self._host.ledger
 
     def is_held(self) -> bool:
         """Is it still valid?"""
@@ -261,8 +259,9 @@ class LocalGroupCursor(HeldClaim):
         super().__init__(host, claimant)
         self._topics = dict(topics)
         self._version = -1  # of the claim when it was read last
-        # The topics that were checked last, and the versions of the claim and of these then.
-        self._seen: tuple[list[int], list[int]] = [], []
+        self._keys = {topic: cursor_key(topic, self.group) for topic in topics.values()}
+        # The version of the claim, and of each topic, when they were last checked.
+        self._checked: tuple[int, dict[int, int]] = 0, {}
         self._ended = False
         self._bound = bound
 
@@ -333,10 +332,13 @@ class LocalGroupCursor(HeldClaim):
         self.note(joint, positions)
         if not joint.fits:
             return False
-        outcome: int = Outcome.STALE
+        self.require(joint, positions)
+        outcome: int = joint.place()
         while outcome in REPAIRABLE:
             if outcome == Outcome.FULL:
                 ledger.checkpoint()
+            else:
+                self.forget_checks()
             joint.forget_requirements()
             self.require(joint, positions)
             outcome = joint.place()
@@ -346,24 +348,30 @@ class LocalGroupCursor(HeldClaim):
 
     def note(self, joint: _core.Joint, positions: Positions) -> None:
         """Add the positions to an append."""
-        for topic in self._topics.values():
-            if topic in positions:
-                joint.note(CURSORS.encode(), *cursor_row(topic, self.group, positions[topic]))
+        for topic, offset in positions.items():
+            joint.note(NOTED, self._key(topic), U64.pack(offset))
 
     def require(self, joint: _core.Joint, positions: Positions) -> None:
-        """Check the claim and the topics in the tables, unless they are as they were when last
-        checked; the append is refused if they change afterwards."""
-        ledger, topics = self._host.ledger, list(positions)
-        assert ledger.journal is not None
-        versions = versions_of(ledger, [self.id], topics)
-        if (topics, versions) != self._seen:
-            with ledger.read() as tables:
-                self._check_in(tables)
-                self._check_topics(tables, positions)
-            self._seen = topics, versions
-        joint.require_claim(self.id, versions[0])
-        for topic, version in zip(topics, versions[1:], strict=True):
+        """Let the append be refused if the claim or the topics have changed since they were last
+        checked in the tables. The first call checks them."""
+        claim, topics = self._checked
+        if topics.keys() != positions.keys():
+            claim, topics = self._checked = self._check_again(positions)
+        joint.require_claim(self.id, claim)
+        for topic, version in topics.items():
             joint.require_topic(topic, version)
+
+    def forget_checks(self) -> None:
+        """An append was refused so: the next one checks the claim and the topics."""
+        self._checked = 0, {}
+
+    def _check_again(self, positions: Positions) -> tuple[int, dict[int, int]]:
+        ledger, topics = self._host.ledger, list(positions)
+        claim, *versions = versions_of(ledger, [self.id], topics)  # before the tables are read
+        with ledger.read() as tables:
+            self._check_in(tables)
+            self._check_topics(tables, positions)
+        return claim, dict(zip(topics, versions, strict=True))
 
     def write(self, tables: Tables, positions: Positions) -> None:
         """Write the positions as a part of a transaction of the tables."""
@@ -373,9 +381,19 @@ class LocalGroupCursor(HeldClaim):
             tables.cursors.put(topic, self.group, offset)
 
     def _check_topics(self, tables: Tables, positions: Positions) -> None:
-        for topic in self._topics.values():
-            if topic in positions:
-                tables.topics.existing(topic)
+        for topic in positions:
+            self._key(topic)
+            tables.topics.existing(topic)
+
+    def _key(self, topic: int) -> bytes:
+        """The key of its position on a topic of its claim."""
+        key = self._keys.get(topic)
+        if key is None:
+            raise TopicNotFoundError(
+                f"reader group {self.group!r}: a topic that it reads was deleted, and another one "
+                "has its name; open a new reader or role"
+            )
+        return key
 
     def wait(self, cursors: Sequence[Any], marks: Sequence[int], seconds: float) -> None:
         """Sleep until one of the cursors' marks changes, or for so many seconds, or less."""

@@ -872,7 +872,7 @@ class CursorTable:
 
     def positions(self, topics: Iterable[int], group: str) -> dict[int, int]:
         """{topic: committed offset} of a reader group, where it has committed."""
-        keys = {cursor_row(topic, group, 0)[0]: topic for topic in topics}
+        keys = {cursor_key(topic, group): topic for topic in topics}
         noted = self.journal.noted_of(CURSORS, keys)
         found = {}
         for key, topic in keys.items():
@@ -915,8 +915,8 @@ class CursorTable:
 
     def put(self, topic: int, group: str, offset: int) -> None:
         """Write what `get` reads. Exclude appends."""
-        key, data = cursor_row(topic, group, offset)
-        self.rows.put(CURSORS, key, data)
+        key = cursor_key(topic, group)
+        self.rows.put(CURSORS, key, U64.pack(offset))
         self.journal.void(key)
 
     def apply(self, key: bytes, data: bytes) -> None:
@@ -929,9 +929,9 @@ class CursorTable:
         return self._topics.has(u64(key[: U64.size]), "positions of its groups are kept")
 
 
-def cursor_row(topic: int, group: str, offset: int) -> tuple[bytes, bytes]:
-    """(key, data) of a group's position on a topic."""
-    return U64.pack(topic) + group.encode(), U64.pack(offset)
+def cursor_key(topic: int, group: str) -> bytes:
+    """The key of a group's position on a topic; its data is the offset, a `U64`."""
+    return U64.pack(topic) + group.encode()
 
 
 class AnnouncementTable:
