@@ -761,7 +761,8 @@ class Producer(SendingProducer, Closing):
         count = columns.values.count
         self._sender.check()
         if count == 0:
-            next_offset = self._sender.engine.topic_store(self._session.topic).latest().next_offset
+            store = self._sender.session.engine.topic_store(self._session.topic)
+            next_offset = store.latest().next_offset
             return range(next_offset, next_offset)
         sequence = None if sequence_id is None else encode_sequence(sequence_id)
         if transaction is not None:

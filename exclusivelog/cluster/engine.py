@@ -34,6 +34,7 @@ from exclusivelog.errors import EngineClosedError, ExclusiveLogError
 from exclusivelog.events import Event
 from exclusivelog.life import open_here
 from exclusivelog.messages import Item
+from exclusivelog.refusals import nothing_to_move
 from exclusivelog.waits import AnyFuture
 
 __all__ = ["ClusterEngine"]
@@ -213,6 +214,11 @@ class ClusterEngine(EngineBackend):
         session: Registration | None = None,
     ) -> Moving:
         """The hand-overs of one `Engine.unload` or `Producer.move`, to be begun or run."""
+        if session is None:
+            there = set(self.place.topics())
+            for name in topics:
+                if name not in there:
+                    raise nothing_to_move(name)
         return Moving(self, topics, to, timeout, groups, producer)
 
     def cancel_moves(self, topics: Sequence[str]) -> list[str]:

@@ -24,7 +24,7 @@ from exclusivelog.cluster.following import Seen, TopicLog, inspect, now_ms
 from exclusivelog.cluster.frames import Grant
 from exclusivelog.cluster.refused import refusal
 from exclusivelog.cluster.waiting import Assign, Unassign
-from exclusivelog.refusals import NO_OWNER, moves_to, no_engine, nothing_to_move
+from exclusivelog.refusals import NO_OWNER, moves_to, no_engine
 from exclusivelog.types import EngineInfo, Move
 
 if TYPE_CHECKING:
@@ -74,9 +74,6 @@ class Moving:
     def begin(self) -> None:
         """Begin to move the topics, unless that has begun."""
         names, self._names = self._names, ()
-        for name in names:
-            if not self._host.place.has(name):
-                raise nothing_to_move(name)
         for name in names:
             self._begun.append(self._begin(self._host.topics.named(name)))
 

@@ -1017,3 +1017,13 @@ def test_e3_a_move_without_time_moves_nothing(
     [move] = engine.unload("orders", to=destination.id, timeout=0)
     assert (move.state, move.source) == ("failed", None)
     assert topic.producer(EXCLUSIVE).topic_epoch == 2
+
+
+def test_e2_an_empty_batch_is_sent_where_the_producer_has_moved(path: str) -> None:
+    first, second = xl.open(path), xl.open(path)
+    with second, first.topic("orders").producer("exclusive") as producer:
+        producer.send(b"by the first")
+        assert first.unload("orders", to=second.id, timeout=PATIENCE)[0].ok
+        assert producer.send(b"by the second") == 1
+        first.close()
+        assert producer.send_many([]) == range(2, 2)

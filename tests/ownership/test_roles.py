@@ -333,6 +333,31 @@ def test_f6_readers_of_a_role_go_on_where_the_group_was(engine: xl.Engine, path:
         assert info.reader.engine_id == other.id
 
 
+@pytest.mark.parametrize("in_transaction", [True, False])
+def test_f6_a_topic_that_was_made_again_is_not_one_of_the_role(
+    engine: xl.Engine, path: str, in_transaction: bool
+) -> None:
+    engine.topic("orders").producer().close()
+    role = engine.role("billing", groups={"biller": ["orders"]})
+    with xl.open(path) as other:
+        other.delete_topic("orders")
+    with engine.topic("orders").producer() as producer:
+        producer.send(b"of the new one")
+    reader = role.reader("orders")
+    assert next(reader).value == b"of the new one"
+
+    def commit() -> None:
+        if in_transaction:
+            with engine.transaction() as transaction:
+                transaction.commit_cursor(reader)
+        else:
+            reader.commit()
+
+    with pytest.raises(xl.TopicNotFoundError, match="another one has its name; open a new reader"):
+        commit()
+    assert [group.position for group in engine.topic("orders").stats().groups] == [None]
+
+
 def test_f6_groups_without_topics_read_the_roles_own(engine: xl.Engine) -> None:
     with engine.role(ROLE, topics=["a", "b"], groups=["g", "h"]) as holder:
         assert holder.groups == {"g": ["a", "b"], "h": ["a", "b"]}
