@@ -89,7 +89,7 @@ class GroupMember:
 
     def _has_user(self, who: object) -> None:
         at = self._offsets_to_commit()
-        opened = reads.begun_by(who) and reads.open_ones_of(who, self.membership.ledger)
+        opened = reads.open_ones_of(who, self.membership.ledger) if reads.begun_by(who) else []
         if opened:
             span = self._span_of(opened[0], at)
             span.read_again(at)
