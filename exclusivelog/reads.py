@@ -111,6 +111,8 @@ def begin(transaction: Ending) -> None:
     transaction._number = next(clock)
     who = transaction._maker()
     begun = who.begun if type(who) is _Token else _of_tasks.setdefault(who, [])
+    if begun:  # one may be left of an interrupted begin
+        begun[:] = [this for this in begun if this() is not None]
     begun.append(transaction._this)
     here.mark = object()
 
