@@ -101,3 +101,21 @@ def die_with_parent(parent: int) -> None:
 def dying_with_this() -> Callable[[], None]:
     """A `preexec_fn` for children that must end with this process."""
     return functools.partial(die_with_parent, os.getpid())
+
+
+def run_pytest(*arguments: str | Path, status: int = 0) -> str:
+    """pytest's output, from the project's directory; AssertionError unless its status is this."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", *map(str, arguments)]
+    # Without what tells pytest-benchmark that the test that calls this runs beside others.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=4 * PATIENCE,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr

@@ -31,6 +31,8 @@ from testing.broker import Broker, Namespace, missing
 from testing.children import ROOT, dying_with_this
 from testing.patience import PATIENCE
 
+Fields = tuple[Any, ...]  # of a message
+
 TOPICS = ("orders", "bills/2026")
 BROKER_IS_DOWN = "cannot be reached|may be down|starting up|connection was lost"
 
@@ -190,20 +192,23 @@ def finish(path: str, namespace: Namespace, plain: bool = False) -> None:
 # ---- the judge ---------------------------------------------------------------------------
 
 
-def source(topic: xl.Topic) -> Iterator[tuple[Any, ...]]:
+def fields(message: xl.Message) -> Fields:
+    return (
+        message.offset,
+        message.epoch,
+        message.key,
+        message.raw_value,
+        message.properties,
+        message.event_time,
+        message.publish_time,
+        message.producer_name,
+        message.sequence_id,
+    )
+
+
+def source(topic: xl.Topic) -> Iterator[Fields]:
     """The messages of the log, field by field."""
-    for message in topic.reader():
-        yield (
-            message.offset,
-            message.epoch,
-            message.key,
-            message.raw_value,
-            message.properties,
-            message.event_time,
-            message.publish_time,
-            message.producer_name,
-            message.sequence_id,
-        )
+    return map(fields, topic.reader())
 
 
 def unpacked(data: bytes) -> Iterator[tuple[Any, ...]]:

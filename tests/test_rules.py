@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +13,7 @@ import pytest
 
 from conftest import choose_rules
 from testing import rules
-from testing.processes import PATIENCE
+from testing.children import run_pytest
 
 pytestmark = pytest.mark.once
 
@@ -127,23 +125,6 @@ class TestLong:
 # ---- pytest --rule -----------------------------------------------------------------------
 
 
-def run(*arguments: str | Path, status: int = 0) -> str:
-    """pytest's output, from the project's directory."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-q", *map(str, arguments)]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=4 * PATIENCE,
-        check=False,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
 @pytest.mark.long
 def test_the_option_runs_exactly_the_tests_of_its_rules(tmp_path) -> None:
     tests = tmp_path / "test_tiny.py"
@@ -163,7 +144,7 @@ class TestOfH1:
 def test_by_the_mark_of_a_parameter(x): assert x == 2
 """)
     # The project's conftest.py is loaded by name: the file is not below it.
-    found = run("-vv", "-p", "conftest", "--rule", "b3", "--rule=H1", tests)
+    found = run_pytest("-q", "-vv", "-p", "conftest", "--rule", "b3", "--rule=H1", tests)
     assert sorted(re.findall(r"::(\S+) PASSED", found)) == [
         "TestOfH1::test_by_the_mark_of_its_class[1]",
         "TestOfH1::test_by_the_mark_of_its_class[2]",
@@ -189,7 +170,7 @@ def test_without_a_path_only_the_files_of_the_rules_are_collected(
 
 @pytest.mark.long
 def test_the_option_refuses_what_is_no_rule() -> None:
-    assert "--rule B99: docs/semantics.md has no such rule; it has A1, A2" in run(
+    assert "--rule B99: docs/semantics.md has no such rule; it has A1, A2" in run_pytest(
         "--rule=B99", "tests/test_rules.py", status=pytest.ExitCode.USAGE_ERROR
     )
 

@@ -23,11 +23,10 @@ from exclusivelog.cluster.pulsar import TopicReader
 from exclusivelog.cluster.rule import State, Verdict
 from exclusivelog.restoring import restore
 from testing.broker import Namespace
+from testing.mirrors import Fields, fields
 from testing.processes import PATIENCE, forked, until, within
 
 pytestmark = [pytest.mark.rule("J4"), pytest.mark.broker]
-
-Fields = tuple[Any, ...]
 
 
 def mirror(engine: xl.Engine, namespace: Namespace, *topics: str, **options: Any) -> Mirror:
@@ -40,20 +39,6 @@ def copy(engine: xl.Engine, namespace: Namespace, *topics: str, **options: Any) 
     with mirror(engine, namespace, *topics, **options) as running:
         within(running.run, PATIENCE)
         assert sum(one.lag for one in running.progress()) == 0
-
-
-def fields(message: xl.Message) -> Fields:
-    return (
-        message.offset,
-        message.epoch,
-        message.key,
-        message.raw_value,
-        message.properties,
-        message.event_time,
-        message.publish_time,
-        message.producer_name,
-        message.sequence_id,
-    )
 
 
 def source(topic: xl.Topic) -> list[Fields]:
@@ -82,7 +67,7 @@ def unpacked(data: bytes) -> Iterator[Fields]:
 
 
 def target(namespace: Namespace, topic: str = "orders") -> list[Fields]:
-    return [one for message in namespace.messages(topic) for one in unpacked(message.data())]
+    return [one for message in namespace.source(topic) for one in unpacked(message.data())]
 
 
 def write_everything(topic: xl.Topic) -> None:

@@ -84,19 +84,21 @@ def test_d7_a_better_waiter_that_comes_while_the_topic_settles_gets_it(
 
 @pytest.mark.sampled
 @pytest.mark.needs("settle")
-def test_d7_a_new_waiter_leaves_a_free_topic_to_better_ones_for_a_while(topic: xl.Topic) -> None:
-    """A topic that nobody has had yet, and one that has become free."""
+def test_d7_a_new_waiter_leaves_a_free_topic_to_better_ones_for_a_while(path: str) -> None:
+    """A topic that nobody has had since the ledger was opened, and one that has become free."""
 
     def wait(free: xl.Topic, since: float) -> None:
         with free.producer(WAIT, settle=0.5, timeout=PATIENCE):
             assert time.monotonic() - since >= 0.4  # the clocks differ in resolution
 
     before = time.monotonic()
-    wait(topic.engine.topic("new"), before)
-    owner = topic.producer(EXCLUSIVE)
-    before = time.monotonic()
-    owner.close()
-    wait(topic, before)
+    with xl.open(path) as engine:
+        topic = engine.topic("t")
+        wait(topic, before)
+        owner = topic.producer(EXCLUSIVE)
+        before = time.monotonic()
+        owner.close()
+        wait(topic, before)
 
 
 def test_d2_default_priority_is_0(topic: xl.Topic) -> None:

@@ -170,6 +170,7 @@ def test_connections_without_a_request_delay_none(
 ) -> None:
     """Of a browser that connects in advance, or of a port scanner."""
     monkeypatch.setattr(servers, "REQUEST_SECONDS", 10 * PATIENCE)
+    monkeypatch.setattr(servers, "SILENT_SECONDS", 0.0)
     xl.open(path).close()
     with serving(path) as server, contextlib.ExitStack() as stack:
         for _ in range(servers.MOST_CONNECTIONS + 4):

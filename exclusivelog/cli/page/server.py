@@ -43,6 +43,7 @@ from exclusivelog.foreign import Ignoring, pass_on_foreign
 MOST_CONNECTIONS = 64
 MOST_ANSWERS = 8  # that read the ledger at once; a browser sends 6 requests
 REQUEST_SECONDS = 15.0  # from a connection until its answer is read
+SILENT_SECONDS = 1.0  # after which one without a request makes room; a busy machine reads late
 LOOK_SECONDS = 0.5  # between two looks for connections that last too long
 JOIN_SECONDS = 1.0
 LONGEST_SOCKET_PATH = 107  # bytes, of Linux
@@ -75,10 +76,10 @@ PARTS = {
 
 @dataclass
 class Connection:
-    """One that is open: until when, in seconds of the monotonic clock, whether its request has
+    """One that is open: since when, in seconds of the monotonic clock, whether its request has
     come, and its thread."""
 
-    until: float
+    since: float
     has_asked: bool = False
     thread: threading.Thread | None = None
 
@@ -119,7 +120,7 @@ class PageServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self.service_actions()
             has_room = self._slots.acquire(timeout=LOOK_SECONDS)
         with self._lock:
-            self._connections[request] = Connection(time.monotonic() + REQUEST_SECONDS)
+            self._connections[request] = Connection(time.monotonic())
         try:
             super().process_request(request, client_address)
         except BaseException:
@@ -152,18 +153,23 @@ class PageServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 self._connections[request].has_asked = True
 
     def _end_a_silent_one(self) -> None:
-        """Close the oldest connection whose request has not come, if there is one."""
+        """Close the oldest of the connections whose request has not come for a while."""
+        before = time.monotonic() - SILENT_SECONDS
         with self._lock:
-            silent = (each for each, found in self._connections.items() if not found.has_asked)
+            silent = (
+                each
+                for each, found in self._connections.items()
+                if found.since <= before and not found.has_asked
+            )
             oldest = next(silent, None)
         if oldest is not None:
             _shut_down(oldest)
 
     def service_actions(self) -> None:
         """Close connections that last too long, such as one that sends a byte each second."""
-        now = time.monotonic()
+        before = time.monotonic() - REQUEST_SECONDS
         with self._lock:
-            late = [each for each, found in self._connections.items() if found.until < now]
+            late = [each for each, found in self._connections.items() if found.since < before]
         for request in late:
             _shut_down(request)
 
