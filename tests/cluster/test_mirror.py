@@ -67,7 +67,7 @@ def unpacked(data: bytes) -> Iterator[Fields]:
 
 
 def target(namespace: Namespace, topic: str = "orders") -> list[Fields]:
-    return [one for message in namespace.source(topic) for one in unpacked(message.data())]
+    return [one for message in namespace.messages(topic) for one in unpacked(message.data())]
 
 
 def write_everything(topic: xl.Topic) -> None:
