@@ -7,6 +7,7 @@ the names of all functions, and how frames are unwound. They take six times the 
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import sysconfig
 from glob import glob
@@ -15,6 +16,13 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 COMPILING = {"bdist_wheel", "build", "build_ext", "editable_wheel"}
+
+
+def is_gcc(command):
+    """Is it GCC, under any name? Other compilers refuse some of its options."""
+    told = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    return "Free Software Foundation" in told.stdout
+
 
 if sysconfig.get_config_var("Py_GIL_DISABLED"):
     sys.exit(
@@ -25,7 +33,8 @@ if sys.platform != "linux":
     sys.exit("exclusivelog runs on Linux alone: it needs robust futexes (see README.md)")
 is_compiled = bool(COMPILING & set(sys.argv))
 if is_compiled:
-    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    command = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    compiler = command[0]
     if shutil.which(compiler) is None:
         sys.exit(
             f"exclusivelog is compiled from source here, and there is no C compiler {compiler!r}. "
@@ -45,12 +54,17 @@ DEBUG = os.environ.get("EXCLUSIVELOG_DEBUG", "") not in ("", "0")
 # address, and no padding between segments.
 SMALL = [
     "-g0", "-fvisibility=hidden", "-fno-unwind-tables", "-fno-asynchronous-unwind-tables",
+]  # fmt: skip
+SMALL_BY_GCC = [
     "-fno-align-functions", "-fno-align-jumps", "-fno-align-labels",
     "-freorder-blocks-algorithm=simple", "-fno-partial-inlining", "-fno-tree-pre",
     "-fno-inline-functions", "-fno-align-loops", "-fno-thread-jumps", "-fno-ivopts",
 ]  # fmt: skip
 COMPILE = ["-g"] if DEBUG else SMALL
-LINK = [] if DEBUG else ["-Wl,-s", "-Wl,-z,noseparate-code"]
+LINK = [] if DEBUG else ["-Wl,-s"]
+if not DEBUG and is_compiled and is_gcc(command):
+    COMPILE = [*COMPILE, *SMALL_BY_GCC]
+    LINK = [*LINK, "-Wl,-z,noseparate-code"]
 # The core is one file of C, which GCC compiles on one processor. With -flto it leaves most of the
 # work to the link, and spreads that over all processors with the help of `make`.
 if not DEBUG and is_compiled and "gcc" in os.path.basename(compiler) and shutil.which("make"):

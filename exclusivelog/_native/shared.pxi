@@ -430,6 +430,8 @@ def file_system_magic(bytes path not None):
 
 cdef extern from "<fcntl.h>" nogil:
     int fallocate(int, int, int64_t, int64_t)
+
+cdef extern from "<linux/falloc.h>" nogil:      # the <fcntl.h> of musl has not all of them
     int FALLOC_FL_KEEP_SIZE
     int FALLOC_FL_UNSHARE_RANGE
 
