@@ -9,6 +9,7 @@ what happens at the start or the end of the interpreter start `python -m exclusi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -68,13 +69,10 @@ def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[byte
 
 
 def _write(end: Connection, data: bytes) -> None:
-    with os.fdopen(os.dup(end.fileno()), "wb") as file:
+    # A command that does not read its input ends the pipe; to close a buffer is to write it again.
+    with contextlib.suppress(BrokenPipeError), os.fdopen(os.dup(end.fileno()), "wb") as file:
         end.close()
-        try:
-            file.write(data)
-            file.flush()
-        except BrokenPipeError:  # it does not read its input
-            pass
+        file.write(data)
 
 
 def _chunks(end: Connection) -> Iterable[bytes]:

@@ -27,6 +27,10 @@ cpdef enum Outcome:
     CLOSED = 9      # the ledger was closed here, or is the parent's of a forked child
 
 
+cdef enum:
+    SHARED_OUT = 8  # see `_has_room`
+
+
 # One atomic append: all of its pieces, in order, or none.
 cdef struct Placing:
     uint64_t topic
@@ -139,9 +143,9 @@ cdef int _judge(Journal journal, Placing* p, Tail** tail) noexcept nogil:
     """Check that this may be appended now (rule B2), set its sequence id, and find the topic's end.
     Under the mutex.
 
-    A session that is `alone` knows the end from its own last append. If the topic's word has moved
-    since by other hands, it looks again, whatever the reason (rule C8)."""
-    cdef bint looks = not p.alone or p.ended[0] != p.known[0]
+    This process knows the end from its own last append. If the topic's word has moved since by other
+    hands, it looks again, also for a session that is `alone`, whatever the reason (rule C8)."""
+    cdef bint looks = p.ended[0] != p.known[0]
     cdef uint64_t expected
     journal.compared += 1
     if journal.shared.generation != journal.generation:
@@ -154,8 +158,9 @@ cdef int _judge(Journal journal, Placing* p, Tail** tail) noexcept nogil:
     if looks:
         expected = tail[0].next_offset
         _catch_up(journal)
-        if tail[0].tails_generation != journal.tails_generation:
-            return STALE
+    if (looks or not p.alone) and tail[0].tails_generation != journal.tails_generation:
+        return STALE
+    if looks:
         p.foreign = p.alone and tail[0].next_offset != expected
     if p.sequence < 0:
         if p.last[0] == INT64_MAX:
@@ -182,7 +187,7 @@ cdef int _place(Journal journal, Placing* p) noexcept nogil:
     if outcome != PLACED:
         return outcome
     end = _end_of_frames(journal, p, before)
-    if end - xl_load64(&header.applied) > journal.ring.capacity:
+    if not _has_room(journal, end, end - before):
         return FULL
     now = max(tail.publish_time, xj_wall_ms())
     offset, sequence = tail.next_offset, p.sequence
@@ -210,6 +215,28 @@ cdef int _place(Journal journal, Placing* p) noexcept nogil:
         return LOST
     journal.placed += 1
     return PLACED
+
+
+cdef bint _has_room(Journal journal, uint64_t end, uint64_t nbytes) noexcept nogil:
+    """Is there room for frames of so many bytes up to the position `end`? Under the mutex.
+
+    The last eighth of the journal is shared out: between two checkpoints, a process gets an eighth
+    of that. So one that sends at full speed, and is stopped while it makes the checkpoint, has left
+    room for the sends of others (rule K3)."""
+    cdef uint64_t applied = xl_load64(&journal.shared.applied)
+    cdef uint64_t capacity = journal.ring.capacity
+    if end - applied <= capacity - capacity / SHARED_OUT:
+        return True
+    if end - applied > capacity:
+        return False
+    if journal.shared.tail == applied:
+        return True         # a checkpoint makes no more room
+    if journal.shares_since != applied:
+        journal.shares_since, journal.share = applied, capacity / SHARED_OUT / SHARED_OUT
+    if nbytes > journal.share:
+        return False
+    journal.share -= nbytes
+    return True
 
 
 cdef inline void _note_end(Placing* p, uint64_t end) noexcept nogil:

@@ -210,8 +210,7 @@ cdef class Group:
             return False
         p.last, p.logged = &leader.last, leader.last
         member.outcome = _judge(self.journal, p, &member.tail)
-        if member.outcome == PLACED and (
-                end - xl_load64(&self.journal.shared.applied) > self.journal.ring.capacity):
+        if member.outcome == PLACED and not _has_room(self.journal, end, end - run.end):
             member.outcome, self.full = QUEUED, True
             return False
         if member.outcome != PLACED:

@@ -314,7 +314,7 @@ cdef class Joint:
             return outcome
         run.used, run.before, run.now = 0, header.tail, xj_wall_ms()
         run.start = run.end = _start_of(journal, run.before, self.nbytes - FRAME)
-        if run.start + self.nbytes - xl_load64(&header.applied) > journal.ring.capacity:
+        if not _has_room(journal, run.start + self.nbytes, self.nbytes):
             return FULL
         self._fill(journal)
         outcome = _write_run(journal, run, self.durable)

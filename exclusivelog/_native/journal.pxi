@@ -78,6 +78,8 @@ cdef class Journal:
     cdef uint32_t alone         # a thread of this process flushes by `lone_fd`
     cdef bint readonly
     cdef uint64_t seen          # frames before it are in `tails`
+    cdef uint64_t shares_since  # the checkpoint since which this process has that `share` left
+    cdef uint64_t share
     cdef uint64_t tails_generation           # tails of another tails_generation are invalid
     cdef uint64_t generation    # of `tails`
     cdef Tails tails            # under the mutex, as the three above
@@ -126,6 +128,7 @@ cdef class Journal:
         if self.ends == NULL:
             raise MemoryError
         self.tails_generation = 1
+        self.shares_since = UINT64_MAX
         self.fd = self.lone_fd = self.guard = self.spare = -1
         memory = mmap(NULL, JOURNAL_HEADER + capacity, access, MAP_SHARED, fd, 0)
         if memory == MAP_FAILED:
@@ -350,6 +353,7 @@ cdef class Journal:
         failed = self._erase(end, position + self.ring.capacity)
         if failed:
             raise OSError(failed, _os.strerror(failed))
+        self.shares_since, self.share = position, 0    # the former life has used it up
         self.shared.begun = end
         self.shared.generation = generation
         xl_store64(&self.shared.applied, position)
