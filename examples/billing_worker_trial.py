@@ -18,7 +18,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
@@ -96,7 +96,7 @@ def judge(engine: xl.Engine, number: int, losses: list[dict[str, Any]]) -> dict[
 
 
 @contextlib.contextmanager
-def orders(engine: xl.Engine) -> Iterator[None]:
+def orders(engine: xl.Engine) -> Generator[None]:
     """Send orders, in a thread, until the block ends."""
     enough = threading.Event()
 

@@ -32,7 +32,7 @@ ADDRESSES = {f"worker-{number}": f"tcp://127.0.0.1:700{number}" for number in (1
 def work(path: str, name: str, topics: Sequence[str]) -> None:
     """Serve these topics until they have moved away, or SIGTERM asks to close them."""
     closing = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: closing.set())
+    signal.signal(signal.SIGTERM, lambda number, frame: closing.set())
     with xl.open(path, name, properties={"address": ADDRESSES[name]}) as engine:
         told: list[dict[str, Any]] = []
         threads = [threading.Thread(target=serve, args=(engine, t, closing, told)) for t in topics]

@@ -19,6 +19,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Sequence
+from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from drain import ADDRESSES, FAREWELLS, number_of, sent_at, work
@@ -58,7 +59,7 @@ def play(engine: xl.Engine, topics: Sequence[xl.Topic]) -> list[dict[str, Any]]:
     """Make both moves; return what the first worker's producers were told."""
     farewells = engine.topic(FAREWELLS).reader("latest", deserializer="json")
     with processes() as start:
-        workers = {}
+        workers: dict[str, SpawnProcess] = {}
         for waiting, name in enumerate(ADDRESSES):  # one by one: so the queue has their order
             workers[name] = start(name, work, engine.path, name, [topic.name for topic in topics])
             await_owner(topics, OLD, waiting)
@@ -84,7 +85,7 @@ def play(engine: xl.Engine, topics: Sequence[xl.Topic]) -> list[dict[str, Any]]:
 def show(logs: dict[str, list[xl.Message]]) -> None:
     """How long each topic was silent, from one message to the next."""
     print(f"silent, ms     unload to {CHOSEN}   close, elect {NEXT}   usually (median)")
-    moves = []
+    moves: list[list[float]] = []
     for name, log in logs.items():
         gaps: dict[bool, list[float]] = {True: [], False: []}
         for before, after in itertools.pairwise(log):

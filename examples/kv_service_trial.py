@@ -113,7 +113,7 @@ def main() -> int:
     again = sum(client.sent_again for client in clients)
     print(f"{len(log)} messages, {log[-1].epoch} epochs, {again} requests sent again\n{kept}\n")
     due = [len(clients) * sum(range(first, options.payments, 3)) for first in range(3)]
-    answered = set.union(*(client.servers for client in clients))
+    answered = {server for client in clients for server in client.servers}
     return verdict(
         {
             "every payment is there, exactly once": list(kept.values()) == due,

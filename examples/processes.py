@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from multiprocessing.context import SpawnProcess
 from typing import NoReturn
 
@@ -27,7 +27,7 @@ _spawn = multiprocessing.get_context("spawn")
 
 
 @contextlib.contextmanager
-def processes() -> Iterator[Start]:
+def processes() -> Generator[Start]:
     """Yield `start(name, function, *args)`; at the end, kill and join every process it started."""
     started: list[SpawnProcess] = []
 
@@ -65,7 +65,7 @@ def _live(function: Callable[..., object], *args: object) -> None:
 
 
 @contextlib.contextmanager
-def directory(path: str | None) -> Iterator[str]:
+def directory(path: str | None) -> Generator[str]:
     """Yield that directory, or a temporary one."""
     if path is not None:
         yield path

@@ -79,7 +79,7 @@ if __name__ == "__main__":
     parser.add_argument("--endpoints", type=int, default=12, help="how many (default: 12)")
     options = parser.parse_args()
     names = [f"worker-{number}" for number in range(options.workers)]
-    me = names[options.number]
+    me = names[int(options.number)]
     wanted = {
         f"endpoint-{number}": -choices(number, names).index(me)
         for number in range(options.endpoints)

@@ -79,7 +79,7 @@ def play(path: str, priorities: dict[str, dict[str, int]], settle: float) -> Out
             for name in group:
                 expect(fleet[name][1], "up")
         all_up = time.monotonic()
-        owners = [look(topics)]
+        owners, last_death = [look(topics)], 0
         # No waiter is new any more when the first worker dies.
         time.sleep(max(0.0, all_up + settle - time.monotonic()))
         first, *rest, _ = (process for process, _ in fleet.values())

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -67,7 +67,7 @@ async def write_invoice(
 
 
 @contextlib.asynccontextmanager
-async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
     """Open the engine in the worker's own process, and wait to write invoices."""
     path = os.environ.get("LEDGER", "data/log")
     async with xl.open(path, f"web-{os.getpid()}", keepalive=5.0) as engine:
