@@ -8,6 +8,7 @@
 #             the promises as figures
 # make wheels [PYTHONS="python3.12 ..."]
 #             a wheel for each Python of this machine, tried out in an environment of its own
+# make release-check   what a release still needs; builds and tries what this machine can
 # make docs   the documentation as a site, in build/site; warnings and broken links are errors
 # Each creates the environment that it needs, in .venv, from pyproject.toml alone.
 
@@ -17,10 +18,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 DEMO_READY := $(VENV)/ready-for-demo
 DOCS_READY := $(VENV)/ready-for-docs
+, := ,
 SOURCES := setup.py pyproject.toml $(wildcard exclusivelog/*.pyx exclusivelog/*.pxd exclusivelog/_native/*)
 
 .PHONY: demo test test-all test-short test-long test-spark test-process test-broker test-bench lint docs bench \
-    torture proof wheels chromium clean
+    torture proof wheels release-check chromium clean
 .DELETE_ON_ERROR:
 
 ifeq ($(ON),pulsar)
@@ -93,6 +95,8 @@ lint: $(READY)
 	$(BIN)/lint-imports --no-cache --config runtime-imports.toml
 	$(BIN)/python -m testing.rules
 	$(BIN)/mypy
+	@if command -v node >/dev/null; then $(BIN)/pyright --pythonpath $(BIN)/python; \
+	else echo "without node, pyright does not check the examples"; fi
 	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml \
 	    --ignore-disjoint-bases exclusivelog._core
 
@@ -112,21 +116,23 @@ proof: $(READY)
 torture: $(READY)
 	$(BIN)/python -m pytest -q proof/tests/test_torture.py --torture-seconds=$(or $(SECONDS),300)
 
-# An environment, with what the rule named in front needs. `compat` puts the directory itself into
-# sys.path; the usual finder would take each Python that the tests start 14 ms to import. Pip would
-# compile all modules, one after the other; few of them are ever imported.
+# An environment, with these extras and this dependency group; pip knows groups from 25.1 on only.
+# `compat` puts the directory itself into sys.path; the usual finder would take each Python that the
+# tests start 14 ms to import. Pip would compile all modules, one after the other; few of them are
+# ever imported.
 define INSTALL
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "exclusivelog needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	    echo "no virtual environment could be made; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	needed=$$($(BIN)/python tools/requirements.py $(2)) && \
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile \
-	    --config-settings editable_mode=compat -e '.[$(1)]'
+	    --config-settings editable_mode=compat -e '.[$(1)]' $$needed
 	@touch $@
 endef
 
 $(READY): $(SOURCES)
-	$(call INSTALL,dev)
+	$(call INSTALL,all$(,)spark,dev)
 	@touch $(DEMO_READY) $(DOCS_READY)
 
 # The demo and the site need few tools: where everything is installed, they find that.
@@ -134,10 +140,18 @@ $(DEMO_READY): $(SOURCES)
 	$(call INSTALL,cli)
 
 $(DOCS_READY): $(SOURCES)
-	$(call INSTALL,docs)
+	$(call INSTALL,cli$(,)metrics$(,)models$(,)otel,docs)
 
-wheels: $(READY)
+WHEELS_READY := $(VENV)/ready-for-wheels
+$(WHEELS_READY): $(SOURCES) $(wildcard $(READY))
+	$(call INSTALL,cli,cross)
+
+# Neither needs the tools of the tests, nor Spark.
+wheels: $(WHEELS_READY)
 	$(BIN)/python tools/wheels.py $(PYTHONS)
+
+release-check: $(WHEELS_READY)
+	$(BIN)/python tools/release.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info exclusivelog/*.so exclusivelog/_core.c

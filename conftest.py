@@ -74,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def choose_benchmarks(config: pytest.Config) -> None:
     """What `--benchmark` stands for: --benchmark-only, and bench/ where no path is given."""
     if not config.pluginmanager.hasplugin("benchmark"):
-        raise pytest.UsageError("--benchmark needs pytest-benchmark: pip install -e '.[test]'")
+        raise pytest.UsageError("--benchmark needs pytest-benchmark: make .venv/ready")
     config.option.benchmark_only = True
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = [str(config.rootpath / "bench")]

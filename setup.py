@@ -5,17 +5,38 @@ the names of all functions, and how frames are unwound. They take six times the 
 """
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from glob import glob
+from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
+RELATIVE = re.compile(r"(!?)\[([^\]]*)\]\((?!\w+:|#)([^)]+)\)")
 COMPILING = {"bdist_wheel", "build", "build_ext", "editable_wheel"}
+
+
+def description():
+    """README.md for the page of a package index, where no other file is: links and pictures lead to
+    the repository, at the tag of this version. As long as that has no address, there are none."""
+    tree = Path(__file__).parent
+    urls = tomllib.loads((tree / "pyproject.toml").read_text())["project"].get("urls", {})
+    [version] = re.findall('__version__ = "(.+)"', (tree / "exclusivelog/version.py").read_text())
+
+    def absolute(found):
+        mark, text, target = found.groups()
+        if "Repository" not in urls:
+            return "" if mark else text
+        kind = "raw" if mark else "blob"
+        return f"{mark}[{text}]({urls['Repository']}/{kind}/v{version}/{target})"
+
+    return RELATIVE.sub(absolute, (tree / "README.md").read_text())
 
 
 def is_gcc(command):
@@ -84,4 +105,8 @@ CORE = Extension(
 )
 
 # A source archive, or metadata, needs no C: that takes ten seconds.
-setup(ext_modules=cythonize([CORE], build_dir="build") if is_compiled else [CORE])
+setup(
+    ext_modules=cythonize([CORE], build_dir="build") if is_compiled else [CORE],
+    long_description=description(),
+    long_description_content_type="text/markdown",
+)

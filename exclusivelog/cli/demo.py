@@ -53,6 +53,7 @@ PRIORITIES = {"alice": 30, "bob": 20, "carol": 10}
 HISTORY, TRUTH = "redis-history.jsonl.gz", "redis-lines.json.gz"
 DEFAULT_DATA = Path(__file__).resolve().parent / "demo_data"
 DEFAULT_KILLS, DEFAULT_RATE = 20, 4000.0
+MADE_UP, MADE_UP_FILES = 25_000, 1_600
 
 BURST = 64  # events in flight at most: these may be lost or stored when their sender is killed
 STANDBY_SECONDS = 0.1  # how often a waiting worker reads new events
@@ -108,6 +109,34 @@ def read_history(directory: Path, most: int | None = None) -> History:
         if is_raised_by_a_handler(error):  # gzip's errors have no errno
             raise
         raise DemoError(f"the data in {directory} cannot be read: {error!r}") from None
+
+
+@contextlib.contextmanager
+def data_directory(given: Path | None) -> Iterator[Path]:
+    """The directory of the events: the given one, that of a clone, or else a temporary one with
+    made-up events. A wheel has no events."""
+    if given is not None or (DEFAULT_DATA / HISTORY).exists():
+        yield (given or DEFAULT_DATA).resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="exclusivelog-events-") as made:
+        write_made_up(Path(made))
+        yield Path(made)
+
+
+def write_made_up(directory: Path) -> None:
+    """Write changes of files that never were, each time the same, and their expected result."""
+    chance = random.Random(0).random  # of all that `random` offers, no version of Python changes it
+    lines: dict[str, int] = {}
+    events = []
+    for number in range(MADE_UP):
+        path = f"src/file{int(chance() * MADE_UP_FILES)}.c"
+        before = lines.get(path, 0)
+        added, removed = 1 + int(chance() * 40), int(chance() * before)
+        lines[path] = before + added - removed
+        event = {"commit": f"{number:08x}", "time": 1_234_567_890 + 60 * number, "path": path}
+        events.append(json.dumps(event | {"added": added, "removed": removed}))
+    for name, content in ((HISTORY, "\n".join(events)), (TRUTH, json.dumps(lines))):
+        (directory / name).write_bytes(gzip.compress(content.encode(), compresslevel=1))
 
 
 def replay(events: Iterable[bytes]) -> dict[str, int]:
@@ -739,7 +768,8 @@ def demo(
 
     - `path`: the ledger's directory, or the URL of a cluster's namespace. It is kept afterwards,
       and a later run continues it. None: a temporary directory.
-    - `data`: the directory of the events and their expected result; None: those of the package.
+    - `data`: the directory of the events and their expected result; None: those of a
+      clone, or else made-up ones.
     - `events`: only the first so many events. None: all.
     - `kills`: how many leaders to kill; `seed` determines the moments.
     - `rate`: events per second.
@@ -751,9 +781,8 @@ def demo(
     if report is not None:
         _check_report(path)
     seed = random.randrange(10_000) if seed is None else seed
-    data = (data or DEFAULT_DATA).resolve()
-    history = read_history(data, events)
-    with _directory(path) as where:
+    with data_directory(data) as data, _directory(path) as where:
+        history = read_history(data, events)
         done = _prepare(where, history.events, access)
         console.print(
             f"{len(history.events):,} events, {done:,} of them in the log; {kills} kills, "

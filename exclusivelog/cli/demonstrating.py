@@ -28,7 +28,7 @@ KILLS, RATE = 20, 4000.0  # as in demo.py, which is not imported for the help te
     "--data",
     metavar="DIR",
     type=PATH,
-    help="The events and their expected result. Default: those of the package.",
+    help="The events and their expected result. Default: those of a clone, or made-up ones.",
 )
 @click.option(
     "--events", metavar="N", type=click.IntRange(min=1), help="Send only the first N events."
@@ -52,7 +52,7 @@ def demo(
     rate: float,
     report: str | None,
 ) -> None:
-    """Send real events while leaders are killed, then check that each is in the log once."""
+    """Send events while leaders are killed, then check that each is in the log once."""
     import signal
     from pathlib import Path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import exclusivelog as xl
 from testing.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +57,43 @@ def test_without_pythons_headers_one_sentence_says_so() -> None:
     assert "Python has no /nowhere/include/Python.h" in done.stderr
     assert "apt-get install python3-dev" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+ADDRESS = "https://forge.example/exclusivelog"
+LINK = re.compile(r"(!?)\[[^\]]*\]\(([^)]+)\)")
+
+
+def description(tree: Path, urls: str = "") -> str:
+    """What setup.py says of the project to a package index."""
+    (tree / "exclusivelog").mkdir(parents=True)
+    for name in ("setup.py", "README.md", "LICENSE", "NOTICE", "exclusivelog/version.py"):
+        shutil.copy(ROOT / name, tree / name)
+    project = (ROOT / "pyproject.toml").read_text()
+    (tree / "pyproject.toml").write_text(project + urls)
+    paths = [path for path in sys.path if "site-packages" in path]
+    source = (
+        f"import sys, runpy; sys.path += {paths}\n"
+        "sys.argv = ['setup.py', '-q', '--long-description']; runpy.run_path('setup.py')"
+    )
+    done = run("-c", source, cwd=tree)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_links_and_pictures_of_the_description_lead_to_the_repository(tmp_path: Path) -> None:
+    told = description(tmp_path / "tree", f'[project.urls]\nRepository = "{ADDRESS}"\n')
+    links = LINK.findall(told)
+    assert len(links) == len(LINK.findall((ROOT / "README.md").read_text())) > 20
+    for mark, target in links:
+        head = f"{ADDRESS}/{'raw' if mark else 'blob'}/v{xl.__version__}/"
+        assert target.startswith(head)
+        assert (ROOT / target.removeprefix(head).partition("#")[0]).is_file()
+
+
+def test_without_an_address_the_description_has_no_dead_link(tmp_path: Path) -> None:
+    told = description(tmp_path / "tree")
+    assert LINK.findall(told) == []
+    assert "In the tutorial you write a worker" in told
 
 
 @pytest.mark.parametrize(

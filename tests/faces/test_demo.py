@@ -156,6 +156,21 @@ def test_replaying_the_whole_history_gives_the_truth() -> None:
     assert (len(history.truth), sum(history.truth.values())) == (1_611, 464_808)
 
 
+def test_without_the_data_of_a_clone_the_events_are_made_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(demo, "DEFAULT_DATA", tmp_path)
+    with demo.data_directory(None) as first, demo.data_directory(None) as second:
+        history = demo.read_history(first)
+        assert history == demo.read_history(second)
+        assert len(history.events) == demo.MADE_UP
+        assert demo.replay(history.events) == history.truth
+        assert min(history.truth.values()) > 0
+    assert not first.exists()
+    with demo.data_directory(tmp_path) as given:
+        assert given == tmp_path
+
+
 SOUND = xl.Report(topics=1, entries=6, messages=6, problems=())
 HISTORY = demo.History(
     [
