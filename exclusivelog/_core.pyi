@@ -17,6 +17,7 @@ RECREATED: int
 COMPRESSED_TOPIC: int
 OWNER_DIED: int
 HELD_BY: int
+MUTEX_WORD: int
 SLEEPERS: int
 MOST_WAITED_FOR: int
 __test__: dict[str, str]

@@ -14,6 +14,7 @@ cdef extern from "_native/futex.h":
     bint xl_swap(uint32_t*, uint32_t, uint32_t) noexcept nogil
     uint64_t xl_load64(uint64_t*) noexcept nogil
     void xl_store64(uint64_t*, uint64_t) noexcept nogil
+    int XL_WORD
     int64_t xl_now() noexcept nogil
     int xl_wait(uint32_t*, uint32_t, int64_t) noexcept nogil
     long xl_wake(uint32_t*, int) noexcept nogil
@@ -37,6 +38,7 @@ cdef extern from "_native/liveness.h":
 
 OWNER_DIED = FUTEX_OWNER_DIED
 HELD_BY = FUTEX_TID_MASK
+MUTEX_WORD = XL_WORD            # where a pthread_mutex_t of this C library has its holder
 SLEEPERS = FUTEX_WAITERS
 MOST_WAITED_FOR = 128
 

@@ -2,8 +2,9 @@
 
 Two numbers decide. The *format* of the tables and the journal is a row of the table `meta`. The
 *lock-file version* is that of the memory that live engines share in `owners.lock`, and of the
-rules by which they promote one another's waiters. docs/format.md lists both, and what each version
-of the library does with them.
+rules by which they promote one another's waiters. It is higher by 128 where the library was built
+for musl, whose mutexes in that memory are none for glibc. docs/format.md lists both, and what each
+version of the library does with them.
 
 The offsets below are the same in the lock files of all versions, so that each version can name the
 processes of any other.
@@ -30,7 +31,8 @@ FORMAT = 9
 EARLIER_FORMATS = (3, 4, 5, 6, 7, 8)  # these can be read, and `upgrade` raises them to this one
 LOCK_FILE = "owners.lock"
 LOCK_NAME = b"XLLOCK\0"
-LOCK_VERSION = 7
+LOCK_VERSION_BY_MUSL = 128
+LOCK_VERSION = 7 + (LOCK_VERSION_BY_MUSL if _core.MUTEX_WORD else 0)
 LIFE = struct.Struct("<8xQQ16s")  # after the magic: device, inode, boot id
 SLOTS, SLOT_COUNT, SLOT_SIZE = 69632, 512, 1024
 SLOT = struct.Struct("<IIQQ16xII")  # liveness, pid, ..., engine id, ..., wake-ups, info size
@@ -176,9 +178,17 @@ def describe_users(directory: Directory) -> str:
 
 def refuse_other_lock_file(directory: Directory, readonly: bool) -> None:
     """LedgerVersionError while engines of another lock-file version are alive. With `readonly`,
-    other read-only engines are ignored."""
+    other read-only engines are ignored, unless they have another C library."""
     version = lock_version(directory)
-    if version not in (None, LOCK_VERSION) and in_use(directory, by_readers=not readonly):
+    is_of_other_libc = version == LOCK_VERSION ^ LOCK_VERSION_BY_MUSL  # readers have mutexes, too
+    by_readers = is_of_other_libc or not readonly
+    if version not in (None, LOCK_VERSION) and in_use(directory, by_readers):
+        if is_of_other_libc:
+            raise LedgerVersionError(
+                f"{directory.path} is in use by processes with another C library (glibc or musl), "
+                f"whose mutexes differ: {describe_users(directory)}. Close these processes first, "
+                "or start this one with a Python of their kind"
+            )
         raise LedgerVersionError(
             f"{directory.path} is in use by another version of exclusivelog: "
             f"{describe_users(directory)}. It has lock-file version {version}; exclusivelog "

@@ -419,6 +419,17 @@ def test_h2_a_newcomer_of_another_version_is_refused_by_who_lives(owner, attempt
     assert not Path(f"{owner.path}.format-{FORMAT}").exists()
 
 
+def test_h2_a_process_with_another_c_library_is_refused_by_who_lives(owner) -> None:
+    """Their mutexes in the lock file would exclude neither from what the other does."""
+    source = ATTEMPTS.format(pretended=f"pretend(LOCK_VERSION={versions.LOCK_VERSION ^ 128})")
+    said = finish(source, owner.path).splitlines()
+    assert len(said) == 3
+    for refused in said:
+        assert "processes with another C library (glibc or musl), whose mutexes differ" in refused
+        assert f"pid {owner.pid} ('veteran', exclusivelog {xl.__version__})" in refused
+    assert owner.call(send, b"after") == 1
+
+
 def test_h2_this_version_is_refused_by_a_newer_one_that_lives(tmp_path) -> None:
     path = str(tmp_path / "log")
     source = f"""
