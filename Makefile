@@ -121,14 +121,18 @@ torture: $(READY)
 # tests start 14 ms to import. Pip would compile all modules, one after the other; few of them are
 # ever imported.
 define INSTALL
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	    echo "exclusivelog needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
-	    echo "no virtual environment could be made; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(MAKE_VENV)
 	needed=$$($(BIN)/python tools/requirements.py $(2)) && \
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile \
 	    --config-settings editable_mode=compat -e '.[$(1)]' $$needed
 	@touch $@
+endef
+
+define MAKE_VENV
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "exclusivelog needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+	    echo "no virtual environment could be made; on Debian: apt-get install python3-venv" >&2; exit 1; }
 endef
 
 $(READY): $(SOURCES)
@@ -142,15 +146,17 @@ $(DEMO_READY): $(SOURCES)
 $(DOCS_READY): $(SOURCES)
 	$(call INSTALL,cli$(,)metrics$(,)models$(,)otel,docs)
 
-WHEELS_READY := $(VENV)/ready-for-wheels
-$(WHEELS_READY): $(SOURCES) $(wildcard $(READY))
-	$(call INSTALL,cli,cross)
+# These need neither what the tests need nor the library itself.
+$(VENV)/ready-for-%: pyproject.toml
+	$(MAKE_VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check \
+	    $$($(BIN)/python tools/requirements.py $*)
+	@touch $@
 
-# Neither needs the tools of the tests, nor Spark.
-wheels: $(WHEELS_READY)
+wheels: $(VENV)/ready-for-wheels
 	$(BIN)/python tools/wheels.py $(PYTHONS)
 
-release-check: $(WHEELS_READY)
+release-check: $(VENV)/ready-for-cross
 	$(BIN)/python tools/release.py
 
 clean:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import email
 import re
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -47,9 +48,7 @@ def check_texts() -> None:
         "installation by name",
         "README.md says that it is not on PyPI" if "not on PyPI" in readme else "",
     )
-    version = wheels.run(
-        sys.executable, "-c", "import exclusivelog; print(exclusivelog.__version__)"
-    ).strip()
+    version = runpy.run_path(str(TREE / "exclusivelog" / "version.py"))["__version__"]
     section = re.search(
         rf"^## {re.escape(version)} \((.+)\)", (TREE / "CHANGELOG.md").read_text(), re.M
     )
