@@ -104,6 +104,27 @@ def granted_epoch(epoch: int, claim: int | None, in_transit: bool) -> int:
     return epoch if claim == epoch and not in_transit else epoch + 1
 
 
+HANDED_OVER = "hand-over"  # the reason of a grant, and of the release before it
+
+
+def reason_of_grant(*, takes: bool, moved: bool, continues: bool, waited: bool) -> str:
+    """Why a topic was granted, for its event and its log line (rule E5).
+
+    `takes`: its holders or waiters were fenced for it. `moved`: a hand-over has reserved it for the
+    new owner. `continues`: that has its old epoch. `waited`: it was in the queue.
+
+    >>> reason_of_grant(takes=False, moved=False, continues=True, waited=True)
+    'reconnect'
+    """
+    if takes:
+        return "fencing"
+    if moved:
+        return HANDED_OVER
+    if continues:
+        return "reconnect"
+    return "promotion" if waited else "request"
+
+
 def held_back(
     mode: str, *, waiting: bool, settled: bool, reserved_for_it: bool | None = None
 ) -> bool:

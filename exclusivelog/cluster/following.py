@@ -28,6 +28,7 @@ from exclusivelog.cluster.births import check_first
 from exclusivelog.cluster.checkpoints import AT_CLOSING, NOWHERE, Anchor, Checkpoint, Mark, Saving
 from exclusivelog.cluster.facts import lacks_beginning, make_birth
 from exclusivelog.cluster.frames import (
+    EVICTED,
     MAX_BYTES,
     Frame,
     Grant,
@@ -696,7 +697,7 @@ class TopicLog:
         """Release a session of a dead engine."""
         with self.changed:
             self.check()
-            self._appending.append(encode(Release(session.epoch, session.session, "evicted")))
+            self._appending.append(encode(Release(session.epoch, session.session, EVICTED)))
 
         def is_over() -> bool:
             if isinstance(session, Join):

@@ -320,6 +320,9 @@ class Join:
         return self.holder.owner(self.epoch, self.session)
 
 
+EVICTED = "evicted"  # the reason of a release: the session's engine is dead
+
+
 @dataclass(frozen=True, slots=True)
 class Release:
     """Ends a session, an owner's or a shared one (rule B7). `reason` is for people."""

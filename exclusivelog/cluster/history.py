@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator
 from exclusivelog.cluster.claimed import Clearing, Drop, Holdings, Noting, Ruling, Take, read
 from exclusivelog.cluster.claiming import GroupLog, group_of
 from exclusivelog.cluster.following import TopicLog
-from exclusivelog.cluster.frames import Grant, Release, Terminate
+from exclusivelog.cluster.frames import EVICTED, Grant, Join, Release, Terminate
 from exclusivelog.cluster.log import Reader
 from exclusivelog.cluster.ordered import Record
-from exclusivelog.cluster.rule import Judged, State, Verdict
+from exclusivelog.cluster.rule import Verdict
+from exclusivelog.cluster.waiting import Waiters, decode
 from exclusivelog.events import Event, Party
 
 __all__ = ["claim_history", "history"]
@@ -26,66 +27,63 @@ def history(topic: TopicLog) -> Iterator[Event]:
     topic.catch_up()
     end = topic.state.position
     reader = Reader(topic.log, None, topic.check_first)
-    state, time = reader.state, 0
+    story = _Story(topic.name, reader)
     try:
-        while end is not None and (state.position is None or state.position < end):
-            before = state.grant if state.owned else None
-            judged = reader.next(1.0)
+        while end is not None and (reader.state.position or b"") < end:
+            record = reader.receive(1.0)
             topic.check()
-            if judged is not None and judged.counts:
-                time = max(time, _time(judged, state))
-                yield from _told(topic.name, judged, before, time)
+            if record is not None:
+                yield from story.go_on(record)
     finally:
         reader.close()
 
 
-def _time(judged: Judged, state: State) -> int:
-    parsed = judged.parsed
-    return parsed.holder.since if isinstance(parsed, Grant) else state.published
+class _Story:
+    """The events of one topic's records, which are taken in order."""
+
+    def __init__(self, topic: str, reader: Reader) -> None:
+        self._topic, self._reader = topic, reader
+        self._waiters = Waiters()  # why a topic was granted depends on who has waited for it
+        self._time = 0
+
+    def go_on(self, record: Record) -> Iterator[Event]:
+        """The events of the next record."""
+        state = self._reader.state
+        owner, last, shared = state.owner, state.session, bool(state.shared)
+        judged = self._reader.fold(record)
+        parsed = judged.parsed
+        if judged.verdict is Verdict.FOREIGN:
+            self._waiters.take(decode(record.data))
+        elif judged.counts:
+            since = parsed.holder.since if isinstance(parsed, Grant) else state.published
+            self._time = max(self._time, since)
+            if isinstance(parsed, Join):
+                self._waiters.joined()
+            elif isinstance(parsed, Grant):
+                reason = self._waiters.reason_of(parsed, owner is not None, shared)
+                self._waiters.granted(parsed, last, owner is not None)
+                if owner is not None:
+                    why = "fenced" if reason == "fencing" else "dead"
+                    yield self._event("evict", why, source=owner, target=parsed)
+                yield self._event("grant", reason, target=parsed)
+            elif isinstance(parsed, Release | Terminate) and owner is not None:
+                why = "terminated" if isinstance(parsed, Terminate) else parsed.reason or "closed"
+                kind, why = ("evict", "dead") if why == EVICTED else ("release", why)
+                yield self._event(kind, why, source=owner)
+
+    def _event(
+        self, kind: str, reason: str, *, source: Grant | None = None, target: Grant | None = None
+    ) -> Event:
+        about = source or target
+        assert about is not None
+        priority = (target or about).holder.priority
+        parties = _party(source), _party(target)
+        return Event(self._time, self._topic, about.epoch, kind, reason, priority, *parties)
 
 
-def _told(topic: str, judged: Judged, before: Grant | None, time: int) -> Iterator[Event]:
-    record = judged.parsed
-    if isinstance(record, Release | Terminate) and before is not None:
-        why = "terminated" if isinstance(record, Terminate) else record.reason or "closed"
-        yield Event(
-            time, topic, record.epoch, "release", why, before.holder.priority, _party(before), None
-        )
-    elif isinstance(record, Grant):
-        mode = str(record.holder.access_mode)
-        if before is not None:
-            why = "fenced" if mode == "exclusive_with_fencing" else "dead"
-            yield Event(
-                time,
-                topic,
-                record.epoch,
-                "evict",
-                why,
-                before.holder.priority,
-                _party(before),
-                None,
-            )
-        yield Event(
-            time,
-            topic,
-            record.epoch,
-            "grant",
-            _reason(record, mode),
-            record.holder.priority,
-            None,
-            _party(record),
-        )
-
-
-def _reason(grant: Grant, mode: str) -> str:
-    if grant.continues:
-        return "reconnect"
-    return {"wait_for_exclusive": "promotion", "exclusive_with_fencing": "fencing"}.get(
-        mode, "request"
-    )
-
-
-def _party(grant: Grant) -> Party:
+def _party(grant: Grant | None) -> Party | None:
+    if grant is None:
+        return None
     holder = grant.holder
     return {
         "engine": holder.engine_id,

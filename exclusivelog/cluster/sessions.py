@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, threads
+from exclusivelog.admission import HANDED_OVER
 from exclusivelog.backend import (
     ProducerRequest,
     SessionListener,
@@ -375,7 +376,7 @@ class ClusterSession:
         following = Following(self._host, self.owning, error)  # before others can have the topic
         try:
             self._drain()
-            self.owning.release(ANSWER_SECONDS, "hand-over")
+            self.owning.release(ANSWER_SECONDS, HANDED_OVER)
         finally:
             self._end_hand_over(error, target, following)
 

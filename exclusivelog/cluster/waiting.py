@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from exclusivelog.admission import Known, place, widened
+from exclusivelog.admission import Known, place, reason_of_grant, widened
 from exclusivelog.cluster.frames import Grant, Holder, sealed, unsealed
 from exclusivelog.types import AccessMode, EngineInfo, WaiterInfo
 
@@ -230,16 +230,31 @@ class Waiters:
             for number in record.numbers:
                 self._waiting.pop(number, None)
 
+    def reason_of(self, grant: Grant, was_owned: bool, was_shared: bool) -> str:
+        """Why the topic is granted by the next record, which counts (rule E5). `was_owned`: it has
+        an owner until then, `was_shared`: shared producers."""
+        holder = grant.holder
+        fences = holder.access_mode is AccessMode.EXCLUSIVE_WITH_FENCING
+        kept = self.assigned_at(holder.since) is not None or bool(self._waiting)
+        moved = self._is_reserved(holder, was_owned)
+        return reason_of_grant(
+            takes=fences and not moved and (was_owned or was_shared or kept),
+            moved=moved,
+            continues=grant.continues > 0,
+            waited=bool(self._of(holder)),
+        )
+
+    def _is_reserved(self, holder: Holder, was_owned: bool) -> bool:
+        """Is the topic kept for the engine of this holder, which is granted it?"""
+        kept = self.assigned_at(holder.since)
+        return kept is not None and not was_owned and kept.engine_id == holder.engine_id
+
     def granted(self, grant: Grant, last: int, was_owned: bool) -> None:
         """Apply a grant that counts. `last`: the session of the grant before it; `was_owned`: it
         takes the topic from that."""
-        assigned, self.assigned, holder = self.assigned, None, grant.holder
-        reserved = (
-            assigned is not None
-            and not was_owned
-            and assigned.engine_id == holder.engine_id
-            and holder.since < assigned.until
-        )
+        holder = grant.holder
+        reserved = self._is_reserved(holder, was_owned)
+        assigned, self.assigned = self.assigned, None
         moved = reserved and assigned is not None and assigned.session == last
         self.lineage = self.lineage if moved and self.lineage else grant.session
         if holder.access_mode is AccessMode.WAIT_FOR_EXCLUSIVE:
@@ -252,13 +267,19 @@ class Waiters:
     def _granted_to_waiter(self, holder: Holder) -> None:
         """Remove the waiter that was granted the topic. If several of its engine have its name, it
         leaves the queue itself: a grant has no number of a waiter."""
-        same = [
+        same = self._of(holder)
+        if len(same) == 1:
+            del self._waiting[same[0]]
+
+    def _of(self, holder: Holder) -> list[int]:
+        """The waiters that may be this holder, by their numbers."""
+        if holder.access_mode is not AccessMode.WAIT_FOR_EXCLUSIVE:
+            return []
+        return [
             number
             for number, each in self._waiting.items()
             if (each.engine_id, each.producer_name) == (holder.engine_id, holder.producer_name)
         ]
-        if len(same) == 1:
-            del self._waiting[same[0]]
 
     def joined(self) -> None:
         """Apply a join that counts: a shared producer has the topic that was assigned (rule E3)."""

@@ -337,12 +337,13 @@ def is_role(topic: str) -> bool:
 
 
 class Registration(NamedTuple):
-    """The outcome of a request: a session, admitted or queued, and the last sequence id of its
-    name."""
+    """The outcome of a request: a session, admitted or queued, the last sequence id of its name,
+    and the reason of its grant."""
 
     session: Session
     queued: bool
     last_sequence: int
+    reason: str = ""
 
 
 class StillReleasing(ExclusiveLogError):

@@ -222,6 +222,18 @@ class Side:
             for each in self.engines[engine].history(group=group)
         ]
 
+    def _changes(self, _: str, engine: str, topic: str) -> object:
+        """Who has owned a topic, and why it was granted and lost (rule E5)."""
+        return [
+            (each.kind, each.reason, each.epoch, each.priority, *map(self._party, parties))
+            for each in self.engines[engine].history(topic)
+            if each.kind in ("grant", "release", "evict")
+            for parties in [(each.source, None if each.kind == "release" else each.target)]
+        ]
+
+    def _party(self, party: Mapping[str, Any] | None) -> object:
+        return party and (party["engine_name"], self.normal(party["producer"]))
+
     def _topic(self, engine: str, topic: str) -> xl.Topic:
         return self.engines[engine].topic(topic)
 

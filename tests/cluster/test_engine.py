@@ -521,7 +521,7 @@ def test_e5_history_is_the_grants_and_releases(topic: xl.Topic, engine: xl.Engin
         ("grant", "request", 1),
         ("release", "closed", 1),
         ("grant", "reconnect", 1),
-        ("evict", "fenced", 2),
+        ("evict", "fenced", 1),
         ("grant", "fencing", 2),
     ]
     grant = next(iter(engine.history()))

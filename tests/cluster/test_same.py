@@ -17,11 +17,12 @@ import pytest
 from exclusivelog.local import followers
 from testing.broker import Namespace
 from testing.processes import EXCLUSIVE, FENCING, MODES, PATIENCE, SHARED, WAIT
-from tests.cluster.sides import SETTLED, SHORT, Call, Different, Pair, pair, random_calls
+from tests.cluster.sides import SETTLED, SHORT, TOPICS, Call, Different, Pair, pair, random_calls
 
 pytestmark = [pytest.mark.rule("J5"), pytest.mark.once]
 
 Calls = Iterator[Call]
+CHANGES = [Call("changes", "", {"engine": "b", "topic": name}) for name in TOPICS]
 
 
 def opened(label: str, mode: str = EXCLUSIVE, engine: str = "a", **options: Any) -> Call:
@@ -404,17 +405,19 @@ def both(
         yield both
 
 
-@pytest.mark.rule("A1", "A5", "A6", "B5", "B6", "D1", "D7", "F1", "F2", "F3", "F4", "F6", "G8")
+@pytest.mark.rule(
+    "A1", "A5", "A6", "B5", "B6", "D1", "D7", "E5", "F1", "F2", "F3", "F4", "F6", "G8"
+)
 @pytest.mark.parametrize("program", LISTED)
 def test_both_backends_decide_and_say_the_same(both: Pair, program: str) -> None:
-    both.make(*LISTED[program]())
+    both.make(*LISTED[program](), *CHANGES)
 
 
 @pytest.mark.rule("E2")
 @pytest.mark.parametrize("follow", [True])
 @pytest.mark.parametrize("program", FOLLOWED)
 def test_producers_follow_alike(both: Pair, program: str, follow: bool) -> None:
-    both.make(*FOLLOWED[program]())
+    both.make(*FOLLOWED[program](), *CHANGES)
 
 
 def test_the_listed_calls_are_many() -> None:
@@ -424,14 +427,14 @@ def test_the_listed_calls_are_many() -> None:
 @pytest.mark.parametrize("follow", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_calls_have_the_same_outcomes(both: Pair, seed: int, follow: bool) -> None:
-    both.make(*random_calls(seed, 40))
+    both.make(*random_calls(seed, 40), *CHANGES)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("follow", [False, True])
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_many_random_calls_have_the_same_outcomes(both: Pair, seed: int, follow: bool) -> None:
-    both.make(*random_calls(seed, 60))
+    both.make(*random_calls(seed, 60), *CHANGES)
 
 
 @pytest.mark.broker

@@ -634,3 +634,16 @@ def test_b9_every_send_has_an_outcome_when_the_engine_is_closed(path) -> None:
         assert acknowledged == len(log)
         total += acknowledged
     assert total > 0
+
+
+@pytest.mark.rule("B5", "E5")
+def test_b5_e5_a_waiter_that_gets_its_old_epoch_back_reconnects(
+    topic: xl.Topic, engine: xl.Engine
+) -> None:
+    owner = topic.producer(EXCLUSIVE, name="leader")
+    waiting = topic.producer_async(WAIT, name="leader", topic_epoch=1)
+    until(lambda: topic.waiters)
+    owner.close()
+    assert waiting.result(PATIENCE).topic_epoch == 1
+    grants = [event.reason for event in engine.history("orders") if event.kind == "grant"]
+    assert grants == ["request", "reconnect"]

@@ -28,12 +28,7 @@ from exclusivelog.errors import (
     ExclusiveLogError,
     WaitTimeoutError,
 )
-from exclusivelog.local.records import (
-    FENCING,
-    Registration,
-    Session,
-    StillReleasing,
-)
+from exclusivelog.local.records import Registration, Session, StillReleasing
 from exclusivelog.refusals import timed_out
 from exclusivelog.waits import AnyFuture, give_granted, time_limit
 
@@ -351,10 +346,9 @@ class Outcomes:
         self._wanting = _core.Lock()  # protects it; no thread waits for the writer lock with it
 
     def hand_out(
-        self, future: AnyFuture, session: Session, last_sequence: int, reason: str = ""
+        self, future: AnyFuture, session: Session, last_sequence: int, reason: str
     ) -> None:
-        """Make the producer or role of a future, and settle it. `reason`: of the grant, if it had
-        to wait."""
+        """Make the producer or role of a future, and settle it. `reason`: of the grant."""
         if future.granted is None:  # else this is a second attempt
             future.granted = future.make(session, last_sequence)
             self.log_granted(session, reason)
@@ -365,7 +359,7 @@ class Outcomes:
         if wanted:
             self.notify_wanted(session.id)
 
-    def log_granted(self, session: Session, reason: str = "") -> None:
+    def log_granted(self, session: Session, reason: str) -> None:
         """Log that a session was granted."""
         if not log.isEnabledFor(logs.GRANTED.level):
             return
@@ -381,7 +375,7 @@ class Outcomes:
                 producer=session.name,
                 mode=session.mode,
                 epoch=session.epoch,
-                reason=reason or _why_granted(session),
+                reason=reason,
                 waited=(_core.now() - session.created) / 1e9,
             )
 
@@ -463,7 +457,7 @@ class Pending:
                 self._engine().check_open()
                 registration = self._register(arrival)
                 if registration is not None and not registration.queued:
-                    self.outcomes.hand_out(future, registration.session, registration.last_sequence)
+                    self._hand_out(future, registration)
         except ExclusiveLogError as error:
             self._fail_registered(future, error)
         except BaseException:
@@ -488,7 +482,7 @@ class Pending:
                 registrations = register()
                 made = [make(registration) for registration in registrations]
                 for registration in registrations:
-                    self.outcomes.log_granted(registration.session)
+                    self.outcomes.log_granted(registration.session, registration.reason)
                 return made
         except StillReleasing as refused:
             raise refused.refusal from None
@@ -535,9 +529,12 @@ class Pending:
             if outcome.queued:
                 self.queue(future, deadline)
             else:
-                self.outcomes.hand_out(future, outcome.session, outcome.last_sequence)
+                self._hand_out(future, outcome)
         except ExclusiveLogError as error:  # no thread can be started, say; the others go on
             self._fail_registered(future, error)
+
+    def _hand_out(self, future: AnyFuture, granted: Registration) -> None:
+        self.outcomes.hand_out(future, granted.session, granted.last_sequence, granted.reason)
 
     def _fail_registered(self, future: AnyFuture, error: ExclusiveLogError) -> None:
         """Fail a request that is registered, if it has a session: that is then released."""
@@ -657,9 +654,8 @@ class Pending:
                 self._engine().worker.release_orphans()
                 raise
             if registration is not None and not registration.queued:
-                session, sequence = registration.session, registration.last_sequence
-                self.queued.settle_later(session.id, future)
-                self._deliveries.add(lambda: self.outcomes.hand_out(future, session, sequence))
+                self.queued.settle_later(registration.session.id, future)
+                self._deliveries.add(functools.partial(self._hand_out, future, registration))
 
     def _refuse(self, arrival: Arrival, error: ExclusiveLogError) -> None:
         self._deliveries.add(functools.partial(self.outcomes.fail, arrival.future, 0, error))
@@ -752,11 +748,3 @@ def _describe_block(engine: LocalEngine) -> str:
         "Resume or end that process; open(kill_stalled=True) kills one that is silent for longer "
         "than its keepalive"
     )
-
-
-def _why_granted(session: Session) -> str:
-    if session.lineage and session.lineage != session.id:
-        return "hand-over"
-    if session.mode == FENCING:
-        return "fencing"
-    return "reconnect" if session.claim is not None else "request"

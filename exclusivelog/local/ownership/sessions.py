@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from exclusivelog import _core, refusals
 from exclusivelog import admission as policy
-from exclusivelog.admission import ADMITTED, Verdict
+from exclusivelog.admission import ADMITTED, HANDED_OVER, Verdict
 from exclusivelog.backend import ProducerRequest, RoleDefinition
 from exclusivelog.errors import (
     ExclusiveLogError,
@@ -42,7 +42,6 @@ from exclusivelog.local.ownership.role_grants import RoleGrants
 from exclusivelog.local.ownership.steps import (
     FENCED,
     GRANTED,
-    HANDED_OVER,
     MOVES,
     RESOURCES,
     RETRY_AT,
@@ -389,7 +388,7 @@ class Succession:
             self.drop_waiter(tables, row, session)
             self.notify_stale(tables, row, session, transfer)
         if promotion.winner is not None:
-            reason = "promotion" if transfer is None else HANDED_OVER
+            reason = _why(promotion.winner, transfer, waited=True)
             self.transfers.end(tables, row, transfer, promotion.winner, reason)
             self._grant(tables, row, promotion.winner, reason, transfer, promotion.left)
             row.retry_waiter = row.retry_at = 0
@@ -608,6 +607,7 @@ class Requests:
             raise refusal
         _, namesake = tables.producers.get(row.id, session.name)
         sequence = tables.last_sequence(row.id, session.name)
+        reason = ""
         if verdict is Verdict.QUEUE:
             if not namesake:
                 tables.producers.put(row.id, session.name, sequence, session.id, given)
@@ -622,10 +622,10 @@ class Requests:
             if verdict is Verdict.TAKE_OVER:
                 self._succession.evict_all(tables, row, session)
             if seat is not None:
-                session = session._replace(id=seat.id)
+                session, reason = session._replace(id=seat.id), HANDED_OVER
                 self._admit_to_seat(tables, row, session, seat)
             else:
-                reason = _why(session, verdict, transfer)
+                reason = _why(session, transfer, takes=verdict is Verdict.TAKE_OVER)
                 self._transfers.end(tables, row, transfer, session, reason)
                 # A shared producer ends the hand-over: the former owner's may not follow to it.
                 moved = transfer if session.exclusive else None
@@ -637,7 +637,7 @@ class Requests:
                 # It was admitted past the queue (rule E3).
                 tables.notifications.post(session, WANTED)
         tables.topics.put(row)
-        return Registration(session, verdict is Verdict.QUEUE, sequence)
+        return Registration(session, verdict is Verdict.QUEUE, sequence, reason)
 
     def _judge(
         self,
@@ -695,8 +695,7 @@ class Requests:
     ) -> None:
         transfer = steps.take_seat(tables, row, seat, session)
         record(tables, row, "admit", HANDED_OVER, source=None, target=session)
-        reason = _why(session, Verdict.ADMIT, transfer)
-        self._succession.admit(tables, row, session, reason, transfer)
+        self._succession.admit(tables, row, session, HANDED_OVER, transfer)
 
     def visit(self, tables: Tables, session: Session) -> tuple[_core.TopicRow, Session]:
         """Admit a session for this transaction alone: the same decisions, but no registration.
@@ -727,7 +726,8 @@ class Requests:
         if session.epoch > row.epoch:
             row.epoch = session.epoch
             row.flags &= ~_core.RECREATED
-            record(tables, row, "grant", _why(session, verdict, None), target=session)
+            reason = _why(session, None, takes=verdict is Verdict.TAKE_OVER)
+            record(tables, row, "grant", reason, target=session)
         return row, session
 
     def _coming(
@@ -1240,12 +1240,15 @@ def usable(tables: Tables, topic: int) -> _core.TopicRow:
     return check_usable(tables.topics.get(topic))
 
 
-def _why(session: Session, verdict: Verdict, transfer: Transfer | None) -> str:
-    if verdict is Verdict.TAKE_OVER:
-        return "fencing"
-    if transfer is not None and transfer.target == session.engine:
-        return HANDED_OVER
-    return "reconnect" if session.claim == session.epoch else "request"
+def _why(
+    session: Session, transfer: Transfer | None, *, takes: bool = False, waited: bool = False
+) -> str:
+    return policy.reason_of_grant(
+        takes=takes,
+        moved=transfer is not None and transfer.target == session.engine,
+        continues=session.claim == session.epoch,
+        waited=waited,
+    )
 
 
 def _refusal(

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, refusals
-from exclusivelog.admission import ClaimVerdict, judge_claim
+from exclusivelog.admission import HANDED_OVER, ClaimVerdict, judge_claim
 from exclusivelog.errors import ProducerMovedError
 from exclusivelog.local.ownership import role_rows
 from exclusivelog.local.ownership.recording import record, record_claim
@@ -57,7 +57,6 @@ CLAIM_MOVED = "claim moved"  # it names the successor
 # Wake-up counters; no topic has these ids.
 RESOURCES = 0  # incremented when a resource may be free
 MOVES = 2**63  # incremented by every step of a hand-over
-HANDED_OVER = "hand-over"  # the reason of a grant
 
 
 # ---- claims ----------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from exclusivelog import _core
+from exclusivelog.admission import HANDED_OVER
 from exclusivelog.errors import (
     ExclusiveLogError,
     LedgerCorruptedError,
@@ -262,7 +263,7 @@ class HandOver:
             self._succession.promote(tables, row)
             tables.topics.put(row)
             return None
-        self._succession.drop_holder(tables, row, holder, "release", "hand-over", transfer)
+        self._succession.drop_holder(tables, row, holder, "release", HANDED_OVER, transfer)
         self._succession.assign(tables, row, transfer, holder)
         self._succession.promote(tables, row)
         tables.topics.put(row)
@@ -279,7 +280,7 @@ class HandOver:
             tables.topics.put(row)
             tables.announce.add(MOVES)
             return None
-        self._succession.drop_holder(tables, row, holder, "release", "hand-over", seat)
+        self._succession.drop_holder(tables, row, holder, "release", HANDED_OVER, seat)
         self._succession.promote(tables, row)
         tables.topics.put(row)
         return seat
