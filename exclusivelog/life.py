@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from exclusivelog import _core, logs, threads
 from exclusivelog.errors import (
@@ -117,6 +117,10 @@ class OpenEngine(abc.ABC):
         if self.busy_here:
             raise called_reentrantly(self.path)
 
+    def engine_here(self, engine: str) -> Self | None:
+        """The engine of that id, of this kind, if this process has it open."""
+        return next((each for each in open_here(type(self)) if each.id == engine), None)
+
     def emit(self, line: logs.Line, **fields: Any) -> None:
         """Log a line about this engine."""
         logs.emit(log, line, ledger=self.path, engine=self.name, engine_id=self.id, **fields)
@@ -168,6 +172,7 @@ class OpenEngine(abc.ABC):
         if not self._over:  # a signal handler may have closed it meanwhile
             self._over = True
             self._let_go()
+            self.emit(logs.CLOSED)
             _engines.pop(id(self), None)
 
     def forget(self) -> None:

@@ -1,18 +1,34 @@
-"""The life of a producer's session, as far as all backends decide it alike."""
+"""The life of a producer's session, as far as all backends decide it alike.
+
+Producers refer to their session, but a session refers to its producers only weakly: when no
+producer refers to it any more, its finalizer releases it. Producers that followed a topic to the
+same session share it.
+"""
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
+from typing import Any, Protocol
 
-from exclusivelog import _core
-from exclusivelog.backend import SessionListener, State
+from exclusivelog import _core, logs
+from exclusivelog.backend import (
+    EngineBackend,
+    SessionListener,
+    SessionOptions,
+    SessionPaused,
+    State,
+)
 from exclusivelog.errors import (
+    EngineClosedError,
     ExclusiveLogError,
+    ProducerFencedError,
     ProducerMovedError,
     TopicTerminatedError,
     WaitTimeoutError,
 )
+from exclusivelog.refusals import name_fencing_engine, producer_closed
 
 FOLLOWED_WITHIN = 5.0  # seconds for which a producer tries to follow a topic that was handed over
 
@@ -53,6 +69,15 @@ def raise_failure(appender: _core.Appender, last: _core.Receipt | None) -> None:
     error = failure_of(appender, last)
     if error is not None:
         raise error
+
+
+def failure_at_end(
+    appender: _core.Appender, last: _core.Receipt | None
+) -> ExclusiveLogError | None:
+    """That error, for the end of a session; None if it was fenced, as its producers know that."""
+    error = failure_of(appender, last)
+    over = isinstance(error, ProducerFencedError | TopicTerminatedError)
+    return None if over or not isinstance(error, ExclusiveLogError) else error
 
 
 Reference = Callable[[], SessionListener | None]  # a weak one
@@ -108,3 +133,319 @@ class Listeners:
 
 def _no_owner() -> None:
     """Used in place of a weak reference if there is no owner."""
+
+
+def log_granted(engine: EngineBackend, topic: str, session: Any, reason: str, begun: int) -> None:
+    """Log that a session of this engine was granted the topic. `begun`: when it was asked for, in
+    ns of the monotonic clock."""
+    engine.emit(
+        logs.GRANTED,
+        topic=topic,
+        producer=session.name,
+        mode=session.mode,
+        epoch=session.epoch,
+        reason=reason,
+        waited=(_core.now() - begun) / 1e9,
+    )
+
+
+# ---- a session ---------------------------------------------------------------------------
+
+
+class Sessions(Protocol):
+    """The sessions that an engine has open."""
+
+    @property
+    def lock(self) -> _core.Lock:
+        """Held briefly, by each change of a session."""
+
+    def unregister(self, session: Any) -> None:
+        """Remove a session that is closed, or whose producers have another one."""
+
+
+class Follows(Protocol):
+    """Finds the next session of producers whose topic was handed over within this process."""
+
+    moved: ProducerMovedError
+
+    @property
+    def is_within_reach(self) -> bool:
+        """Has an engine of this process had the topic ever since?"""
+
+    def run(self, left: Any, timeout: float | None) -> bool:
+        """Give the producers of `left` the session that has the topic now, or end that; False after
+        `timeout` seconds."""
+
+
+class SessionLife:
+    """The life of one registration of a producer: open, then lost, handed over or closed.
+
+    Threads, and several producers, may share it. A backend's session adds its state in the log, its
+    pauses, and what is below "what a backend does"."""
+
+    # A process may have a hundred thousand.
+    __slots__ = (
+        "__weakref__",
+        "_finalizer",
+        "_following",
+        "_is_closed",
+        "_lost",
+        "appender",
+        "engine",
+        "listeners",
+        "moved",
+        "options",
+        "session",
+        "topic",
+    )
+
+    appender: _core.Appender
+    engine: EngineBackend
+    session: Any
+    _finalizer: _core.Finalizer
+    _following: Follows | None  # once the topic was handed over
+
+    def __init__(
+        self, engine: EngineBackend, topic: str, session: Any, options: SessionOptions
+    ) -> None:
+        self.engine, self.topic, self.session, self.options = engine, topic, session, options
+        self.moved: ProducerMovedError | None = None
+        self.listeners = Listeners()
+        self._lost: ExclusiveLogError | None = None
+        self._is_closed = False
+        self._following = None
+
+    # ---- state -----------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Is it, or its engine, closed?"""
+        return self._is_closed or self.engine.closed
+
+    @property
+    def usable(self) -> bool:
+        """True unless it is known to be closed, fenced or moved."""
+        return self.moved is None and not self.over
+
+    @property
+    def over(self) -> bool:
+        """Is it lost or closed, regardless of its engine?"""
+        return self._lost is not None or self._is_closed
+
+    @property
+    def lost(self) -> ExclusiveLogError | None:
+        """The error of a session that has ended for good."""
+        return self._lost
+
+    @property
+    def known_state(self) -> State | None:
+        """Its state if it is not open any more; None: the log has to be asked."""
+        if self.closed:
+            return "closed"
+        if self._lost is not None:
+            return state_after(self._lost)
+        if self._following is not None:
+            return "open" if self._following.is_within_reach else "moved"
+        return None
+
+    def state_at(self, target: str) -> State:
+        """The state of one whose topic was handed over to this engine, of which its producers are
+        to be notified."""
+        reached = self.options.follow and self.engine.engine_here(target) is not None
+        return "open" if reached else "moved"
+
+    def closed_error(self) -> EngineClosedError:
+        """The error for calls after it was closed."""
+        return producer_closed(self.session.name, self.topic)
+
+    # ---- producers -------------------------------------------------------------------------
+
+    def subscribe(self, listener: SessionListener, owner: bool) -> None:
+        """Notify this producer of what happens to the session; the `owner` closes it."""
+        with self._sessions.lock:
+            self.listeners.add(listener, owner)
+            lost, closed = self._lost, self.closed
+        if lost is not None:
+            listener.lost(lost)
+        elif closed:
+            listener.ended()
+        elif self._is_wanted:
+            listener.wanted()
+
+    def notify_wanted(self) -> None:
+        """Notify the owner that another producer waits for the topic; if the owner was dropped,
+        notify all other producers of the session."""
+        if self.usable and self.session.notify_on_contention:
+            for listener in self.listeners.responsible():
+                listener.wanted()
+
+    def flush(self, timeout: float | None) -> None:
+        """Wait until everything that was accepted has its outcome."""
+        error = self.appender.error
+        if isinstance(error, ProducerMovedError):
+            raise error
+        if not self.await_accepted(timeout):
+            self.verify()
+
+    def lose(self, error: ExclusiveLogError) -> None:
+        """The topic is lost for good: fail what waits, and notify the producers."""
+        with self._sessions.lock:
+            if self.over:
+                return
+            name_fencing_engine(error, self.session.epoch, self.engine.engine_here)
+            # The same error in every call, whichever thread notices it first (rule B4).
+            self._lost = error = self.appender.close_with(error)
+            self._end_pauses()
+            listeners = self.listeners.all()
+        self._fail_queued(error)
+        for listener in listeners:
+            listener.lost(error)
+        session = self.session
+        self.engine.emit(
+            logs.LOST,
+            topic=self.topic,
+            epoch=session.epoch,
+            producer=session.name,
+            reason=str(error),
+        )
+
+    def end(self, error: EngineClosedError) -> None:
+        """The engine is closing: accept nothing more. What is queued is still committed."""
+        self.appender.close_with(error)
+        for listener in self.listeners.all():
+            listener.ended()
+
+    def refused(self, error: ProducerFencedError) -> ExclusiveLogError:
+        """The error for a caller whose append failed with `error`."""
+        if self._is_closed:
+            return self.closed_error()  # by another thread, meanwhile
+        if isinstance(error, SessionPaused) or self._is_paused:  # a pause may be over by now
+            return SessionPaused(str(error))  # the append came just after the hand-over
+        if self.moved is not None:
+            return self.moved
+        self.lose(error)
+        return self._lost or error
+
+    # ---- after a hand-over -----------------------------------------------------------------
+
+    def end_unless_within_reach(self) -> None:
+        """End it if its topic was handed over and has had another owner since, so that its
+        producers cannot follow it any more."""
+        following = self._following
+        if following is not None and self._lost is None and not following.is_within_reach:
+            self.lose(following.moved)
+
+    def follow(self, timeout: float | None) -> bool:
+        """Give the producers the session that has the topic now, or end this one; False after
+        `timeout` seconds."""
+        self.engine.check_not_forked()
+        self.engine.check_free()
+        assert self._following is not None, "only a topic that was handed over can be followed"
+        return self._following.run(self, timeout)
+
+    def hand_on(self, found: Any, opened: bool) -> None:
+        """Give all producers this session instead; `opened`: it was opened for them. A second call
+        continues where one failed."""
+        assert self.moved is not None
+        self._sessions.unregister(self)
+        self._finalizer.detach()
+        for listener in self.listeners.all():
+            found.subscribe(listener, owner=opened and self.listeners.is_owner(listener))
+            listener.moved_to(found, self.moved)
+            with self._sessions.lock:
+                self.listeners.remove(listener)
+        if opened and not found.listeners.all():  # all producers were closed meanwhile
+            found.close()
+
+    # ---- end -------------------------------------------------------------------------------
+
+    def leave(self, listener: SessionListener) -> ExclusiveLogError | None:
+        """Remove a producer that is closed: commit what was accepted, and release the session if
+        this is its owner or last producer. Returns the error of the last accepted message, if it
+        failed."""
+        if self.engine.forked:
+            return None
+        if self.engine.busy_here:
+            self.engine.call_later(functools.partial(self.leave, listener))
+            return None
+        with self._sessions.lock:
+            stays = self.listeners.remove(listener)
+        return self._drain() if stays else self.close()
+
+    def close(self) -> ExclusiveLogError | None:
+        """Drain and release the session; returns the error of the last accepted message, if any."""
+        with self._sessions.lock:
+            if self._is_closed:
+                return None
+            self._is_closed = True
+            if self.moved is None:
+                self.appender.close_with(self.closed_error())  # what is queued is still sent
+                self._end_pauses()
+        try:
+            failure = self._drain()
+            if self._has_topic:
+                self._release()
+            self._finalizer.detach()
+        except BaseException:
+            # After an interrupt or on a full disk, the worker releases it: a closed producer must
+            # not stay an owner.
+            self._finalizer.release()
+            raise
+        try:
+            self._fail_queued(self.closed_error())
+        finally:
+            self._sessions.unregister(self)
+            for listener in self.listeners.all():
+                listener.ended()
+        return failure
+
+    @property
+    def _has_topic(self) -> bool:
+        return self.moved is None and self._lost is None and not self.engine.closed
+
+    def _drain(self) -> ExclusiveLogError | None:
+        """Commit what was accepted; returns the error of the last message, unless it was fenced."""
+        return self.finish() if self._has_topic else None
+
+    def abandon(self) -> None:
+        """Have the engine release a session that no caller got, as after an interrupt."""
+        self._finalizer.release()
+
+    # ---- what a backend does ---------------------------------------------------------------
+
+    @property
+    def _sessions(self) -> Sessions:
+        """Those of its engine."""
+        raise NotImplementedError
+
+    @property
+    def _is_paused(self) -> bool:
+        """Do its appends wait, as for a hand-over?"""
+        return False
+
+    @property
+    def _is_wanted(self) -> bool:
+        """Is it to be told at once that another producer waits, of which it has not been told?"""
+        return False
+
+    def verify(self) -> None:
+        """ProducerFencedError or TopicTerminatedError unless the log still admits its appends."""
+        raise NotImplementedError
+
+    def await_accepted(self, timeout: float | None) -> bool:
+        """Wait for the outcome of what was accepted; False if nothing waits."""
+        raise NotImplementedError
+
+    def finish(self) -> ExclusiveLogError | None:
+        """Commit what was accepted; returns the error of the last message, unless it was fenced."""
+        raise NotImplementedError
+
+    def _release(self) -> None:
+        """Release the topic."""
+        raise NotImplementedError
+
+    def _end_pauses(self) -> None:
+        """Let the calls go on that wait for the end of a pause: there will be none."""
+
+    def _fail_queued(self, error: ExclusiveLogError) -> None:
+        """Fail what is still queued."""

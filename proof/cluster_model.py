@@ -190,7 +190,7 @@ class Steps:
         judge_decision(state, mode, claim, decision)
         if decision.verdict not in ADMITTED or state.terminated:
             return set()
-        request = 0 if mode == SHARED else requests.continues(decision, claim) or 0
+        request = requests.continues(decision, claim) or 0
         try:
             hands.ask(request)
         except ExclusiveLogError as error:

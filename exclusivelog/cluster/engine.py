@@ -231,10 +231,6 @@ class ClusterEngine(EngineBackend):
         """Does the engine of that id live?"""
         return engine == self.id or self.place.lives(engine)
 
-    def engine_here(self, engine: str) -> ClusterEngine | None:
-        """The open engine of that id in this process."""
-        return next((each for each in open_here(ClusterEngine) if each.id == engine), None)
-
     @property
     def commit_queue(self) -> _core.CommitQueue:
         """The queue of the commit thread."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from exclusivelog import _core, threads
+from exclusivelog import _core, logs, threads
 from exclusivelog.cluster import checkpoints
 from exclusivelog.cluster.appending import RESEND_SECONDS, Appending
 from exclusivelog.cluster.births import check_first
@@ -436,6 +436,10 @@ class Owning:
             timeout,
             "the release of the topic was not read back",
         )
+        if self.writer.status == "closed" and not self.writer.is_shared:
+            holder, epoch = self.writer.holder.producer_name, self.writer.epoch
+            line = {"topic": self.topic.name, "producer": holder, "epoch": epoch, "reason": reason}
+            self.topic.host.emit(logs.RELEASED, **line)
 
 
 def _fail(

@@ -30,6 +30,7 @@ from exclusivelog.admission import (
     admit,
     eligible_at,
     held_back,
+    reason_of_grant,
 )
 from exclusivelog.backend import ProducerRequest
 from exclusivelog.cluster.following import (
@@ -51,6 +52,7 @@ from exclusivelog.errors import (
     InvalidEpochError,
     ProducerFencedError,
     WaitTimeoutError,
+    describe_engine,
 )
 from exclusivelog.refusals import (
     moving_to,
@@ -61,6 +63,7 @@ from exclusivelog.refusals import (
     timed_out,
     topic_label,
 )
+from exclusivelog.sessions import log_granted
 from exclusivelog.types import AccessMode
 from exclusivelog.waits import AnyFuture, give_granted
 
@@ -227,15 +230,15 @@ class Requests:
             seen = inspect(topic, self._host.lives, self._host.id)
             decision = judge(asking, seen)
             if decision.verdict is Verdict.ADMIT:
-                return self._share(asking, seen)
+                return self._share(asking, decision, seen)
             if decision.verdict in ADMITTED:
-                return self._ask(asking, continues(decision, asking.request.topic_epoch), seen)
+                return self._ask(asking, decision, seen)
             if decision.verdict is not Verdict.QUEUE:
                 raise refusal(asking, seen, decision.verdict)
             self._queue(asking)
             return False
 
-    def _share(self, asking: Asking, seen: Seen) -> bool:
+    def _share(self, asking: Asking, decision: Decision, seen: Seen) -> bool:
         """Join the shared producers."""
         topic = asking.topic
         for holder in seen.holders:
@@ -248,7 +251,7 @@ class Requests:
         ]
         for each in in_the_way:
             topic.evict(each)
-        return not in_the_way and self._ask(asking, None, seen)
+        return not in_the_way and self._ask(asking, decision, seen)
 
     def _holder_of(self, asking: Asking) -> Holder:
         info, request = self._host.info, asking.request
@@ -282,7 +285,14 @@ class Requests:
                 self._waiting[asking.number] = asking
             asking.topic.publish(self._wait_of(asking))
 
-    def _ask(self, asking: Asking, claim: int | None, seen: Seen) -> bool:
+    def _ask(self, asking: Asking, decision: Decision, seen: Seen) -> bool:
+        claim = continues(decision, asking.request.topic_epoch)
+        reason = reason_of_grant(
+            takes=decision.verdict is Verdict.TAKE_OVER,
+            moved=seen.assigned is not None,
+            continues=decision.epoch == asking.request.topic_epoch,
+            waited=asking.number in self._waiting,
+        )
         try:
             owning = asking.topic.ask(self._holder_of(asking), claim, seen.tenure)
         except (ProducerFencedError, InvalidEpochError):
@@ -293,10 +303,28 @@ class Requests:
             owning.release(ANSWER_SECONDS)
             found = inspect(asking.topic, self._host.lives, self._host.id)
             raise refusal(asking, found, Verdict.BUSY)
-        self._grant(asking, owning)
+        if seen.owner is not None:
+            self._log_evicted(asking.topic, seen.owner)
+        self._grant(asking, owning, reason)
         return True
 
-    def _grant(self, asking: Asking, owning: Owning) -> None:
+    def _log_evicted(self, topic: TopicLog, owner: Grant) -> None:
+        holder = owner.holder
+        logs.emit(
+            log,
+            logs.EVICTED,
+            ledger=self._host.path,
+            engine=holder.engine_name,
+            engine_id=holder.engine_id,
+            pid=holder.pid,
+            topic=topic.name,
+            epoch=owner.epoch,
+            producer=holder.producer_name,
+            reason="fenced",
+            rival=describe_engine(self._host.info),
+        )
+
+    def _grant(self, asking: Asking, owning: Owning, reason: str) -> None:
         writer, request, future = owning.writer, asking.request, asking.future
         session = Registration(
             writer.session,
@@ -317,6 +345,7 @@ class Requests:
             self._granted.drop(session.id)
             raise
         self._end(asking, granted=True)
+        log_granted(self._host, asking.topic.name, session, reason, asking.begun)
         self._settle(future, lambda: give_granted(future))
 
     # ---- later attempts ----------------------------------------------------------------------
@@ -463,7 +492,7 @@ def decide(epoch: int, seen: Seen, request: Request, number: int, settled: bool)
 def continues(decision: Decision, claim: int | None) -> int | None:
     """The epoch that an admitted request asks the log to continue (rule B5); None: it asks for a
     new one."""
-    return claim if decision.epoch == claim else None
+    return claim if decision.epoch == claim and decision.verdict is not Verdict.ADMIT else None
 
 
 def refusal(asking: Asking, seen: Seen, verdict: Verdict) -> ExclusiveLogError:

@@ -20,7 +20,6 @@ from exclusivelog import _core, threads
 from exclusivelog.admission import HANDED_OVER
 from exclusivelog.backend import (
     ProducerRequest,
-    SessionListener,
     SessionOptions,
     SessionPaused,
     State,
@@ -41,16 +40,15 @@ from exclusivelog.errors import (
     ProducerBusyError,
     ProducerFencedError,
     ProducerMovedError,
-    TopicTerminatedError,
     duplicate_sequence,
 )
 from exclusivelog.members import living
 from exclusivelog.messages import Columns, Encoded, Raw
-from exclusivelog.refusals import name_fencing_engine, producer_closed, without_outcome
+from exclusivelog.refusals import without_outcome
 from exclusivelog.sessions import (
     FOLLOWED_WITHIN,
-    Listeners,
-    failure_of,
+    SessionLife,
+    failure_at_end,
     outcome_of,
     raise_failure,
     state_after,
@@ -180,7 +178,7 @@ class ClusterSending:
             count,
         )
 
-    def flush(self, timeout: float | None) -> bool:
+    def await_accepted(self, timeout: float | None) -> bool:
         """Wait for the outcome of what was accepted; False if nothing waits."""
         waiting = self.appender.newest()
         if waiting is not None:
@@ -202,65 +200,43 @@ def _check_fits(count: int, size: int) -> None:
 # ---- the session -------------------------------------------------------------------------
 
 
-class ClusterSession:
-    """The life of one registration of a producer. Threads, and producers that have followed a
-    hand-over, may share it."""
+class ClusterSession(SessionLife):
+    """One registration of a producer."""
 
-    # Set when the topic was handed over to another engine of this process.
-    moved: ProducerMovedError | None = None
+    engine: ClusterEngine
+    session: Registration
+    _following: Following | None
 
     def __init__(
         self,
-        engine: Any,
+        engine: ClusterEngine,
         topic: str,
         session: Registration,
         owning: Owning,
         last_sequence: int,
         options: SessionOptions,
     ) -> None:
-        self.engine, self.session, self.topic = engine, session, topic
+        super().__init__(engine, topic, session, options)
         self.owning = owning
-        self._host: ClusterEngine = engine
-        self._lost: ExclusiveLogError | None = None
-        self._is_closed = False
-        self._lock = _core.Lock()
-        self._listeners = Listeners()
-        self.options = options
         self._resumed: threading.Event | None = None  # set when a hand-over ends
         self._handed_to: tuple[str, ProducerMovedError] | None = None  # an engine's id
-        self._following: Following | None = None
-        self._finalizer = self._host.registry.finalizer(owning)
-        appender = _core.Appender(
+        self._finalizer = engine.registry.finalizer(owning)
+        self.appender = _core.Appender(
             session.name.encode(),
             last_sequence,
             min(options.max_batch_messages, MOST_MESSAGES),
             min(options.max_batch_bytes, MOST_BYTES),
             session,
-            self._host.commit_queue,
+            engine.commit_queue,
             options.linger,
         )
-        self.sending = ClusterSending(self._host, owning, appender, options)
-        owning.connect(appender, self)
-        self._host.registry.register(self)
+        self.sending = ClusterSending(engine, owning, self.appender, options)
+        owning.connect(self.appender, self)
+        engine.registry.register(self)
         if owning.writer.status == "fenced" and owning.writer.error is not None:
             self.lose(owning.writer.error)  # it was fenced before it was connected
 
     # ---- state ---------------------------------------------------------------------------
-
-    @property
-    def lost(self) -> ExclusiveLogError | None:
-        """The error of a session that has ended for good."""
-        return self._lost
-
-    @property
-    def closed(self) -> bool:
-        """Is it, or its engine, closed?"""
-        return self._is_closed or self._host.closed
-
-    @property
-    def usable(self) -> bool:
-        """True unless it is known to be closed, fenced or moved."""
-        return self._lost is None and self.moved is None and not self._is_closed
 
     @property
     def ended_by(self) -> ExclusiveLogError | None:
@@ -270,7 +246,7 @@ class ClusterSession:
 
     def status(self) -> State:
         """Its state according to the log; changes nothing."""
-        self._host.check_not_forked()
+        self.engine.check_not_forked()
         state = self._known_status()
         if state == "open" and self.usable:
             self.owning.topic.catch_up()
@@ -279,16 +255,13 @@ class ClusterSession:
 
     def _known_status(self) -> State:
         """Its state, as far as the log was read."""
-        if self.closed:
-            return "closed"
-        error = self._lost or self.owning.writer.error
+        known, error = self.known_state, self.owning.writer.error
+        if known is not None:
+            return known
         if error is not None:
             return state_after(self.reason_of(error))
-        if self._following is not None:
-            return "open" if self._following.is_within_reach else "moved"
         if self._handed_to is not None and self.owning.writer.status == "closed":
-            follows = self.options.follow and self._host.engine_here(self._handed_to[0])
-            return "open" if follows else "moved"  # its notification is about to come
+            return self.state_at(self._handed_to[0])
         return "open"
 
     def verify(self) -> None:
@@ -297,40 +270,6 @@ class ClusterSession:
         error = self._lost or self.owning.writer.error
         if error is not None:
             raise error
-
-    def flush(self, timeout: float | None) -> None:
-        """Wait until everything that was accepted has its outcome."""
-        error = self.sending.appender.error
-        if isinstance(error, ProducerMovedError):
-            raise error
-        if not self.sending.flush(timeout):
-            self.verify()
-
-    # ---- producers -----------------------------------------------------------------------
-
-    def subscribe(self, listener: SessionListener, owner: bool) -> None:
-        """Add a producer, to be notified of the session's changes."""
-        with self._lock:
-            self._listeners.add(listener, owner)
-            lost, closed = self._lost, self.closed
-        if lost is not None:
-            listener.lost(lost)
-        elif closed:
-            listener.ended()
-        elif self.session.notify_on_contention and self.owning.is_wanted:
-            listener.wanted()
-
-    @property
-    def has_producers(self) -> bool:
-        """Does any producer send by it? After a hand-over: has one not gone on yet?"""
-        return bool(self._listeners.all())
-
-    def notify_wanted(self) -> None:
-        """Notify the owner that another producer waits for the topic; if the owner was dropped,
-        notify all other producers of the session."""
-        if self.usable and self.session.notify_on_contention:
-            for listener in self._listeners.responsible():
-                listener.wanted()
 
     def reason_of(self, error: ExclusiveLogError) -> ExclusiveLogError:
         """The error for its producers after the writer ended with this one."""
@@ -342,151 +281,72 @@ class ClusterSession:
 
     def lose(self, error: ExclusiveLogError) -> None:
         """End the session for good, and notify the producers."""
-        with self._lock:
-            if self._lost is not None or self._is_closed:
-                return
-            name_fencing_engine(error, self.session.epoch, self._host.engine_here)
-            # The same error in every call, whichever thread notices it first (rule B4).
-            self._lost = error = self.sending.appender.close_with(error)
-            listeners = self._listeners.all()
-        for listener in listeners:
-            listener.lost(error)
-
-    def refused(self, error: ProducerFencedError) -> ExclusiveLogError:
-        """The error for a caller whose append failed with `error`."""
-        if isinstance(error, SessionPaused):
-            return error
-        if self._is_closed:
-            return self._closed_error()
-        if self.moved is not None:
-            return self.moved
-        self.lose(error)
-        return self._lost or error
+        super().lose(self.reason_of(error))
 
     # ---- hand-over -----------------------------------------------------------------------
 
     def hand_over(self, error: ProducerMovedError, target: str) -> None:
         """Pause and drain sends, and release the topic (rule E2). Then its producers follow to the
         engine `target` if it is in this process, else they raise `error`."""
-        with self._lock:
+        with self.engine.registry.lock:
             if not self.usable or self._resumed is not None:
                 return
             self._resumed, self._handed_to = threading.Event(), (target, error)
-            self.sending.appender.pause(SessionPaused(f"topic {self.topic!r} is being handed over"))
-        following = Following(self._host, self.owning, error)  # before others can have the topic
+            self.appender.pause(SessionPaused(f"topic {self.topic!r} is being handed over"))
+        following = Following(self.engine, self.owning, error)  # before others can have the topic
         try:
-            self._drain()
+            self.finish()
             self.owning.release(ANSWER_SECONDS, HANDED_OVER)
         finally:
             self._end_hand_over(error, target, following)
 
     def _end_hand_over(self, error: ProducerMovedError, target: str, following: Following) -> None:
-        there = self._host.engine_here(target) if self.options.follow else None
-        with self._lock:
+        there = self.engine.engine_here(target) if self.options.follow else None
+        with self.engine.registry.lock:
             follows = there is not None and self.usable
             if follows:
                 self._following = following
                 self.moved = error
-                self.sending.appender.close_with(error)
+                self.appender.close_with(error)
         if not follows:
             self.lose(error)
         self._finalizer.detach()
-        self._host.registry.unregister(self)
+        self.engine.registry.unregister(self)
         if follows:
-            self._host.registry.note_hand_over(self)
+            self.engine.registry.note_hand_over(self)
         assert self._resumed is not None
         self._resumed.set()
 
     def await_resumed(self, timeout: float | None) -> bool:
         """Wait for the end of a hand-over; False after `timeout` seconds."""
         resumed = self._resumed
-        return resumed is None or in_slices(resumed.wait, timeout, self._host.check_not_forked)
+        return resumed is None or in_slices(resumed.wait, timeout, self.engine.check_not_forked)
 
-    def follow(self, timeout: float | None) -> bool:
-        """Give the producers the session that has the topic now, or end this one; False after
-        `timeout` seconds."""
-        self._host.check_open()
-        assert self._following is not None, "only a topic that was handed over can be followed"
-        return self._following.run(self, timeout, self._host.check_not_forked)
+    # ---- what its life needs -------------------------------------------------------------
 
-    def end_unless_within_reach(self) -> None:
-        """End it if its topic was handed over and has had another owner since, so that its
-        producers cannot follow it any more."""
-        following = self._following
-        if following is not None and self._lost is None and not following.is_within_reach:
-            self.lose(following.moved)
+    @property
+    def _sessions(self) -> Registry:
+        return self.engine.registry
 
-    def hand_on(self, found: ClusterSession, opened: bool) -> None:
-        """Give all producers this session instead; `opened`: it was opened for them."""
-        for listener in self._listeners.all():
-            assert self.moved is not None
-            found.subscribe(listener, owner=opened and self._listeners.is_owner(listener))
-            listener.moved_to(found, self.moved)
-            with self._lock:
-                self._listeners.remove(listener)
-        self._host.registry.unregister(self)
-        if opened and not found.has_producers:  # all producers were closed meanwhile
-            found.close()
+    @property
+    def _is_wanted(self) -> bool:
+        return self.session.notify_on_contention and self.owning.is_wanted
 
-    # ---- the end -------------------------------------------------------------------------
+    def await_accepted(self, timeout: float | None) -> bool:
+        """Wait for the outcome of what was accepted; False if nothing waits."""
+        return self.sending.await_accepted(timeout)
 
-    def end(self, error: EngineClosedError) -> None:
-        """Accept no more messages, because the engine is closing. What is queued is still sent."""
-        self.sending.appender.close_with(error)
-        for listener in self._listeners.all():
-            listener.ended()
+    def _release(self) -> None:
+        self.owning.release(ANSWER_SECONDS)
 
-    def leave(self, listener: SessionListener) -> ExclusiveLogError | None:
-        """Remove a producer that is closed: send what was accepted, and release the topic if this
-        is its owner or last producer. Returns the error of the last accepted message, if it
-        failed."""
-        if self._host.forked:
-            return None
-        with self._lock:
-            goes_on = self._listeners.remove(listener)
-        return self._drain() if goes_on else self.close()
-
-    def close(self) -> ExclusiveLogError | None:
-        """Drain and release the session; returns the error of the last accepted message, if it
-        failed."""
-        with self._lock:
-            if self._is_closed:
-                return None
-            self._is_closed = True
-            self.sending.appender.close_with(self._closed_error())  # what is queued is still sent
-        if self._lost is not None or self.moved is not None or self._host.ended:
-            self._finalizer.detach()
-            self._host.registry.unregister(self)
-            return None
-        try:
-            failure = self._drain()
-            self.owning.release(ANSWER_SECONDS)
-            self._finalizer.detach()
-        except BaseException:
-            self._finalizer.release()  # a closed producer must not stay an owner
-            raise
-        finally:
-            self._host.registry.unregister(self)
-            for listener in self._listeners.all():
-                listener.ended()
-        return failure
-
-    def _drain(self) -> ExclusiveLogError | None:
-        waiting = self.sending.appender.newest()
+    def finish(self) -> ExclusiveLogError | None:
+        """Send what was accepted; returns the error of the last message, unless it was fenced."""
+        waiting = self.appender.newest()
         if waiting is not None:
-            self._host.committer.commit(self.owning)
+            self.engine.committer.commit(self.owning)
             if not waiting._wait(ANSWER_SECONDS):
                 waiting.result(0)
-        error = failure_of(self.sending.appender, waiting)
-        over = isinstance(error, ProducerFencedError | TopicTerminatedError)
-        return None if over or not isinstance(error, ExclusiveLogError) else error
-
-    def abandon(self) -> None:
-        """Have the engine release a session that no producer has, as after an interrupt."""
-        self._finalizer.release()
-
-    def _closed_error(self) -> EngineClosedError:
-        return producer_closed(self.session.name, self.topic)
+        return failure_at_end(self.appender, waiting)
 
 
 # ---- after a hand-over -------------------------------------------------------------------
@@ -529,9 +389,9 @@ class Following:
         there = self._host.engine_here(engine)
         return None if there is None else (there, session)
 
-    def run(self, left: ClusterSession, timeout: float | None, check: Callable[[], object]) -> bool:
+    def run(self, left: ClusterSession, timeout: float | None) -> bool:
         """Give the producers of `left` their next session, or end it; False after `timeout`
-        seconds. `check` may raise meanwhile."""
+        seconds."""
         # In a separate thread, because an interrupt of this one must not lose a granted session.
         with self._lock:
             running = self._running
@@ -541,7 +401,7 @@ class Following:
                     target=self._run, args=(left, running), name="exclusivelog-follow", daemon=True
                 )
                 threads.start(self._host.path, thread)
-        if not in_slices(until_settled(running), timeout, check):
+        if not in_slices(until_settled(running), timeout, self._host.check_not_forked):
             return False
         running.result(0)
         return True
@@ -550,7 +410,7 @@ class Following:
         try:
             # Another thread's call may have let all of them go on, and the topic may have moved
             # again since: a session that is opened for none would take it from them.
-            if left.lost is None and left.has_producers:
+            if left.lost is None and left.listeners.all():
                 self._find_next(left)
         except BaseException as error:
             outcome.set_exception(error)
@@ -622,6 +482,7 @@ class Registry:
     it wakes the engine's worker by `words` and `word`."""
 
     def __init__(self, words: _core.SharedWords, word: int) -> None:
+        self.lock = _core.Lock()  # of all sessions: held briefly, by each change of one
         self._owning: dict[int, Owning] = {}  # by session
         # By id. A WeakSet cannot be gone through while another thread adds one.
         self._sessions = weakref.WeakValueDictionary[int, ClusterSession]()

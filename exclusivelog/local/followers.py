@@ -46,7 +46,7 @@ class Following:
     locates the topic, and finds or opens the session there.
 
     The former session refers to it, and is passed to its methods: a reference back would be a
-    cycle. `finalizer`: that of the former session."""
+    cycle."""
 
     def __init__(
         self,
@@ -54,10 +54,8 @@ class Following:
         topic: int,
         to: Transfer,
         moved: ProducerMovedError,
-        finalizer: _core.Finalizer,
     ) -> None:
         self._engine, self._topic, self._lineage, self.moved = engine, topic, to.lineage, moved
-        self._finalizer = finalizer
         now = _core.now()
         self._due = now + min((to.until - now) // 2, FOLLOWED_AFTER_NS)  # of the monotonic clock
         self._lock = _core.Lock()
@@ -131,7 +129,7 @@ class Following:
                 return there, not number
             self._next = found, False
         if self._next is not None:
-            self._hand_on(left, *self._next)
+            left.hand_on(*self._next)
         return None
 
     def request(self, left: LocalSession) -> ProducerRequest:
@@ -150,19 +148,7 @@ class Following:
     def opened(self, left: LocalSession, session: LocalSession) -> None:
         """Go on by this session, which was opened for the producers."""
         self._next = session, True
-        self._hand_on(left, session, True)
-
-    def _hand_on(self, left: LocalSession, found: LocalSession, opened: bool) -> None:
-        """Give the producers their next session; a second call continues where one failed."""
-        self._engine.registry.unregister(left)
-        self._finalizer.detach()
-        for listener in left.listeners.all():
-            found.subscribe(listener, owner=opened and left.listeners.is_owner(listener))
-            listener.moved_to(found, self.moved)
-            with self._engine.registry.lock:
-                left.listeners.remove(listener)
-        if opened and not found.listeners.all():  # all producers were closed meanwhile
-            found.close()
+        left.hand_on(session, True)
 
 
 class Waiting:

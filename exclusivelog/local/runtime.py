@@ -243,7 +243,6 @@ class LocalEngine(EngineBackend):
             self._drop.detach()
         self.ledger.holders.remove(self.name)
         self.ledger.close()
-        self.emit(logs.CLOSED)
 
     @abc.abstractmethod
     def renew(self, topic: int) -> int:
@@ -396,10 +395,6 @@ class Runtime(LocalEngine):
     def topic_store(self, topic: int) -> LocalTopic:
         """The topic with this id."""
         return LocalTopic(self, topic)
-
-    def engine_here(self, engine: str) -> Runtime | None:
-        """The engine of that id, if this process has it open."""
-        return next((each for each in open_here(Runtime) if each.id == engine), None)
 
     def commit_at_once(self, parts: TransactionParts[Who]) -> bool:
         """Commit all parts of a transaction, or none, by frames of the journal. False if they are

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import random
 import threading
 import time
@@ -647,3 +648,29 @@ def test_b5_e5_a_waiter_that_gets_its_old_epoch_back_reconnects(
     assert waiting.result(PATIENCE).topic_epoch == 1
     grants = [event.reason for event in engine.history("orders") if event.kind == "grant"]
     assert grants == ["request", "reconnect"]
+
+
+@pytest.mark.rule("J5")
+def test_j5_the_life_of_a_producer_is_logged_alike(
+    topic: xl.Topic, caplog: pytest.LogCaptureFixture
+) -> None:
+    def heard(event: str) -> list[tuple[str, str, int, str]]:
+        there = [r for r in caplog.records if getattr(r, "event", None) == event]
+        return [(r.topic, r.producer, r.epoch, r.reason) for r in there]
+
+    caplog.set_level(logging.INFO, "exclusivelog")
+    first = topic.producer(EXCLUSIVE, name="first")
+    second = topic.producer(FENCING, name="second")
+    until(lambda: heard("lost"))
+    second.close()
+    first.close()
+    until(lambda: heard("released"))
+    assert heard("granted") == [
+        ("orders", "first", 1, "request"),
+        ("orders", "second", 2, "fencing"),
+    ]
+    assert heard("evicted") == [("orders", "first", 1, "fenced")]
+    assert [lost[:3] for lost in heard("lost")] == [("orders", "first", 1)]
+    assert heard("released") == [("orders", "second", 2, "closed")]
+    topic.engine.close()
+    assert [r.engine for r in caplog.records if getattr(r, "event", None) == "closed"]

@@ -28,7 +28,6 @@ from exclusivelog.local import followers
 from exclusivelog.local.followers import Followers, Following
 from exclusivelog.local.log import appending
 from exclusivelog.local.ownership import sessions as ownership_sessions
-from exclusivelog.local.records import Transfer
 from exclusivelog.local.runtime import Runtime
 from exclusivelog.local.session import LocalSession
 from exclusivelog.sessions import Listeners
@@ -167,7 +166,7 @@ def test_b9_e2_an_interrupted_send_leaves_the_way_to_the_topic_open(
     producer = topic.producer(EXCLUSIVE, name="p")
     rival = b.topic("orders").producer_async(WAIT) if waits else None
     assert [move.ok for move in a.unload("orders", to=b.id)] == [True]
-    hand_on = Following._hand_on
+    hand_on = LocalSession.hand_on
 
     def late(*args: Any) -> None:
         ident = threading.main_thread().ident
@@ -178,7 +177,7 @@ def test_b9_e2_an_interrupted_send_leaves_the_way_to_the_topic_open(
 
     interrupted = threading.Event()
     with monkeypatch.context() as patch:
-        patch.setattr(Following, "_hand_on", late)
+        patch.setattr(LocalSession, "hand_on", late)
         with pytest.raises(KeyboardInterrupt):
             producer.send(b"x", timeout=PATIENCE)
     interrupted.set()
@@ -1128,12 +1127,11 @@ def test_e2_a_producer_that_comes_while_others_are_handed_on_is_not_forgotten(
         return left
 
     moved = MOVED("the topic was handed over")
-    to = Transfer(session.session.topic, engine.id, 0, 0, 0, "", 0, {}, 1)
-    following = Following(engine.backend, session.session.topic, to, moved, session._finalizer)
+    session.moved = moved
     with monkeypatch.context() as patch:
         patch.setattr(Listeners, "_without", subscribed_meanwhile)
         patch.setattr(LocalSession, "subscribe", lambda *_, **__: None)
-        following._hand_on(session, there._sender.session, False)
+        session.hand_on(there._sender.session, False)
     threads[0].join(PATIENCE)
     assert session.listeners.all() == [guest]
     there.close()

@@ -28,8 +28,6 @@ from exclusivelog.errors import (
     LedgerError,
     LedgerFullError,
     LedgerIOError,
-    ProducerFencedError,
-    TopicTerminatedError,
     called_reentrantly,
     duplicate_sequence,
     not_growing,
@@ -39,7 +37,7 @@ from exclusivelog.local.storage.tables import Tables, check_may_write
 from exclusivelog.local.time_marks import wall_ms
 from exclusivelog.messages import Columns, Encoded, Raw
 from exclusivelog.refusals import without_outcome
-from exclusivelog.sessions import failure_of, outcome_of, raise_failure
+from exclusivelog.sessions import failure_at_end, outcome_of, raise_failure
 from exclusivelog.waits import in_slices, queued
 
 if TYPE_CHECKING:
@@ -644,7 +642,7 @@ class LocalSending:
     A base class of sessions: a process may have a hundred thousand, and an object of its own for
     each would repeat what the session knows."""
 
-    __slots__ = ("appender", "engine", "options", "topic")
+    __slots__ = ()  # `SessionLife` has them
 
     appender: _core.Appender
     engine: Runtime
@@ -836,9 +834,7 @@ class LocalSending:
         waiting = self.appender.newest()
         if waiting is not None:
             self.engine.committer.commit(self.appender, waiting)
-        error = failure_of(self.appender, waiting)
-        over = isinstance(error, ProducerFencedError | TopicTerminatedError)
-        return None if over or not isinstance(error, ExclusiveLogError) else error
+        return failure_at_end(self.appender, waiting)
 
     def private_appender(self) -> _core.Appender:
         """One for a transaction, which continues the numbering of `appender`."""

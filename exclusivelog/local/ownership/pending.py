@@ -30,6 +30,7 @@ from exclusivelog.errors import (
 )
 from exclusivelog.local.records import Registration, Session, StillReleasing
 from exclusivelog.refusals import timed_out
+from exclusivelog.sessions import log_granted
 from exclusivelog.waits import AnyFuture, give_granted, time_limit
 
 if TYPE_CHECKING:
@@ -364,20 +365,8 @@ class Outcomes:
         if not log.isEnabledFor(logs.GRANTED.level):
             return
         with contextlib.suppress(ExclusiveLogError):
-            logs.emit(
-                log,
-                logs.GRANTED,
-                topic=self._engine().sessions.topic_name(session.topic),
-                ledger=self._engine().ledger.path,
-                engine=session.engine_name,
-                engine_id=session.engine,
-                pid=session.pid,
-                producer=session.name,
-                mode=session.mode,
-                epoch=session.epoch,
-                reason=reason,
-                waited=(_core.now() - session.created) / 1e9,
-            )
+            topic = self._engine().sessions.topic_name(session.topic)
+            log_granted(self._engine(), topic, session, reason, session.created)
 
     def notify_wanted(self, session_id: int) -> None:
         """Notify a session's producer that another one waits for its topic."""
