@@ -125,6 +125,22 @@ def check_not_internal(name: str) -> None:
         raise ValueError(f"topic {name!r} is internal to the library; it can only be read")
 
 
+def check_not_reserved(name: str) -> None:
+    """Raise ValueError unless a topic of this name can be created."""
+    if is_internal(name):
+        raise ValueError(f"topic={name!r}: names that begin with __ are reserved for the library")
+
+
+def offset_of(start: object, inclusive: bool) -> int:
+    """The offset with which a reader begins that is to start at `start`, or behind it."""
+    if isinstance(start, int) and not isinstance(start, bool) and 0 <= start < 2**63:
+        return start if inclusive else start + 1
+    raise ValueError(
+        f"start={start!r}: it takes 'earliest', 'latest', an offset, -n for the last n messages, a "
+        "datetime or a timedelta"
+    )
+
+
 def check_engine_id(to: object) -> None:
     """Raise TypeError unless this may be an engine's id."""
     if not isinstance(to, str):

@@ -11,7 +11,7 @@ They are the same for every backend (rules A5, J5).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from exclusivelog.admission import Verdict
 from exclusivelog.errors import (
@@ -19,6 +19,7 @@ from exclusivelog.errors import (
     ExclusiveLogError,
     InvalidEpochError,
     LedgerError,
+    OffsetTrimmedError,
     OwnershipError,
     OwnershipLostError,
     ProducerBusyError,
@@ -97,6 +98,24 @@ def moving_to(engine_name: str, engine_id: str) -> str:
 NO_OWNER = "shared producers have it, it has no owner"
 
 
+def not_there(producer: str) -> str:
+    """Why the topic of this producer is not moved."""
+    return f"no producer {producer!r} holds it"
+
+
+def state_of_move(*, arrived: bool, in_transit: bool, holder: OwnerInfo | None) -> tuple[str, str]:
+    """The state of a move, and why it has failed (rule E4). `arrived`: the destination has the
+    topic; `in_transit`: its hand-over to there goes on; `holder`: who has the topic."""
+    if arrived:
+        return "owned", ""
+    if in_transit:
+        return "assigned" if holder is None else "releasing", ""
+    return (
+        "failed",
+        "no producer holds it" if holder is None else f"it is held by {describe(holder)}",
+    )
+
+
 # ---- requests that are refused -----------------------------------------------------------
 
 
@@ -154,6 +173,39 @@ def timed_out(waited: str, owner: OwnerInfo | None, blocked: str = "") -> WaitTi
 def terminated(what: str, end: int) -> TopicTerminatedError:
     """The error for producers of a topic that was terminated at this offset (rule G8)."""
     return TopicTerminatedError(f"{what} was terminated at offset {end}; it can only be read")
+
+
+# ---- topics that are not there, and what was trimmed -------------------------------------
+
+MOST_COMPARED = 10_000  # names; each takes some tens of microseconds
+
+
+def no_topic(path: str, name: str, there: Sequence[str] | None = None) -> TopicNotFoundError:
+    """The error for an unknown topic. `there`: the topics that it may have been meant for.
+
+    >>> print(no_topic("data/log", "order", ["orders"]))
+    data/log has no topic 'order'; did you mean 'orders'?
+    """
+    return TopicNotFoundError(f"{path} has no topic {name!r}{_similar(name, there)}")
+
+
+def _similar(name: str, there: Sequence[str] | None) -> str:
+    from difflib import get_close_matches  # imported only for this error
+
+    if there is None or len(there) > MOST_COMPARED:
+        return ""
+    if not there:
+        return "; it has no topics yet"
+    found = " or ".join(repr(other) for other in get_close_matches(name, there, 2))
+    return f"; did you mean {found}?" if found else ""
+
+
+def trimmed(topic: str, first: int, position: int) -> OffsetTrimmedError:
+    """The error for a reader whose position was trimmed (rule G8)."""
+    return OffsetTrimmedError(
+        f"topic {topic!r} begins at offset {first}; {position} was trimmed. "
+        'seek("earliest") continues at the first message that is left'
+    )
 
 
 # ---- what topics hold, and objects that are closed ---------------------------------------

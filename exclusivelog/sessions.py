@@ -64,22 +64,6 @@ def failure_of(appender: _core.Appender, last: _core.Receipt | None) -> Exceptio
     return appender.take_failure() or (None if last is None else last.exception())
 
 
-def raise_failure(appender: _core.Appender, last: _core.Receipt | None) -> None:
-    """Raise that error, if there is one."""
-    error = failure_of(appender, last)
-    if error is not None:
-        raise error
-
-
-def failure_at_end(
-    appender: _core.Appender, last: _core.Receipt | None
-) -> ExclusiveLogError | None:
-    """That error, for the end of a session; None if it was fenced, as its producers know that."""
-    error = failure_of(appender, last)
-    over = isinstance(error, ProducerFencedError | TopicTerminatedError)
-    return None if over or not isinstance(error, ExclusiveLogError) else error
-
-
 Reference = Callable[[], SessionListener | None]  # a weak one
 
 
@@ -284,7 +268,13 @@ class SessionLife:
         error = self.appender.error
         if isinstance(error, ProducerMovedError):
             raise error
-        if not self.await_accepted(timeout):
+        waiting = self.appender.newest()
+        if waiting is not None:
+            self._await(waiting, timeout)
+        failure = failure_of(self.appender, waiting)
+        if failure is not None:
+            raise failure
+        if waiting is None:
             self.verify()
 
     def lose(self, error: ExclusiveLogError) -> None:
@@ -401,11 +391,20 @@ class SessionLife:
 
     @property
     def _has_topic(self) -> bool:
-        return self.moved is None and self._lost is None and not self.engine.closed
+        return self.moved is None and self._lost is None and not self._is_released
 
     def _drain(self) -> ExclusiveLogError | None:
-        """Commit what was accepted; returns the error of the last message, unless it was fenced."""
+        """The same as `finish`, unless it has no topic any more, or its engine does that."""
         return self.finish() if self._has_topic else None
+
+    def finish(self) -> ExclusiveLogError | None:
+        """Commit what was accepted; returns the error of the last message, unless it was fenced."""
+        waiting = self.appender.newest()
+        if waiting is not None:
+            self._commit(waiting)
+        error = failure_of(self.appender, waiting)
+        over = isinstance(error, ProducerFencedError | TopicTerminatedError)
+        return None if over or not isinstance(error, ExclusiveLogError) else error
 
     def abandon(self) -> None:
         """Have the engine release a session that no caller got, as after an interrupt."""
@@ -417,6 +416,11 @@ class SessionLife:
     def _sessions(self) -> Sessions:
         """Those of its engine."""
         raise NotImplementedError
+
+    @property
+    def _is_released(self) -> bool:
+        """Has its engine released it, or does so, because that is closed?"""
+        return self.engine.closed
 
     @property
     def _is_paused(self) -> bool:
@@ -432,12 +436,12 @@ class SessionLife:
         """ProducerFencedError or TopicTerminatedError unless the log still admits its appends."""
         raise NotImplementedError
 
-    def await_accepted(self, timeout: float | None) -> bool:
-        """Wait for the outcome of what was accepted; False if nothing waits."""
+    def _await(self, receipt: _core.Receipt, timeout: float | None) -> None:
+        """Wait for the outcome of this message; WaitTimeoutError after `timeout` seconds."""
         raise NotImplementedError
 
-    def finish(self) -> ExclusiveLogError | None:
-        """Commit what was accepted; returns the error of the last message, unless it was fenced."""
+    def _commit(self, last: _core.Receipt) -> None:
+        """Commit all messages up to this one, and wait for their outcome."""
         raise NotImplementedError
 
     def _release(self) -> None:

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NoReturn
 
 from exclusivelog import _core, logs
-from exclusivelog.arguments import check_name, is_internal
+from exclusivelog.arguments import check_name, check_not_reserved, is_internal
 from exclusivelog.backend import Epoch, Kind, LastingLock, Snapshot
 from exclusivelog.cluster.checkpoints import newest_snapshot
 from exclusivelog.cluster.cursor import frames_from, offset_at_time
 from exclusivelog.cluster.following import TopicLog, inspect
 from exclusivelog.cluster.frames import Content
 from exclusivelog.cluster.refused import refuses
-from exclusivelog.errors import TopicNotFoundError, UnsupportedError
+from exclusivelog.errors import UnsupportedError
+from exclusivelog.refusals import no_topic
 from exclusivelog.types import (
     Announcement,
     ClaimInfo,
@@ -65,13 +66,13 @@ class ClusterCatalog:
     def topic(self, name: str, create: bool, until: int = 0) -> tuple[int, str]:
         """(id, name) of the topic, created if `create`; else TopicNotFoundError if it is missing.
         No lock of another process delays that, so `until` has no effect."""
-        check_name(name, "name")
+        check_name(name, "topic")
         self._engine.check_open()
         there = self._engine.place.has(name)
-        if not there and (not create or is_internal(name)):
-            if create:
-                raise ValueError(f"topic={name!r} is internal to the library")
-            raise TopicNotFoundError(f"{self._engine.place.url} has no topic {name!r}")
+        if not there and not create:
+            raise no_topic(self._engine.path, name, self.topics())
+        if not there:
+            check_not_reserved(name)
         number = self._engine.topics.number_of(name)
         if not there:
             self._engine.followed(number)  # this creates it

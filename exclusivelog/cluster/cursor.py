@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from exclusivelog import _core
+from exclusivelog.arguments import offset_of
 from exclusivelog.cluster.following import ANSWER_SECONDS, Changes, TopicLog
 from exclusivelog.cluster.frames import Content, Frame, Packed
 from exclusivelog.cluster.log import Reader
 from exclusivelog.errors import (
     LedgerCorruptedError,
     LedgerIOError,
-    OffsetTrimmedError,
 )
 from exclusivelog.messages import to_ms
-from exclusivelog.refusals import reader_closed
+from exclusivelog.refusals import reader_closed, trimmed
 from exclusivelog.waits import READER_LOOK_UP_SECONDS
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class ClusterCursor(_core.Cursor):
     # ---- the position --------------------------------------------------------------------
 
     def seek(self, start: str | int | dt.datetime, inclusive: bool, resumes: bool = False) -> None:
-        """Continue at "earliest", "latest", an offset, or a datetime (naive: UTC)."""
+        """Continue at "earliest", "latest", an offset from 0 on, or a datetime (naive: local)."""
         if start == "earliest":
             if self._log.recent.first < 0:  # it stays what it is: nothing is ever trimmed
                 self._log.catch_up()
@@ -192,7 +192,7 @@ class ClusterCursor(_core.Cursor):
             self._log.catch_up()
             self.move_to(offset_at_time(self._log, to_ms(start) + (0 if inclusive else 1)))
         else:
-            self.move_to(_offset(start, inclusive))
+            self.move_to(offset_of(start, inclusive))
 
     def move_to(self, position: int) -> None:
         """Continue at this offset; drops what was read ahead."""
@@ -272,10 +272,7 @@ class ClusterCursor(_core.Cursor):
         if self.position >= first:
             return
         if not self._skip_trimmed:
-            raise OffsetTrimmedError(
-                f"topic {self.topic!r} begins at offset {first}; {self.position} is not there. "
-                'seek("earliest") continues at the first message that is left'
-            )
+            raise trimmed(self.topic, first, self.position)
         self.move_to(first)
         self._caught_up = True
 
@@ -317,11 +314,3 @@ class ClusterCursor(_core.Cursor):
             return False
         self._log.frames.wake()
         return True
-
-
-def _offset(start: object, inclusive: bool) -> int:
-    if isinstance(start, int) and not isinstance(start, bool) and 0 <= start < 2**63:
-        return start if inclusive else start + 1
-    raise ValueError(
-        f"start={start!r}: it takes 'earliest', 'latest', an offset from 0 on or a datetime"
-    )

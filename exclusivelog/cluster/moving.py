@@ -24,7 +24,7 @@ from exclusivelog.cluster.following import Seen, TopicLog, inspect, now_ms
 from exclusivelog.cluster.frames import Grant
 from exclusivelog.cluster.refused import refusal
 from exclusivelog.cluster.waiting import Assign, Unassign
-from exclusivelog.refusals import NO_OWNER, moves_to, no_engine
+from exclusivelog.refusals import NO_OWNER, moves_to, no_engine, not_there, state_of_move
 from exclusivelog.types import EngineInfo, Move
 
 if TYPE_CHECKING:
@@ -112,16 +112,13 @@ class Moving:
         return seen.owner is not None and seen.owner.holder.engine_id == self._target.id
 
     def _refusal(self, seen: Seen, going: Assign | None) -> str:
+        producer = self._producer
+        if producer is not None and producer not in [each.producer_name for each in seen.holders]:
+            return not_there(producer)
         other = None if going is None or going.engine_id == self._target.id else going
         if other is not None and self._host.lives(other.engine_id) and not self._is_there(seen):
             return moves_to(other.engine_name, other.engine_id)
-        if seen.shared:
-            return NO_OWNER
-        if self._producer is None:
-            return ""
-        owner = seen.owner
-        there = owner is not None and owner.holder.producer_name == self._producer
-        return "" if there else f"producer {self._producer!r} does not own it"
+        return NO_OWNER if seen.shared else ""
 
     def _state(
         self,
@@ -133,7 +130,7 @@ class Moving:
     ) -> Move:
         epoch = log.state.epoch if owner is None else owner.epoch
         shown = None if source is None else source.owner()
-        return Move(log.name, log.id, epoch, shown, self._target, state, reason)
+        return Move(log.name, log.id, epoch, shown, self._target, state, reason, self._producer)
 
     # ---- follow ----------------------------------------------------------------------------
 
@@ -149,19 +146,17 @@ class Moving:
         owner = seen.owner
         mine = assigned is not None and assigned.engine_id == self._target.id
         changed = owner is not None and (one.source is None or owner.session != one.source.session)
-        if owner is not None and changed and owner.holder.engine_id == self._target.id:
-            one.move, one.promotes = self._state(log, one.source, "owned", owner=owner), False
-        elif mine and owner is None:
-            one.move = self._state(log, one.source, "assigned")
-            one.promotes = bool(seen.queue)  # then its best waiter is about to own it (rule E3)
-            return not one.promotes
-        elif mine and not changed:
-            one.move = self._state(log, one.source, "releasing")
-            return False
-        else:
-            why = "another producer owns it" if changed else "cancelled, or another move came first"
-            one.move = self._state(log, owner, "failed", why)
-        return True
+        arrived = changed and owner is not None and owner.holder.engine_id == self._target.id
+        state, why = state_of_move(
+            arrived=arrived,
+            in_transit=mine and not changed,
+            holder=None if owner is None else owner.owner(),
+        )
+        source, present = (owner if why else one.source), (owner if arrived else None)
+        one.move = self._state(log, source, state, why, present)
+        # If it is assigned, the destination's best waiter is about to own it (rule E3).
+        one.promotes = state == "assigned" and bool(seen.queue)
+        return state != "releasing" and not one.promotes
 
     def run(self) -> list[Move]:
         """Move all topics; returns the outcome of each."""
@@ -192,7 +187,7 @@ class Moving:
     def _withdraw(self, one: One, reason: str) -> None:
         """Cancel a hand-over that was not released, as far as the log shows."""
         one.log.publish(Unassign(one.number))
-        if not self._inspect(one) or not one.move.ok:
+        if not self._inspect(one):
             owner = inspect(one.log, self._host.lives).owner
             one.move = self._state(one.log, owner, "failed", reason)
 

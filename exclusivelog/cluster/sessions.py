@@ -48,9 +48,7 @@ from exclusivelog.refusals import without_outcome
 from exclusivelog.sessions import (
     FOLLOWED_WITHIN,
     SessionLife,
-    failure_at_end,
     outcome_of,
-    raise_failure,
     state_after,
 )
 from exclusivelog.waits import GrantFuture, in_slices, queued, until_settled
@@ -177,14 +175,6 @@ class ClusterSending:
             appender.durable_sequence,
             count,
         )
-
-    def await_accepted(self, timeout: float | None) -> bool:
-        """Wait for the outcome of what was accepted; False if nothing waits."""
-        waiting = self.appender.newest()
-        if waiting is not None:
-            self._await(waiting, timeout)
-        raise_failure(self.appender, waiting)
-        return waiting is not None
 
 
 def _check_fits(count: int, size: int) -> None:
@@ -329,24 +319,23 @@ class ClusterSession(SessionLife):
         return self.engine.registry
 
     @property
+    def _is_released(self) -> bool:
+        return self.engine.ended  # until then, it may be drained here and there
+
+    @property
     def _is_wanted(self) -> bool:
         return self.session.notify_on_contention and self.owning.is_wanted
 
-    def await_accepted(self, timeout: float | None) -> bool:
-        """Wait for the outcome of what was accepted; False if nothing waits."""
-        return self.sending.await_accepted(timeout)
+    def _await(self, receipt: _core.Receipt, timeout: float | None) -> None:
+        self.sending._await(receipt, timeout)
 
     def _release(self) -> None:
         self.owning.release(ANSWER_SECONDS)
 
-    def finish(self) -> ExclusiveLogError | None:
-        """Send what was accepted; returns the error of the last message, unless it was fenced."""
-        waiting = self.appender.newest()
-        if waiting is not None:
-            self.engine.committer.commit(self.owning)
-            if not waiting._wait(ANSWER_SECONDS):
-                waiting.result(0)
-        return failure_at_end(self.appender, waiting)
+    def _commit(self, last: _core.Receipt) -> None:
+        self.engine.committer.commit(self.owning)
+        if not last._wait(ANSWER_SECONDS):
+            last.result(0)
 
 
 # ---- after a hand-over -------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from exclusivelog import _core, logs
 from exclusivelog.arguments import check_name, is_internal
 from exclusivelog.backend import LastingLock
-from exclusivelog.errors import ProducerBusyError, TopicNotFoundError
+from exclusivelog.errors import ProducerBusyError
 from exclusivelog.local.log.reading import verify
 from exclusivelog.local.maintenance.rewriting import free_room
 from exclusivelog.local.names import (
@@ -26,6 +26,7 @@ from exclusivelog.local.shm.locks import lasting_locks
 from exclusivelog.local.storage.figures import counted
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import ChangeTable
+from exclusivelog.refusals import no_topic
 from exclusivelog.types import (
     ClaimInfo,
     EngineInfo,
@@ -174,7 +175,7 @@ def _mark_deleted(ledger: Ledger, sessions: Sessions, name: str) -> int:
     with ledger.write_exclusive() as tables:
         row = tables.topics.find(name)
         if row is None:
-            raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}")
+            raise no_topic(ledger.path, name)
         steps.cancel_seats(sessions.succession, tables, row, "the topic was deleted")
         holder = sessions.succession.clear(tables, row)
         if holder is not None:

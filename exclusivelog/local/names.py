@@ -6,16 +6,15 @@ from collections.abc import Container
 from typing import TYPE_CHECKING
 
 from exclusivelog import _core
-from exclusivelog.arguments import check_name, is_internal
+from exclusivelog.arguments import check_name, check_not_reserved, is_internal
 from exclusivelog.errors import LedgerCorruptedError, TopicNotFoundError
 from exclusivelog.events import EVENTS
 from exclusivelog.local.storage.tables import Tables
+from exclusivelog.refusals import no_topic
 from exclusivelog.types import TopicStats
 
 if TYPE_CHECKING:
     from exclusivelog.local.storage.ledger import Ledger
-
-MOST_COMPARED = 10_000  # names; each takes some tens of microseconds
 
 
 def create_topic(ledger: Ledger, name: str, create: bool, until: int = 0) -> tuple[int, str]:
@@ -27,25 +26,12 @@ def create_topic(ledger: Ledger, name: str, create: bool, until: int = 0) -> tup
     if row is not None:
         return row.id, row.name
     if not create:
-        raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}{_similar(ledger, name)}")
-    if is_internal(name) and name != EVENTS:
-        raise ValueError(f"topic={name!r}: names that begin with __ are reserved for the library")
+        raise no_topic(ledger.path, name, list_topics(ledger))
+    if name != EVENTS:
+        check_not_reserved(name)
     with ledger.write_exclusive(until) as tables:
         row = tables.topics.find(name) or tables.topics.create(name)
         return row.id, row.name
-
-
-def _similar(ledger: Ledger, name: str) -> str:
-    """Suggestions for the error about an unknown name."""
-    from difflib import get_close_matches  # imported only for this error
-
-    names = list_topics(ledger)
-    if not names:
-        return "; it has no topics yet"
-    if len(names) > MOST_COMPARED:
-        return ""
-    found = " or ".join(repr(other) for other in get_close_matches(name, names, 2))
-    return f"; did you mean {found}?" if found else ""
 
 
 def relist_topics(ledger: Ledger) -> None:

@@ -162,6 +162,9 @@ class LocalSession(LocalSending, SessionLife):
     def _end_pauses(self) -> None:
         self.pauses.stop()
 
+    def _commit(self, last: _core.Receipt) -> None:
+        self.engine.committer.commit(self.appender, last)
+
     def _release(self) -> None:
         if self._keeper is None:
             self.engine.worker.release(self.session)

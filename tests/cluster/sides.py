@@ -222,6 +222,13 @@ class Side:
             for each in self.engines[engine].history(group=group)
         ]
 
+    def _find(self, _: str, engine: str, topic: str, create: bool = False) -> object:
+        return self.engines[engine].topic(topic, create=create).name
+
+    def _begin(self, _: str, engine: str, topic: str, start: Any) -> object:
+        """The position of a reader that starts there."""
+        return self._topic(engine, topic).reader(start).position
+
     def _changes(self, _: str, engine: str, topic: str) -> object:
         """Who has owned a topic, and why it was granted and lost (rule E5)."""
         return [

@@ -39,8 +39,9 @@ def owned(label: str, engine: str = "a", wanted: int | None = None, **options: o
     return Call("own", label, {"engine": engine, "wanted": wanted, **given})
 
 
-def moved(engine: str, to: str) -> Call:
-    return Call("unload", "", {"engine": engine, "topics": "one", "to": to, "timeout": PATIENCE})
+def moved(engine: str, to: str, **options: Any) -> Call:
+    given = {"engine": engine, "topics": "one", "to": to, "timeout": PATIENCE, **options}
+    return Call("unload", "", given)
 
 
 # ---- the listed calls --------------------------------------------------------------------
@@ -264,10 +265,23 @@ def groups() -> Calls:
     yield Call("commit", "one")
 
 
+def unknown() -> Calls:
+    """Topics that are not there, and places where no reader can start."""
+    yield Call("find", "", {"engine": "a", "topic": "one"})  # there is no topic yet
+    for topic in ("onn", "other", "__other__", "", "x" * 300):
+        for create in (False, topic.startswith("_")):
+            yield Call("find", "", {"engine": "b", "topic": topic, "create": create})
+    for start in ("earliest", "latest", 0, 7, -1, "nowhere", 1.5, True, None, 2**63):
+        yield Call("begin", "", {"engine": "b", "topic": "one", "start": start})
+
+
 def moves() -> Calls:
     """Rules E1 to E3: a topic is moved to a waiter, to nobody, twice, and back."""
+    yield moved("a", "b", producer="nobody")
     yield opened("owner")
     yield moved("a", "a")
+    yield moved("a", "b", producer="nobody")
+    yield moved("a", "a", producer="owner")
     yield waiting("standby", "b")
     yield moved("b", "b")
     yield Call("send", "owner")
@@ -277,6 +291,7 @@ def moves() -> Calls:
     yield opened("stale", WAIT, "b", topic_epoch=1, timeout=SHORT)
     yield opened("shared", SHARED, "b")
     yield opened("there", SHARED, "a")
+    yield moved("a", "b", producer="nobody")
     yield moved("a", "b")
 
 
@@ -322,6 +337,7 @@ LISTED: dict[str, Callable[[], Calls]] = {
     "locks": locks,
     "several groups": several_groups,
     "moves": moves,
+    "unknown": unknown,
     **{
         f"ends, {state}": lambda state=state: ends(*STATES[state])  # type: ignore[misc]
         for state in STATES

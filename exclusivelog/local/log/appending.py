@@ -37,7 +37,7 @@ from exclusivelog.local.storage.tables import Tables, check_may_write
 from exclusivelog.local.time_marks import wall_ms
 from exclusivelog.messages import Columns, Encoded, Raw
 from exclusivelog.refusals import without_outcome
-from exclusivelog.sessions import failure_at_end, outcome_of, raise_failure
+from exclusivelog.sessions import outcome_of
 from exclusivelog.waits import in_slices, queued
 
 if TYPE_CHECKING:
@@ -812,14 +812,6 @@ class LocalSending:
 
     # ---- what was accepted -----------------------------------------------------------------
 
-    def await_accepted(self, timeout: float | None) -> bool:
-        """Wait for the outcome of what was accepted; False if nothing waits."""
-        waiting = self.appender.newest()
-        if waiting is not None:
-            self._await(waiting, timeout)
-        raise_failure(self.appender, waiting)
-        return waiting is not None
-
     def commit_queued(self) -> None:
         """Commit what waits in the queue."""
         self.engine.committer.commit(self.appender)
@@ -828,13 +820,6 @@ class LocalSending:
         """Commit what was accepted so far."""
         self.appender.await_sends()
         self.commit_queued()
-
-    def finish(self) -> ExclusiveLogError | None:
-        """Commit what was accepted; returns the error of the last message, unless it was fenced."""
-        waiting = self.appender.newest()
-        if waiting is not None:
-            self.engine.committer.commit(self.appender, waiting)
-        return failure_at_end(self.appender, waiting)
 
     def private_appender(self) -> _core.Appender:
         """One for a transaction, which continues the numbering of `appender`."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from exclusivelog import _core
+from exclusivelog.arguments import offset_of
 from exclusivelog.errors import (
     LedgerCorruptedError,
     LedgerError,
@@ -28,7 +29,7 @@ from exclusivelog.local.storage.segments import OpenEntries, is_reference
 from exclusivelog.local.storage.tables import Tables, existing
 from exclusivelog.local.time_marks import SLACK_MS, first_marked_since, is_ahead, wall_ms
 from exclusivelog.messages import to_ms
-from exclusivelog.refusals import reader_closed
+from exclusivelog.refusals import reader_closed, trimmed
 from exclusivelog.types import Report
 from exclusivelog.waits import READER_LOOK_UP_SECONDS
 
@@ -581,7 +582,7 @@ class LogCursor(_core.Cursor):
             position = self._inspect(lambda tables: self._find(tables, start, inclusive, resumes))
             self._found_at = version
         else:  # the topic still exists, and the next read finds the offset
-            position = _offset(start, inclusive)
+            position = offset_of(start, inclusive)
         self.move_to(position)
 
     def _inspect(self, find: Callable[[Tables], Found]) -> Found:
@@ -646,7 +647,7 @@ class LogCursor(_core.Cursor):
             offset = offset_at_time(tables, row, to_ms(start) + (0 if inclusive else 1))
             # Messages of the view may be older than the topic's first message since that time.
             return 0 if self._horizon and offset == row.first_offset else offset
-        return _offset(start, inclusive)
+        return offset_of(start, inclusive)
 
     def move_to(self, position: int) -> None:
         """Continue at this offset; drops what was read ahead."""
@@ -841,15 +842,6 @@ class LogCursor(_core.Cursor):
         return True
 
 
-def _offset(start: object, inclusive: bool) -> int:
-    if isinstance(start, int) and not isinstance(start, bool) and 0 <= start < 2**63:
-        return start if inclusive else start + 1
-    raise ValueError(
-        f"start={start!r}: it takes 'earliest', 'latest', an offset, -n for the last n messages, a "
-        "datetime or a timedelta"
-    )
-
-
 def _next_readable(start: int, end: int, is_readable: Callable[[int], bool]) -> int:
     """The first readable offset behind `start`, found by exponential and then binary search;
     `end` if there is none."""
@@ -875,7 +867,4 @@ def _deleted_to(tables: Tables, row: _core.TopicRow) -> int:
 
 def _check_kept(row: _core.TopicRow, position: int) -> None:
     if position < row.first_offset:
-        raise OffsetTrimmedError(
-            f"topic {row.name!r} begins at offset {row.first_offset}; {position} was trimmed. "
-            'seek("earliest") continues at the first message that is left'
-        )
+        raise trimmed(row.name, row.first_offset, position)

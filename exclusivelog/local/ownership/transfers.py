@@ -40,7 +40,7 @@ from exclusivelog.local.ownership.recording import record
 from exclusivelog.local.ownership.steps import MOVES, RELEASE
 from exclusivelog.local.records import Session, Transfer, describe, is_role, owner_info
 from exclusivelog.local.storage.tables import Tables, fenced, owner_of
-from exclusivelog.refusals import NO_OWNER, moves_to, nothing_to_move
+from exclusivelog.refusals import NO_OWNER, moves_to, not_there, nothing_to_move, state_of_move
 from exclusivelog.types import EngineInfo, Move, TransferInfo
 
 if TYPE_CHECKING:
@@ -162,8 +162,8 @@ class HandOver:
         _, number = tables.producers.get(row.id, wish.producer)
         holder = tables.sessions.holder(row.id, number) if number else None
         if holder is None:
-            none = f"no producer {wish.producer!r} holds it"
-            return Begun(_move(row, None, wish.to, "failed", none, wish.producer))
+            owner, why = owner_of(tables, row), not_there(wish.producer)
+            return Begun(_move(row, owner, wish.to, "failed", why, wish.producer))
         if holder.exclusive:
             return Begun(replace(self._begin_topic(tables, row, wish), producer=wish.producer))
         return Begun(self._begin_seat(tables, row, holder, wish), holder.lineage)
@@ -360,19 +360,18 @@ class HandOver:
         return _move(row, holder, to, "failed", f"it is held by {describe(holder)}", name)
 
     def _inspect(self, tables: Tables, row: _core.TopicRow, to: EngineInfo) -> Move:
+        # The owner, or shared producers.
         there = next((h for h in tables.sessions.holders(row.id) if h.engine == to.id), None)
-        if there is not None:  # the owner, or shared producers
-            return _move(row, there, to, "owned")
-        owner = owner_of(tables, row)
+        holder = there or owner_of(tables, row)
         transfer = tables.transfers.get(row.id)
-        if (
-            transfer is not None
+        state, reason = state_of_move(
+            arrived=there is not None,
+            in_transit=transfer is not None
             and transfer.target == to.id
-            and self._succession.now() < transfer.until
-        ):
-            return _move(row, owner, to, "releasing" if owner is not None else "assigned")
-        has = "no producer holds it" if owner is None else f"it is held by {describe(owner)}"
-        return _move(row, owner, to, "failed", has)
+            and self._succession.now() < transfer.until,
+            holder=None if holder is None else owner_info(holder),
+        )
+        return _move(row, holder, to, state, reason)
 
     def transfers(self, topic: int) -> list[TransferInfo]:
         """The hand-overs in progress of a topic and of its shared producers."""
