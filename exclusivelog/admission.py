@@ -142,6 +142,38 @@ def held_back(
     return waiting or (mode == WAIT and not settled)
 
 
+def decide(
+    *,
+    epoch: int,
+    owner: object | None,
+    shared: bool,
+    waiting: bool,
+    request: Request,
+    settled: bool,
+    reserved_for_it: bool | None = None,
+    recreated: bool = False,
+) -> Decision:
+    """The decision about a request: that of `admit`, and of `held_back` where the topic is free.
+
+    >>> given = {"epoch": 3, "owner": None, "shared": False, "waiting": False}
+    >>> decide(**given, request=Request("wait_for_exclusive"), settled=False)
+    Decision(verdict=<Verdict.QUEUE: 'queue'>, epoch=3)
+    """
+    if owner is None and not shared:
+        waiting = held_back(
+            request.mode, waiting=waiting, settled=settled, reserved_for_it=reserved_for_it
+        )
+    return admit(
+        epoch=epoch,
+        owner=owner,
+        shared=shared,
+        waiting=waiting,
+        request=request,
+        in_transit=reserved_for_it is not None,
+        recreated=recreated,
+    )
+
+
 # ---- in which order, and after which delay (rules D1, D7) --------------------------------
 
 

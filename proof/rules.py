@@ -60,7 +60,7 @@ def without(owner: object, name: str, instead: Any, **rules: Any) -> Rules:
 
 
 # The original functions, while a broken rule replaces them.
-_admit, _promote, _held_back = policy.admit, admission.promote, admission.held_back
+_admit, _promote, _is_settled = policy.admit, admission.promote, admission.is_settled
 _leave, _evict_dead = Succession.leave, Succession.evict_dead
 _current = Transfers.current
 
@@ -162,8 +162,8 @@ def promotes_without(fact: str, nothing: Any) -> Callable[..., Promotion]:
     return lambda *args, **facts: _promote(*args, **{**facts, fact: nothing})
 
 
-def holds_back_without(fact: str, nothing: Any) -> Callable[..., bool]:
-    return lambda session, **facts: _held_back(session, **{**facts, fact: nothing})
+def settles_without(fact: str, nothing: Any) -> Callable[..., bool]:
+    return lambda session, **facts: _is_settled(session, **{**facts, fact: nothing})
 
 
 def passes_over_those_who_settle(
@@ -320,7 +320,7 @@ MOVING_CONTROLS = {
         admission, "promote", promotes_without("transfer", None)
     ),
     "a topic in transit takes any request": without(
-        admission, "held_back", holds_back_without("transfer", None)
+        admission, "is_reserved", lambda session, transfer: None
     ),
     "a move ends and promotes no waiter": without(
         HandOver, "cancel", cancels_without_those_who_wait
@@ -336,13 +336,13 @@ MOVING_CONTROLS = {
         admission, "promote", promotes_without("now", SETTLED)
     ),
     "a topic does not settle for new requests": without(
-        admission, "held_back", holds_back_without("now", SETTLED)
+        admission, "is_settled", settles_without("now", SETTLED)
     ),
     "an old waiter settles again": without(admission, "promote", believes_that_all_have_just_come),
     "the best priority leaves the topic to others": Rules(
         (
             (admission, "promote", promotes_without("known", None)),
-            (admission, "held_back", holds_back_without("known", None)),
+            (admission, "is_settled", settles_without("known", None)),
         )
     ),
     "a request that does not settle comes first": without(

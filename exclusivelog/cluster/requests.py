@@ -20,16 +20,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from exclusivelog import _core, logs
+from exclusivelog import _core, admission, logs
 from exclusivelog.admission import (
     ADMITTED,
     SHARED,
     Decision,
     Request,
     Verdict,
-    admit,
     eligible_at,
-    held_back,
     reason_of_grant,
 )
 from exclusivelog.backend import ProducerRequest
@@ -469,23 +467,15 @@ def judge(asking: Asking, seen: Seen) -> Decision:
 def decide(epoch: int, seen: Seen, request: Request, number: int, settled: bool) -> Decision:
     """The decision about a request with this number, at this epoch (rule J5). `settled`: its delay
     has passed. `proof.cluster_model` decides by it, too."""
-    reserved = seen.assigned is not None
     queue = seen.everyone if request.mode == SHARED else seen.queue
-    waiting = bool(queue) and queue[0].number != number
-    if seen.owner is None and not seen.shared:
-        waiting = held_back(
-            request.mode,
-            waiting=waiting,
-            settled=settled,
-            reserved_for_it=seen.elsewhere is None if reserved else None,
-        )
-    return admit(
+    return admission.decide(
         epoch=epoch,
         owner=seen.owner,
         shared=bool(seen.shared),
-        waiting=waiting,
+        waiting=bool(queue) and queue[0].number != number,
         request=request,
-        in_transit=reserved,
+        settled=settled,
+        reserved_for_it=None if seen.assigned is None else seen.elsewhere is None,
     )
 
 

@@ -26,25 +26,15 @@ def eligible_at(session: Session, freed: int, known: Known | None) -> int:
     )
 
 
-def held_back(
-    session: Session,
-    *,
-    now: int,
-    freed: int,
-    waiting: bool,
-    transfer: Transfer | None,
-    known: Known | None = None,
-) -> bool:
-    """Must this request wait, although the topic may be free?
+def is_settled(session: Session, *, now: int, freed: int, known: Known | None) -> bool:
+    """Has this request's delay passed, if it has one (rule D7)?"""
+    return now >= eligible_at(session, freed, known)
 
-    A topic in transit is for its destination alone, where it goes past the queue (rule E3). A new
-    waiter does not take a free topic during its `settle` delay (rule D7).
-    """
-    reserved = None if transfer is None else transfer.target == session.engine
-    settled = now >= eligible_at(session, freed, known)
-    return admission.held_back(
-        session.mode, waiting=waiting, settled=settled, reserved_for_it=reserved
-    )
+
+def is_reserved(session: Session, transfer: Transfer | None) -> bool | None:
+    """Is the topic in transit to the engine of this request (rule E3)? None: it is not in
+    transit."""
+    return None if transfer is None else transfer.target == session.engine
 
 
 def awaits_release(

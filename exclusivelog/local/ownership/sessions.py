@@ -649,23 +649,20 @@ class Requests:
         seat: Session | None,
     ) -> tuple[Verdict, int]:
         """The verdict, and the topic's epoch once it is carried out."""
-        waiting = row.waiting > 0 and seat is None
-        if owner is None and not row.shared:
-            waiting = admission.held_back(
-                session,
-                now=self._succession.now(),
-                freed=self._succession.freed(row),
-                waiting=waiting,
-                transfer=transfer,
-                known=tables.sessions.known(row.id),
-            )
-        decision = policy.admit(
+        decision = policy.decide(
             epoch=row.epoch,
             owner=owner,
             shared=row.shared > 0,
-            waiting=waiting,
+            waiting=row.waiting > 0 and seat is None,
             request=policy.Request(session.mode, session.claim),
-            in_transit=transfer is not None,
+            settled=session.mode != WAIT
+            or admission.is_settled(
+                session,
+                now=self._succession.now(),
+                freed=self._succession.freed(row),
+                known=tables.sessions.known(row.id),
+            ),
+            reserved_for_it=admission.is_reserved(session, transfer),
             recreated=bool(row.flags & _core.RECREATED),
         )
         granted = decision.verdict is Verdict.GRANT and session.mode != records.FENCING
