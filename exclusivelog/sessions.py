@@ -13,8 +13,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from exclusivelog import _core, logs
+from exclusivelog.admission import SHARED
 from exclusivelog.backend import (
     EngineBackend,
+    ProducerRequest,
     SessionListener,
     SessionOptions,
     SessionPaused,
@@ -23,12 +25,15 @@ from exclusivelog.backend import (
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
+    ProducerBusyError,
     ProducerFencedError,
     ProducerMovedError,
+    TopicNotFoundError,
     TopicTerminatedError,
     WaitTimeoutError,
 )
 from exclusivelog.refusals import name_fencing_engine, producer_closed
+from exclusivelog.waits import GrantFuture
 
 FOLLOWED_WITHIN = 5.0  # seconds for which a producer tries to follow a topic that was handed over
 
@@ -347,6 +352,20 @@ class SessionLife:
         if opened and not found.listeners.all():  # all producers were closed meanwhile
             found.close()
 
+    def next_request(self, topic: int, lineage: int | None = None) -> ProducerRequest:
+        """The request for the session with which its producers go on. `topic`: its id there;
+        `lineage`: of the hand-over."""
+        session = self.session
+        return ProducerRequest(
+            topic,
+            "exclusive" if session.exclusive else SHARED,
+            session.name,
+            session.priority,
+            properties=session.properties,
+            notify_on_contention=session.notify_on_contention,
+            lineage=lineage,
+        )
+
     # ---- end -------------------------------------------------------------------------------
 
     def leave(self, listener: SessionListener) -> ExclusiveLogError | None:
@@ -453,3 +472,23 @@ class SessionLife:
 
     def _fail_queued(self, error: ExclusiveLogError) -> None:
         """Fail what is still queued."""
+
+
+# ---- the next session --------------------------------------------------------------------
+
+# Another producer has the topic, or the engine or topic has gone.
+NOT_OPENED = (ProducerFencedError, ProducerBusyError, EngineClosedError, TopicNotFoundError)
+
+
+class SessionFuture(GrantFuture[Any]):
+    """The future of the session with which the producers of `left` go on, on this engine."""
+
+    _engine: EngineBackend
+
+    def __init__(self, engine: EngineBackend, left: SessionLife, topic: int) -> None:
+        super().__init__(engine, topic)
+        self._name, self._options = left.topic, left.options
+
+    def make(self, session: Any, last_sequence: int) -> Any:
+        """Make the session that was granted."""
+        return self._engine.open_session(self._name, session, last_sequence, self._options)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from exclusivelog import _core, threads
 from exclusivelog.admission import HANDED_OVER
 from exclusivelog.backend import (
-    ProducerRequest,
     SessionOptions,
     SessionPaused,
     State,
@@ -37,8 +36,6 @@ from exclusivelog.cluster.refused import refusal
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
-    ProducerBusyError,
-    ProducerFencedError,
     ProducerMovedError,
     duplicate_sequence,
 )
@@ -47,11 +44,13 @@ from exclusivelog.messages import Columns, Encoded, Raw
 from exclusivelog.refusals import without_outcome
 from exclusivelog.sessions import (
     FOLLOWED_WITHIN,
+    NOT_OPENED,
+    SessionFuture,
     SessionLife,
     outcome_of,
     state_after,
 )
-from exclusivelog.waits import GrantFuture, in_slices, queued, until_settled
+from exclusivelog.waits import in_slices, queued, until_settled
 
 if TYPE_CHECKING:
     from exclusivelog.cluster.engine import ClusterEngine
@@ -423,44 +422,18 @@ class Following:
         left.lose(self.moved)
 
     def _open_on(self, there: Any, left: ClusterSession) -> ClusterSession | None:
-        session, topic = left.session, self._topic.name
-        request = ProducerRequest(
-            there.topics.number_of(topic),
-            "exclusive",
-            session.name,
-            session.priority,
-            properties=session.properties,
-            notify_on_contention=session.notify_on_contention,
-        )
-        future = SessionFuture(there, topic, request.topic, left.options)
+        request = left.next_request(there.topics.number_of(self._topic.name))
+        future = SessionFuture(there, left, request.topic)
         try:
             there.open_producer(future, request)
-            found = future.result()
-        except (ProducerFencedError, ProducerBusyError, EngineClosedError):
-            # Another producer has taken the topic, or the engine was closed.
+            found: ClusterSession = future.result()
+        except NOT_OPENED:
             return None
         self._topic.catch_up()
         if self._where() is not None:
             return found  # it may be moving on already: then it is followed again
         found.close()  # another producer has had the topic in between
         return None
-
-
-class SessionFuture(GrantFuture[ClusterSession]):
-    """The future of the session that continues after a hand-over."""
-
-    _engine: Any
-
-    def __init__(self, engine: Any, name: str, topic: int, options: SessionOptions) -> None:
-        super().__init__(engine, topic)
-        self._name, self._options = name, options
-
-    def make(self, session: Registration, last_sequence: int) -> ClusterSession:
-        """Make the session that was granted."""
-        made: ClusterSession = self._engine.open_session(
-            self._name, session, last_sequence, self._options
-        )
-        return made
 
 
 # ---- all of an engine ---------------------------------------------------------------------

@@ -16,17 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, threads
 from exclusivelog.backend import ProducerRequest
-from exclusivelog.errors import (
-    EngineClosedError,
-    ProducerBusyError,
-    ProducerFencedError,
-    ProducerMovedError,
-    TopicNotFoundError,
-)
+from exclusivelog.errors import ProducerMovedError
 from exclusivelog.local.ownership.registry import Registry
-from exclusivelog.local.records import EXCLUSIVE, SHARED, Session, Transfer
-from exclusivelog.sessions import FOLLOWED_WITHIN
-from exclusivelog.waits import GrantFuture, in_slices, until_settled
+from exclusivelog.local.records import Transfer
+from exclusivelog.sessions import FOLLOWED_WITHIN, NOT_OPENED, SessionFuture
+from exclusivelog.waits import in_slices, until_settled
 
 if TYPE_CHECKING:
     from exclusivelog.local.runtime import Runtime
@@ -37,8 +31,6 @@ FOLLOWED_AFTER_NS = 2_000_000_000  # at the latest, although no call waits
 LOOK_AGAIN_SECONDS = 0.001  # the engine may not have made the session of a grant yet
 FOLLOWED_AT_ONCE = 32  # about as many as one transaction of `CHUNK_SECONDS` registers
 OTHERS_AT_ONCE = 16  # of those for which no call waits: one that does may come meanwhile
-# Another has the topic, or the engine or topic has gone.
-REFUSED = (ProducerFencedError, ProducerBusyError, EngineClosedError, TopicNotFoundError)
 
 
 class Following:
@@ -134,16 +126,7 @@ class Following:
 
     def request(self, left: LocalSession) -> ProducerRequest:
         """The request for the next session."""
-        session = left.session
-        return ProducerRequest(
-            session.topic,
-            EXCLUSIVE if session.exclusive else SHARED,
-            session.name,
-            session.priority,
-            properties=session.properties,
-            notify_on_contention=session.notify_on_contention,
-            lineage=self._lineage,
-        )
+        return left.next_request(self._topic, self._lineage)
 
     def opened(self, left: LocalSession, session: LocalSession) -> None:
         """Go on by this session, which was opened for the producers."""
@@ -271,13 +254,13 @@ def _follow(some: list[Waiting]) -> list[Waiting]:
 def _open(engine: Runtime, some: list[Waiting]) -> list[Waiting]:
     """Open the next sessions on this engine; returns those that were refused."""
     try:
-        futures = [SessionFuture(engine, one.left) for one in some]
+        futures = [SessionFuture(engine, one.left, one.left.session.topic) for one in some]
         engine.open_followers(
             [one.left.topic for one in some],
             futures,
             [one.following.request(one.left) for one in some],
         )
-    except REFUSED:
+    except NOT_OPENED:
         return some
     except BaseException as error:
         for one in some:
@@ -290,7 +273,7 @@ def _goes_on(one: Waiting, future: SessionFuture) -> bool:
     """Let the producers go on by the session that was opened; False if that was refused."""
     try:
         session = future.result()
-    except REFUSED:
+    except NOT_OPENED:
         return False
     except BaseException as error:
         one.settle(error)
@@ -302,17 +285,3 @@ def _goes_on(one: Waiting, future: SessionFuture) -> bool:
     else:
         one.settle()
     return True
-
-
-class SessionFuture(GrantFuture["LocalSession"]):
-    """The future of the session that continues after a hand-over."""
-
-    _engine: Runtime
-
-    def __init__(self, engine: Runtime, left: LocalSession) -> None:
-        super().__init__(engine, left.session.topic)
-        self._name, self._options = left.topic, left.options
-
-    def make(self, session: Session, last_sequence: int) -> LocalSession:
-        """Make the session that was granted."""
-        return self._engine.open_session(self._name, session, last_sequence, self._options)
