@@ -408,6 +408,7 @@ class Following:
     def _find_next(self, left: ClusterSession) -> None:
         end = _core.monotonic() + FOLLOWED_WITHIN
         while _core.monotonic() < end:
+            self._host.check_open()
             self._topic.catch_up()
             where = self._where()
             if where is None:

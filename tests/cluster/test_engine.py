@@ -509,6 +509,21 @@ def test_e2_a_call_that_comes_late_to_follow_a_move_leaves_the_next_move_alone(
     assert topic.epoch == 3
 
 
+@pytest.mark.rule("E2")
+def test_e2_a_producer_whose_engine_is_closed_after_a_move_is_closed(
+    topic: xl.Topic, engine: xl.Engine, other: xl.Engine
+) -> None:
+    producer = topic.producer(EXCLUSIVE)
+    assert engine.unload("orders", to=other.id, timeout=PATIENCE)[0].ok
+    engine.close()
+    for call in (lambda: producer.send(b"x"), producer.flush):
+        with pytest.raises(xl.EngineClosedError, match=r"^engine .* is closed"):
+            call()
+    assert producer.state == "closed"
+    producer.close()
+    assert other.topic("orders").producer(EXCLUSIVE).topic_epoch == 2
+
+
 @pytest.mark.rule("E5")
 def test_e5_history_is_the_grants_and_releases(topic: xl.Topic, engine: xl.Engine) -> None:
     with topic.producer(EXCLUSIVE, name="leader", priority=4):
