@@ -176,7 +176,7 @@ class MemoryLedger:
         yield tables_of(Changes(self.store))
 
     @contextlib.contextmanager
-    def write_exclusive(self, until: int = 0) -> Iterator[Tables]:
+    def write_exclusive(self, until: int = 0, applied: bool = True) -> Iterator[Tables]:
         """A transaction: all of it, or nothing."""
         changes = Changes(self.store, self.watch)
         tables = tables_of(changes)
@@ -189,7 +189,7 @@ class MemoryLedger:
             raise
         self.store = changes.store
 
-    write_checkpointed = write_concurrent = write_exclusive
+    write_checkpointed = write_concurrent = write_fencing = write_exclusive
 
 
 # ---- rows and states ---------------------------------------------------------------------

@@ -62,6 +62,7 @@ POLICY, ADMIT = "exclusivelog/admission.py", "ownership/admission.py"
 ROWS, JOURNAL = "_native/rows.pxi", "_native/journal.pxi"
 APPEND, FLUSH, FRAMES = "_native/append.pxi", "_native/flush.pxi", "_native/frames.pxi"
 QUEUE, LOCK = "_native/queue.pxi", "_native/journal_lock.h"
+SECTION = "_native/section.pxi"
 GROUP, JOINT, ROLES = "_native/group.pxi", "_native/joint.pxi", "role_grants.py"
 SELECTED = """    found = _core.select(
         rows, topic, epoch, alive, now=now, freed=freed, known=known, target=target, until=until
@@ -97,11 +98,25 @@ MUTANTS = (
            ("model", "torture", "tests/conformance/test_epochs.py",
             "tests/ownership/test_epochs.py")),
     Mutant("an append ignores a change of owner", APPEND,
-           "    if journal._version_of(p.changed) != p.version:\n        return STALE\n", "",
+           "    if not journal._is_current(p.changed, p.version):\n        return STALE\n", "",
            ("torture", "tests/conformance/test_epochs.py", "tests/ownership/test_epochs.py")),
-    Mutant("a change of owner does not change the version", JOURNAL,
+    Mutant("a topic is not fenced while its owner changes", JOURNAL,
+           "        fences._store(self.topics, version | XJ_FENCED)\n", "        pass\n",
+           ("tests/ownership/test_fences.py", "torture")),
+    Mutant("the version of a fence is one that appends accept", JOURNAL,
+           "version | XJ_FENCED", "version", ("tests/ownership/test_fences.py",)),
+    Mutant("what a transaction changes without a look at its end is not fenced", SECTION,
+           "        self.fences._include(changes)\n", "", ("tests/ownership/test_fences.py",)),
+    Mutant("the fences of a dead process stay", JOURNAL,
+           "            _end_all_fences(self.topics, xj_next_version(self.shared))\n", "",
+           ("tests/ownership/test_fences.py",)),
+    Mutant("what was sent beside a grant is void", "storage/ledger.py",
+           "tables.journal.mark(self.fenced_at, self.fenced_version)",
+           "tables.journal.mark(self.fenced_at, self.fenced_version + 1)",
+           ("tests/ownership/test_fences.py",)),
+    Mutant("a change of owner in the tables does not change the version", JOURNAL,
            "        if ownership:\n", "        if False:\n",
-           ("torture", "tests/conformance/test_epochs.py", "tests/ownership/test_epochs.py")),
+           ("torture", "tests/ownership/test_independence.py", "tests/log/test_sending.py")),
     Mutant("a transaction does not note its topics", "local/records.py",
            "            self.changes.note(key)\n", "            pass\n",
            ("torture", "tests/conformance/test_epochs.py", "tests/ownership/test_epochs.py")),

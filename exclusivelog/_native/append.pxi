@@ -109,8 +109,8 @@ cdef Py_ssize_t _learn(Journal journal, Fresh* fresh, Py_ssize_t n, uint64_t at)
     cdef Py_ssize_t i
     _catch_up(journal)
     for i in range(n):
-        fresh[i].valid = (
-            journal._version_of(journal._word(fresh[i].tail.topic)) == fresh[i].version)
+        fresh[i].valid = journal._is_current(
+            journal._word(fresh[i].tail.topic), fresh[i].version)
     for i in range(n):  # all or none: a known topic must include all of the journal's frames
         if fresh[i].valid and _make_tail(&journal.tails, fresh[i].tail.topic) == NULL:
             return -1
@@ -150,7 +150,7 @@ cdef int _judge(Journal journal, Placing* p, Tail** tail) noexcept nogil:
     journal.compared += 1
     if journal.shared.generation != journal.generation:
         return STALE
-    if journal._version_of(p.changed) != p.version:
+    if not journal._is_current(p.changed, p.version):
         return STALE
     tail[0] = _find_tail(&journal.tails, p.topic)
     if tail[0] == NULL:

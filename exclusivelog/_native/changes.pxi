@@ -6,8 +6,10 @@
 # of the lock file that several subjects share, or the header's `everything`, whichever is larger: so
 # subjects whose words coincide look in vain now and then, and none looks too late.
 #
-# All words are stored under the append mutex, as is `everything`. After a commit the holder may die
-# before it has stored them: then the repair of the mutex changes everything.
+# `everything` is stored under the append mutex, and so is what makes a version out of date. A process
+# may die after a commit, and before it has stored the new versions: if it held the mutex, the repair of
+# that changes everything; if it had fenced the words, no append accepts them until the next transaction
+# that fences, which ends that.
 
 cdef enum:
     WORDS_OF_COUNTER = 4
@@ -72,6 +74,22 @@ cdef class Changes:
         self.count = 0
         self.everything = False
 
+    cdef bint _has(self, uint64_t subject) noexcept:
+        cdef uint64_t place = _place_of(subject)
+        return self.noted[place >> 6] >> (place & 63) & 1
+
+    cdef bint _includes(self, Changes other) noexcept:
+        cdef uint64_t i
+        for i in range(NOTED_WORDS):
+            if other.noted[i] & ~self.noted[i]:
+                return False
+        return not other.everything
+
+    cdef void _include(self, Changes other) noexcept:
+        cdef uint64_t i
+        for i in range(NOTED_WORDS):
+            self.noted[i] |= other.noted[i]
+
     cdef void _store(self, char* counters, uint64_t version) noexcept:
         """Give all noted subjects this version."""
         cdef uint64_t left
@@ -81,3 +99,12 @@ cdef class Changes:
             for bit in range(64 if left else 0):
                 if left >> bit & 1:
                     xl_store64(_word_of(counters, 64 * i + bit), version)
+
+
+cdef void _end_all_fences(char* counters, uint64_t version) noexcept:
+    cdef uint64_t* word
+    cdef uint64_t i
+    for i in range(SUBJECT_WORDS):
+        word = _word_of(counters, i)
+        if xl_load64(word) & XJ_FENCED:
+            xl_store64(word, version)

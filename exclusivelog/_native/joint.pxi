@@ -340,7 +340,7 @@ cdef class Joint:
         cdef Py_ssize_t i
         self.refused = -1
         for i in range(self.watching):
-            if journal._version_of(self.watched[i].word) != self.watched[i].version:
+            if not journal._is_current(self.watched[i].word, self.watched[i].version):
                 return STALE
         for i in range(self.sharing):
             share = &self.shares[i]

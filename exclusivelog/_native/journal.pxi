@@ -26,9 +26,12 @@ cdef extern from "_native/journal_lock.h":
         uint64_t begun
         uint64_t bytes
         uint64_t everything
+        uint32_t fencing
+    uint64_t XJ_FENCED
     int XJ_LOCKS
     void xj_words(xj_header*, uint32_t**) noexcept nogil
     int xj_start(xj_header*) noexcept nogil
+    uint64_t xj_next_version(xj_header*) noexcept nogil
     void xj_change_everything(xj_header*) noexcept nogil
     int xj_lock(xj_header*) noexcept nogil
     int xj_try_lock(xj_header*) noexcept nogil
@@ -274,15 +277,24 @@ cdef class Journal:
     cdef inline uint64_t _version_of(self, const uint64_t* word) noexcept nogil:
         return max(xl_load64(&self.shared.everything), xl_load64(<uint64_t*>word))
 
+    cdef inline bint _is_current(self, const uint64_t* word, uint64_t version) noexcept nogil:
+        return self._version_of(word) == version and not version & XJ_FENCED
+
     def version_of(self, uint64_t topic):
         """A number that every change of the topic that may concern others changes: of who may
         write, of its rows, and of its entries other than by a checkpoint. Read it before the tables,
-        to notice later changes."""
+        to notice later changes. While the topic `is_fenced`, no append accepts the number."""
         return self._version_of(self._word(topic))
 
     def version_of_claim(self, uint64_t claim):
         """The same for a claim session: that it ends."""
         return self._version_of(self._word(_as_subject(claim)))
+
+    @staticmethod
+    def is_fenced(uint64_t version):
+        """Is this the version of a topic or claim that a transaction has fenced, which may not have
+        ended yet? If its process has died, the next transaction that fences ends that."""
+        return version & XJ_FENCED != 0
 
     def watch(self, Cursor cursor not None, uint64_t topic):
         """Let this cursor on the topic notice when messages may have been removed, or the topic
@@ -412,11 +424,29 @@ cdef class Journal:
         excludes appends resolves this."""
         return xl_load(&self.shared.unsettled) != 0
 
+    cdef inline bint _is_settled(self) noexcept:
+        return not xl_load(&self.shared.unsettled) and not xl_load(&self.shared.fencing)
+
     cdef void _settle(self) noexcept:
-        # Resolve that. Under the mutex, in a transaction of LMDB, which sees all commits.
+        # Resolve that, and end the fences of a process that has died. Under the mutex, in a
+        # transaction of LMDB, which sees all commits.
         if self.shared.unsettled:
             xj_change_everything(self.shared)
             xl_store(&self.shared.unsettled, 0)
+        if self.shared.fencing:
+            _end_all_fences(self.topics, xj_next_version(self.shared))
+            xl_store(&self.shared.fencing, 0)
+
+    cdef void _fence(self, Changes fences) noexcept:
+        # Under the mutex, with the writer lock.
+        cdef uint64_t version = xj_next_version(self.shared)
+        xl_store(&self.shared.fencing, 1)
+        fences._store(self.topics, version | XJ_FENCED)
+
+    cdef void _end_fences(self, Changes fences) noexcept:
+        # With the writer lock, but without the mutex: it makes appends possible, and none impossible.
+        fences._store(self.topics, xj_next_version(self.shared))
+        xl_store(&self.shared.fencing, 0)
 
     def take_writer_lock(self, int64_t until=0):
         """Take the writer lock, which permits changes of the tables. Unlike waits for LMDB's own
@@ -484,9 +514,7 @@ cdef class Journal:
         if changes is None or changes.everything:
             xj_change_everything(self.shared)
             return
-        # As in `xj_change_everything`, the version is stored first.
-        xl_store64(&self.shared.version, self.shared.version + 1)
-        changes._store(self.topics, self.shared.version)
+        changes._store(self.topics, xj_next_version(self.shared))
 
     cdef _notify_flushed(self):
         xl_add(&self.shared.flushes, 1)

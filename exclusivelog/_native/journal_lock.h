@@ -28,7 +28,12 @@ typedef struct {
     uint64_t begun;         /* `tail` when this generation began */
     uint64_t bytes;         /* of frames in earlier generations, since this header was initialised */
     uint64_t everything;    /* `version` of the last event that may concern all topics and claims */
+    uint32_t fencing;       /* words may be fenced: by the holder of the writer lock, or by a dead one */
 } xj_header;
+
+/* In a version: nobody may append to these topics, or rely on these claims, until the transaction of
+   the process that has set it has ended. No session and no requirement has such a version. */
+#define XJ_FENCED ((uint64_t)1 << 62)  /* callers keep versions as int64_t */
 
 #define XJ_READY offsetof(xj_header, ready)
 
@@ -54,12 +59,15 @@ static inline int xj_start(xj_header *w) {
         || xj_start_mutex(&w->writer.mutex);
 }
 
+/* A new version. Before it is stored anywhere: a repair after a death in between gives another one. */
+static inline uint64_t xj_next_version(xj_header *w) {
+    return __atomic_add_fetch(&w->version, 1, __ATOMIC_ACQ_REL);
+}
+
 /* What anybody remembers is out of date from now on: of every topic and every claim. Under the append
-   mutex. `version` is stored first, so that a repair after a death in between gives another number. */
+   mutex. */
 static inline void xj_change_everything(xj_header *w) {
-    const uint64_t version = w->version + 1;
-    xl_store64(&w->version, version);
-    xl_store64(&w->everything, version);
+    xl_store64(&w->everything, xj_next_version(w));
 }
 
 static inline uint32_t *xj_word(pthread_mutex_t *m) { return (uint32_t *)((char *)m + XL_WORD); }

@@ -2,6 +2,9 @@
 # Python. In this code there are none between taking a lock and recording that, so that every lock is
 # released.
 
+cdef enum:
+    MOST_FENCED = 64    # words; for more, all appends are excluded until the end
+
 _of_parents = []  # transactions of the parent during which this process was forked
 
 
@@ -129,7 +132,10 @@ cdef class Section:
 
     With a journal, its frames are in the tables up to the position `inside.journal.applied`
     once this is committed, and `inside.rows.changes` has what it changes for others. If it is
-    `exclusive`, no append happens from before `caught_up(inside)` until all is over. Its waits for locks end with a timeout's error after `until` (0: never).
+    `exclusive`, no append happens from before `caught_up(inside)` until all is over. If it is
+    `fencing`, no append to a topic happens from its `fence(topic)` on, and none to any topic that it
+    changes from before its commit on; appends to other topics go on. Its waits for locks end with
+    a timeout's error after `until` (0: never).
 
     A child that is forked inside (by a signal handler) leaves it without any effect: the
     transaction and the mutexes are its parent's (rule C5).
@@ -140,9 +146,12 @@ cdef class Section:
     cdef Gate gate
     cdef object begin
     cdef readonly Journal journal
-    cdef bint exclusive
+    cdef readonly bint exclusive
     cdef int64_t until
-    cdef readonly bint held     # appends are excluded
+    cdef readonly bint held     # all appends are excluded
+    cdef Changes fences         # what it has fenced; None if it is not `fencing`
+    cdef readonly uint64_t fenced_at    # the journal's end and version at the last fence
+    cdef readonly uint64_t fenced_version
     cdef readonly bint tried        # a commit was begun ...
     cdef readonly bint committed    # ... and has succeeded, whatever was raised afterwards
     cdef bint turned
@@ -151,7 +160,10 @@ cdef class Section:
     cdef object inside
 
     def __cinit__(self, object ledger, object lock, Gate gate not None, object begin not None,
-                  Journal journal=None, bint exclusive=False, int64_t until=0):
+                  Journal journal=None, bint exclusive=False, int64_t until=0,
+                  bint fencing=False):
+        if fencing and journal is not None:
+            self.fences = Changes()
         self.journal = journal
         self.until = until
         self.exclusive = exclusive
@@ -195,11 +207,13 @@ cdef class Section:
                 self.gate.deaths.await_readers()
             self.txn = self.begin()
             self.inside = self.opened(self.txn)
-            if self.exclusive:
-                self.journal.lock(self.until)
-                self.held = True
+            if self.exclusive or (self.fences is not None and not self.journal._is_settled()):
+                self._hold_appends()
                 self.journal._settle()
+            if self.exclusive:
                 self.caught_up(self.inside)
+            else:
+                self._release_appends()
         except BaseException:
             txn, self.txn = self.txn, None
             if self.process != xi_here():
@@ -213,14 +227,60 @@ cdef class Section:
                 self.gate.leave()
             raise
 
-    cdef _leave_to_the_parent(self, txn):
-        _of_parents.append(txn)  # aborting it would free the parent's place in the table of readers
-        self.held = self.turned = False
+    cdef _hold_appends(self):
+        self.journal.lock(self.until)
+        self.held = True
 
-    cdef _let_others(self):
+    cdef _release_appends(self):
         if self.held:
             self.held = False
             self.journal.unlock()
+
+    cdef _leave_to_the_parent(self, txn):
+        _of_parents.append(txn)  # aborting it would free the parent's place in the table of readers
+        self.held = self.turned = False
+        self.fences = None
+
+    # ---- fences --------------------------------------------------------------------------
+
+    @property
+    def fencing(self):
+        """May it change who writes to which topic, while others append?"""
+        return self.fences is not None
+
+    def fence(self, uint64_t topic):
+        """Let nobody append to the topic until all is over. False if it was fenced before, or all
+        appends are excluded. Of many topics, all appends are."""
+        if self.fences is None or self.held or self.fences._has(topic):
+            return False
+        self._check_process(None, None)
+        self._hold_appends()
+        self.fences._note(topic)
+        self._fence_noted()
+        return True
+
+    def fence_changes(self, Changes changes not None):
+        """The same for all topics and claims that were changed."""
+        if self.fences is None or self.held or self.fences._includes(changes):
+            return
+        self._check_process(None, None)
+        self._hold_appends()
+        if changes.everything:
+            return      # until all is over
+        self.fences._include(changes)
+        self._fence_noted()
+
+    cdef _fence_noted(self):
+        self.journal._fence(self.fences)
+        self.fenced_at, self.fenced_version = self.journal.tail, self.journal.version
+        if self.fences.count <= MOST_FENCED:
+            self._release_appends()
+
+    cdef _let_others(self):
+        if self.fences is not None and self.fenced_version:
+            self.fenced_version = 0
+            self.journal._end_fences(self.fences)
+        self._release_appends()
         if self.turned:
             self.turned = False
             self.journal.give_writer_lock()
@@ -274,7 +334,7 @@ cdef class Section:
                 self.journal.committed(0, True)
             raise
         if self.journal is not None:
-            self.journal.committed(position, self.held, changes)
+            self.journal.committed(position, self.held, changes)    # what is fenced changes with that
 
     cdef _give_back(self, txn):
         try:

@@ -172,7 +172,7 @@ def delete_topic(ledger: Ledger, sessions: Sessions, name: str, own: bool = Fals
 
 def _mark_deleted(ledger: Ledger, sessions: Sessions, name: str) -> int:
     """Delete the topic, but not its messages yet; its last epoch."""
-    with ledger.write_exclusive() as tables:
+    with ledger.write_fencing() as tables:
         row = tables.topics.find(name)
         if row is None:
             raise no_topic(ledger.path, name)

@@ -29,7 +29,7 @@ def create_topic(ledger: Ledger, name: str, create: bool, until: int = 0) -> tup
         raise no_topic(ledger.path, name, list_topics(ledger))
     if name != EVENTS:
         check_not_reserved(name)
-    with ledger.write_exclusive(until) as tables:
+    with ledger.write_fencing(until) as tables:
         row = tables.topics.find(name) or tables.topics.create(name)
         return row.id, row.name
 

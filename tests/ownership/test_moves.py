@@ -499,18 +499,22 @@ def test_e2_a_move_that_changes_an_owner_is_not_announced_beside_sends(
     engine: xl.Engine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No producer owns the second topic, so the transaction that begins both moves assigns it: no
-    process may append beside that one."""
+    process may append to it beside that one."""
     owner = engine.topic("a").producer("exclusive")
     engine.topic("b")
     last, found = dict[int, str](), list[str]()  # of this thread: the kind of its transaction
-    for kind in ("write_exclusive", "write_concurrent"):
+    for kind in ("write_exclusive", "write_fencing", "write_concurrent"):
         call = getattr(Ledger, kind)
 
         def noted(
-            ledger: Ledger, *until: int, kind: str = kind, call: Callable[..., Any] = call
+            ledger: Ledger,
+            *until: int,
+            kind: str = kind,
+            call: Callable[..., Any] = call,
+            **options: Any,
         ) -> Any:
             last[threading.get_ident()] = kind
-            return call(ledger, *until)
+            return call(ledger, *until, **options)
 
         monkeypatch.setattr(Ledger, kind, noted)
     assign = Succession.assign
@@ -523,7 +527,7 @@ def test_e2_a_move_that_changes_an_owner_is_not_announced_beside_sends(
     with xl.open(path, name="destination") as destination:
         moves = within(lambda: engine.unload(["a", "b"], to=destination.id))
         assert [move.state for move in moves] == ["assigned", "assigned"]
-    assert set(found) == {"write_exclusive"}
+    assert set(found) == {"write_fencing"}
     owner.close()
 
 

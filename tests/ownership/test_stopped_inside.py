@@ -734,7 +734,7 @@ def test_k3_a_request_waits_no_longer_than_its_timeout_for_what_a_dropped_produc
     process.await_stop()
     receipt = producer.send_async(b"accepted")
     del producer
-    with pytest.raises(xl.WaitTimeoutError):
+    with pytest.raises(xl.ProducerFencedError, match="not free for an exclusive producer"):
         within(lambda: topic.producer(EXCLUSIVE, timeout=0.5), PATIENCE / 4)
     process.kill()
     assert receipt.result(PATIENCE) == 0

@@ -199,8 +199,9 @@ def look_up(ledger: Ledger, appender: _core.Appender) -> None:
     end = _core.monotonic() + LOOK_UP_SECONDS
     while _core.monotonic() < end:
         version = journal.version_of(session.topic)  # before the tables, to notice later changes
-        if journal.unsettled:
+        if journal.unsettled or journal.is_fenced(version):
             ledger.settle()
+            end = _core.monotonic() + LOOK_UP_SECONDS
             continue
         with ledger.read() as tables:
             row = tables.topics.get(session.topic)
@@ -270,7 +271,7 @@ def versions_of(ledger: Ledger, claims: Sequence[int], topics: Sequence[int]) ->
     while True:
         versions = [journal.version_of_claim(claim) for claim in claims]
         versions += [journal.version_of(topic) for topic in topics]
-        if not journal.unsettled:
+        if not (journal.unsettled or any(map(journal.is_fenced, versions))):
             return versions
         ledger.settle()
 

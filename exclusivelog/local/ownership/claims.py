@@ -82,7 +82,7 @@ class Claims:
         """Claim all resources or none, in one transaction, in which `check` may raise. The claim is
         added to `made` before the commit, so that a caller that is interrupted after it can release
         it."""
-        with self._ledger.write_exclusive(until) as tables:
+        with self._ledger.write_fencing(until) as tables:
             if check is not None:
                 check(tables)
             claimant = Claimant(
@@ -104,7 +104,7 @@ class Claims:
 
     def release(self, claimant: Claimant) -> bool:
         """Release the claim; False, without a change, if it was revoked before."""
-        with self._ledger.write_exclusive() as tables:
+        with self._ledger.write_fencing() as tables:
             if tables.claims.claimant(claimant.id) is None:
                 return False
             record_claim(tables, claimant, "release", "closed", source=claimant)
@@ -172,7 +172,7 @@ class Claims:
         generations stay, so that no former reader can commit."""
         with contextlib.suppress(LedgerFullError):
             self._ledger.checkpoint()  # what is left in the journal is read while nobody appends
-        with self._ledger.write_exclusive() as tables:
+        with self._ledger.write_fencing() as tables:
             tables.include_journal()
             reader = next(iter(self._living(tables, name, readers=True)), None)
             if reader is not None:

@@ -29,7 +29,7 @@ class LocalRoles:
         with ledger.read() as tables:
             row = tables.topics.find(own)
         if row is None:
-            with ledger.write_exclusive(until) as tables:
+            with ledger.write_fencing(until) as tables:
                 row = tables.topics.find(own) or tables.topics.create(own)
         return row.id, row.name
 

@@ -211,6 +211,7 @@ class Succession:
         rival: Session | Transfer | None = None,
     ) -> None:
         """The same, but a role that the session belongs to goes on."""
+        tables.close_to_appends(row.id)  # what it has sent decides whether its name is kept
         tables.sessions.drop_holder(session)
         tables.producers.free(session)
         if not session.exclusive:
@@ -819,10 +820,10 @@ class Sessions:
         topics end: from the tables, or if these have no room for the journal's messages, from
         both (rule H2)."""
         try:
-            with self._ledger.write_checkpointed(until) as tables:
+            with self._ledger.write_fencing(until, applied=True) as tables:
                 return change(tables)
         except LedgerFullError:
-            with self._ledger.write_exclusive(until) as tables:
+            with self._ledger.write_fencing(until) as tables:
                 tables.include_journal()
                 return change(tables)
 
@@ -971,7 +972,7 @@ class Sessions:
         One that is no longer registered, because it was evicted, is passed over: its
         successor is not affected. `read` is (engine, number) of notifications that can go.
         """
-        with self._ledger.write_exclusive() as tables:
+        with self._ledger.write_fencing() as tables:
             if read is not None:
                 tables.notifications.drop(*read)
             self._leave_all(tables, sessions)
@@ -993,7 +994,7 @@ class Sessions:
         """Remove the session from its queue. False if it is not in it (any more): it was granted or
         fenced, as a notification says (rule D5). WaitTimeoutError if that cannot begin before
         `until`."""
-        with self._ledger.write_exclusive(until) as tables:
+        with self._ledger.write_fencing(until) as tables:
             if not tables.sessions.waiting(session):
                 return False
             row = tables.topics.get(session.topic)
@@ -1006,7 +1007,7 @@ class Sessions:
         """Retry promotions that are due (rule D7)."""
 
         def promote(some: Sequence[int]) -> list[None]:
-            with self._ledger.write_exclusive() as tables:
+            with self._ledger.write_fencing() as tables:
                 self.succession.promote_all(tables, some, due=True)
             return []
 
@@ -1071,7 +1072,7 @@ class Sessions:
         return all(dead)
 
     def _evict_if_dead(self, engine: str, sessions: Sequence[Session], until: int) -> bool:
-        with self._ledger.write_exclusive(until) as tables:
+        with self._ledger.write_fencing(until) as tables:
             if self._living.alive(sessions[0].slot, engine):
                 return False
             if not self._living.exists(sessions[0].slot, engine):
@@ -1101,7 +1102,7 @@ class Sessions:
             faults.apart_if_damaged(self._ledger.path, chunk, self._evict_all, NOT_EVICTED)
 
     def _evict_all(self, sessions: Sequence[Session]) -> list[None]:
-        with self._ledger.write_exclusive() as tables:
+        with self._ledger.write_fencing() as tables:
             for session in sessions:
                 self.succession.leave(tables, session, "evict", "dead")
         return []
@@ -1117,7 +1118,7 @@ class Sessions:
         """Evict an owner that has agreed to release the topic when another session waits, and has
         not, and promote a waiter, in one transaction (rule I8). False if it is not the owner;
         WaitTimeoutError if that cannot begin before `until`."""
-        with self._ledger.write_exclusive(until) as tables:
+        with self._ledger.write_fencing(until) as tables:
             row = tables.topics.get(topic)
             session = tables.sessions.holder(topic, owner) if row.owner == owner else None
             if session is None or not session.notify_on_contention:

@@ -132,7 +132,7 @@ class HandOver:
         tables.notifications.post(owner, RELEASE, row.id)
 
     def _begin(self, names: Sequence[str], wish: Wish) -> list[Begun]:
-        with self._ledger.write_exclusive(wish.until) as tables:
+        with self._ledger.write_fencing(wish.until) as tables:
             topics = [_existing(tables, name).id for name in names]
             begun: dict[tuple[int, int], Begun] = {}  # the topics of one role are one move
             for topic in topics:
@@ -241,7 +241,7 @@ class HandOver:
         be handed over."""
 
         def release(some: Sequence[tuple[int, int]]) -> list[Released]:
-            with self._ledger.write_exclusive() as tables:
+            with self._ledger.write_fencing() as tables:
                 return [
                     Released(session, self._release_one(tables, topic, session))
                     for session, topic in some
@@ -295,7 +295,7 @@ class HandOver:
         that cannot begin before `limit`."""
 
         def cancel(some: Sequence[int]) -> list[str]:
-            with self._ledger.write_exclusive(limit) as tables:
+            with self._ledger.write_fencing(limit) as tables:
                 found = [self._cancel_one(tables, topic, reason, until) for topic in some]
                 tables.announce.add(MOVES)
             return [name for name in found if name]

@@ -239,13 +239,26 @@ class Ledger:
         It is durable when the block is left, and rolled back when the block raises. Waiting engines
         and readers are woken once it is durable. Run no user code in it, and wait for nothing.
 
-        The tables may lack messages that the journal has. Use it for changes of ownership, which
-        must succeed even if there is no room to apply the journal.
+        The tables may lack messages that the journal has.
 
         WaitTimeoutError if the transaction cannot begin before `until` (ns of the monotonic clock,
         0: no limit), because another process is stopped inside one.
         """
         return self._transaction(exclusive=True, kind=FlushingTransaction, until=until)
+
+    def write_fencing(self, until: int = 0, applied: bool = False) -> Transaction:
+        """A fencing write transaction: as `write_exclusive`, but only for the topics that it
+        concerns (rule K3): for changes of ownership. Nobody appends to a topic from the time when
+        the block asks for its end, or for the last sequence id of a producer, until the commit;
+        nor during the commit to any topic that the block has changed. So the process may be paused
+        inside, and appends to other topics go on.
+
+        `applied`: the tables have the journal's messages as of the beginning. Without, it succeeds
+        even if there is no room to apply them."""
+        if applied and self.journal is not None and self.journal.backlog > APPLIED_AT_ONCE:
+            self.checkpoint(until)
+        kind = Transaction if applied else FlushingTransaction
+        return self._transaction(fencing=True, kind=kind, until=until)
 
     def write_concurrent(self, until: int = 0) -> Transaction:
         """A concurrent write transaction: as `write_exclusive`, but appends go on meanwhile. Use it
@@ -266,7 +279,12 @@ class Ledger:
         return self._transaction(exclusive=True, kind=FreeingTransaction)
 
     def _transaction(
-        self, *, exclusive: bool, kind: type[Transaction] | None = None, until: int = 0
+        self,
+        *,
+        exclusive: bool = False,
+        fencing: bool = False,
+        kind: type[Transaction] | None = None,
+        until: int = 0,
     ) -> Transaction:
         if self.readonly:
             raise LedgerError(f"{self.path} is open with readonly=True; nothing can be changed")
@@ -285,6 +303,7 @@ class Ledger:
             self.journal,
             exclusive,
             until,
+            fencing,
         )
 
     @property
@@ -318,8 +337,9 @@ class Ledger:
             self.check()
 
     def settle(self) -> None:
-        """Determine whether a transaction committed whose process died during the commit."""
-        with self.write_exclusive():
+        """Wait for the end of a transaction that has fenced topics. Determine whether one has
+        committed whose process died during the commit."""
+        with self._transaction(fencing=True, kind=EmptyTransaction):
             pass  # beginning a transaction is enough
 
     def read(self) -> Transaction:
@@ -457,6 +477,8 @@ class Transaction(_Section):
         """The tables for the block."""
         tables: Tables = self.ledger.tables(txn)
         self._apply_journal(tables, forget)
+        if self.fencing:
+            tables.fence = self.fence
         return tables
 
     def caught_up(self, tables: Tables) -> None:
@@ -487,17 +509,31 @@ class Transaction(_Section):
         """The steps before the commit."""
         self.ledger.before_commit.settle(tables)
         tables.check_room()
-        if not self.held:  # it concerns no owner
+        if not (self.exclusive or self.fencing):  # it concerns no owner
             tables.check_reserve()
         self.ledger.before_commit.record(tables)
         tables.journal.record_generation()
-        if self.held and self.journal is not None and tables.rows.changed:
-            version = self.journal.version + 1  # the one after the commit
-            tables.journal.mark(self.journal.tail, version)
+        if self.journal is not None and tables.rows.changed:
+            self.fence_changes(tables.rows.changes)
+            if self.held:
+                version = self.journal.version + 1  # the one after the commit
+                tables.journal.mark(self.journal.tail, version)
+            elif self.fenced_version:
+                tables.journal.mark(self.fenced_at, self.fenced_version)
+        if self.fencing:
+            self._flush_what_was_fenced(tables)
         tables.large.sync()
         self.ledger.own_meta_pages()
         self._scarce = self.ledger.is_nearly_full()
         self.ledger.check()  # what was read may have come from a page that was lost
+
+    def _flush_what_was_fenced(self, tables: Tables) -> None:
+        # What the former owners have written, even if they died before their own flush.
+        journal, end = self.journal, self.fenced_at
+        if journal is not None and self.held:
+            end = journal.tail
+        if journal is not None and end > max(journal.synced, tables.journal.applied):
+            self.ledger.flush()
 
     def undo(self, tables: Tables) -> None:
         """The steps of a rollback."""
@@ -562,11 +598,24 @@ class FlushingTransaction(Transaction):
         """The tables for the block."""
         tables: Tables = self.ledger.tables(txn)
         self.ledger.flush()  # flushes most of it while other processes go on appending
+        if self.fencing:
+            tables.fence = self.fence
         return tables
 
     def caught_up(self, tables: Tables) -> None:
         """Flush what was appended meanwhile; appends are excluded from here on."""
         self.ledger.flush()
+
+
+class EmptyTransaction(Transaction):
+    """A transaction that changes nothing, and so applies and flushes nothing."""
+
+    __slots__ = ()
+
+    def opened(self, txn: lmdb.Transaction[bytes]) -> Tables:
+        """The tables for the block."""
+        tables: Tables = self.ledger.tables(txn)
+        return tables
 
 
 # ---- recovery, and forks -----------------------------------------------------------------

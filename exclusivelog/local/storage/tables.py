@@ -1927,6 +1927,8 @@ class Tables:
         room: Callable[[Rows], RoomLeft] = lambda rows: FAR,
     ) -> None:
         self.rows = Rows(txn, databases, path)
+        # Lets nobody append to a topic; False if nobody could anyway. None: others may append.
+        self.fence: Callable[[int], bool] | None = None
         self._room = room
         self.large = LargeEntries(self.rows, segments)
         self.journal = AppliedJournal(self.rows, journal)
@@ -2034,13 +2036,21 @@ class Tables:
         if self.journal.file is not None:
             self.journal.see(self.journal.file.tail)
 
+    def close_to_appends(self, topic: int) -> None:
+        """In a fencing transaction, let nobody append to the topic until its end, and include what
+        the journal has of it."""
+        if self.fence is not None and self.fence(topic):
+            self.include_journal()
+
     def last_sequence(self, topic: int, name: str) -> int:
         """The last sequence id of a producer name; -1 if it has none."""
+        self.close_to_appends(topic)
         journaled = self.journal.sequences().get((topic, name), -1)
         return max(self.producers.get(topic, name)[0], journaled)
 
     def latest(self, topic: int, since: int = 0) -> TopicRow:
         """The topic's current row, with the journal's frames behind the position `since`."""
+        self.close_to_appends(topic)
         row = self.topics.get(topic)
         end = self.journal.end_of(topic, since)
         if end is not None:

@@ -1,0 +1,246 @@
+"""A transaction that changes owners fences the topics that it concerns, and no others: whoever is
+paused inside it holds up nobody else's sends, and whoever dies inside it leaves no topic closed
+(rules B2, C1, K3)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog._core import Outcome
+from exclusivelog.local.storage import ledger as ledgers
+from testing.journals import no_checkpoints
+from testing.processes import EXCLUSIVE, FENCING, PATIENCE, State, Worker, values, within
+
+pytestmark = pytest.mark.rule("K3", "B2")
+
+
+# ---- being stopped in a change of owners -----------------------------------------------------
+
+
+class StopsInCommit:
+    """A transaction of LMDB that stops its process right before or right behind its commit."""
+
+    def __init__(self, txn: Any, behind: bool) -> None:
+        self.txn, self.behind, self.stops = txn, behind, False
+
+    def commit(self) -> None:
+        if self.behind:
+            self.txn.commit()
+        if self.stops:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if not self.behind:
+            self.txn.commit()
+
+    def abort(self) -> None:
+        self.txn.abort()
+
+
+def stop_in_the_next_change(state: State, behind: bool) -> None:
+    """Of owners. No checkpoint and no read has anything to do with it."""
+    environment = state.engine.ledger._environment
+    begin, usual = environment.begin_write, ledgers.Transaction.opened
+
+    def opened(section: ledgers.Transaction, txn: Any) -> Any:
+        if isinstance(txn, StopsInCommit):
+            txn.stops = section.fencing
+            txn = txn.txn
+        return usual(section, txn)
+
+    def flushing(section: ledgers.FlushingTransaction, txn: Any) -> Any:
+        if isinstance(txn, StopsInCommit):
+            txn.stops = section.fencing
+            txn = txn.txn
+        return flushed(section, txn)
+
+    flushed = ledgers.FlushingTransaction.opened
+    ledgers.Transaction.opened = opened  # type: ignore[method-assign]
+    ledgers.FlushingTransaction.opened = flushing  # type: ignore[method-assign]
+    environment.begin_write = lambda: StopsInCommit(begin(), behind)
+
+
+def take(state: State, mode: str, behind: bool) -> int:
+    """Take the topic, and be stopped on the way; the epoch."""
+    stop_in_the_next_change(state, behind)
+    state.producer = state.topic.producer(mode)
+    return int(state.producer.topic_epoch)
+
+
+def claim(state: State, behind: bool) -> dict[str, int]:
+    """The same with a claim."""
+    stop_in_the_next_change(state, behind)
+    state.kept["claim"] = state.engine.own({"a": None})
+    return dict(state.kept["claim"].generations)
+
+
+places = pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+
+
+# ---- other topics ----------------------------------------------------------------------------
+
+
+def calls_of_others(engine: xl.Engine) -> list[Callable[[], object]]:
+    alone, shared = engine.topic("alone").producer(EXCLUSIVE), engine.topic("shared").producer()
+    alone.send(b"first"), shared.send(b"first")
+    with engine.topic("read").producer() as source:
+        source.send_many([b"1", b"2", b"3"])
+    reader = engine.topic("read").reader(group="readers")
+
+    def position() -> None:
+        reader.read_next(timeout=0)
+        reader.commit()
+
+    def transaction() -> None:
+        with engine.transaction() as begun:
+            reader.read_next(timeout=0)
+            alone.send(b"in a transaction", transaction=begun)
+            shared.send(b"in a transaction", transaction=begun)
+            begun.commit_cursor(reader)
+
+    position()
+    return [
+        lambda: alone.send(b"alone"),
+        lambda: shared.send(b"shared"),
+        lambda: alone.send_async(b"queued").result(PATIENCE),
+        lambda: shared.send_many([b"many"] * 3),
+        transaction,
+        position,
+    ]
+
+
+@places
+@pytest.mark.parametrize("mode", [EXCLUSIVE, FENCING])
+def test_k3_sends_to_other_topics_go_on_beside_one_that_is_stopped_in_a_grant(
+    engine: xl.Engine, worker: Callable[..., Worker], mode: str, behind: bool
+) -> None:
+    process, calls = worker(name="stopped"), calls_of_others(engine)
+    owner = engine.topic("orders").producer(EXCLUSIVE)
+    if mode == EXCLUSIVE:
+        owner.close()
+    with no_checkpoints(engine):  # which would wait
+        process.start(take, mode, behind)
+        process.await_stop()
+        for call in calls:
+            within(call)
+    process.signal(signal.SIGCONT)
+    assert process.answer() == 2
+    assert len(engine.topic("alone")) == 4
+    assert len(engine.topic("shared")) == 6
+
+
+# ---- the topic itself ------------------------------------------------------------------------
+
+
+@places
+def test_b2_nobody_appends_to_a_topic_while_its_owner_changes(
+    engine: xl.Engine, worker: Callable[..., Worker], behind: bool
+) -> None:
+    """Once the process that changes it has died, the owner goes on, or is fenced: as the tables
+    say. It need not be asked for that."""
+    owner = engine.topic("orders").producer(EXCLUSIVE)
+    assert owner.send(b"0") == 0
+    process = worker(name="stopped")
+    process.start(take, FENCING, behind)
+    process.await_stop()
+    assert owner._sender.appender.send(b"lost") == -Outcome.STALE
+    process.kill()
+    if behind:
+        with pytest.raises(xl.ProducerFencedError):
+            owner.send(b"1")
+        with engine.topic("orders").producer(FENCING) as successor:
+            assert (successor.send(b"1"), successor.topic_epoch) == (1, 3)
+    else:
+        assert owner.send(b"1") == 1
+    assert values(engine.topic("orders")) == [b"0", b"1"]
+    assert engine.verify().ok
+
+
+@places
+def test_f5_no_transaction_relies_on_a_claim_while_that_changes(
+    engine: xl.Engine, worker: Callable[..., Worker], behind: bool
+) -> None:
+    ours, producer = engine.own({"a": None}), engine.topic("orders").producer()
+
+    def send() -> range:
+        with engine.transaction() as begun:
+            begun.require(ours)
+            producer.send(b"by the holder", transaction=begun)
+        return begun.offsets[producer]
+
+    assert send() == range(1)
+    process = worker(name="stopped")
+    process.start(claim, behind)
+    process.await_stop()
+    process.kill()
+    if behind:
+        with pytest.raises(xl.OwnershipLostError):
+            send()
+    else:
+        assert send() == range(1, 2)
+
+
+def test_b2_a_successor_continues_behind_what_was_sent_while_it_was_granted(
+    engine: xl.Engine, worker: Callable[..., Worker]
+) -> None:
+    """Also of its own name: others send to other topics meanwhile, and the tables lack it all."""
+    with no_checkpoints(engine):
+        for epoch in range(1, 6):
+            owner = engine.topic("orders").producer(FENCING, name="p")
+            assert owner.last_sequence_id == 10 * (epoch - 1) - 1
+            assert [owner.send(b"x") for _ in range(10)] == list(
+                range(10 * (epoch - 1), 10 * epoch)
+            )
+            engine.topic("other").producer().send(b"y")
+
+
+def test_b2_a_hundred_topics_are_fenced_at_once(engine: xl.Engine) -> None:
+    """Of so many, all appends wait."""
+    names = [f"t{number}" for number in range(100)]
+    before = engine.producers(names, FENCING)
+    assert [producer.send(b"1") for producer in before] == [0] * 100
+    after = engine.producers(names, FENCING)
+    for producer in before:
+        with pytest.raises(xl.ProducerFencedError):
+            producer.send(b"2")
+    assert [producer.send(b"2") for producer in after] == [1] * 100
+
+
+# ---- recovery --------------------------------------------------------------------------------
+
+
+def send_to_another(state: State, count: int) -> int:
+    if state.producer is None:
+        state.producer = state.engine.topic("other").producer()
+    for _ in range(count):
+        last = state.producer.send(b"x")
+    return last
+
+
+@pytest.mark.rule("B10", "D8")
+@places
+def test_b10_what_was_sent_beside_a_grant_is_recovered(
+    path: str, worker: Callable[..., Worker], tmp_path: Path, behind: bool
+) -> None:
+    """From the journal alone, without the memory that processes share: a frame is void if it is
+    older than the last change of an owner before it."""
+    granting, sending = worker(name="granting"), worker(name="sending")
+    sending.call(send_to_another, 10)
+    granting.start(take, EXCLUSIVE, behind)
+    granting.await_stop()
+    assert sending.call(send_to_another, 10) == 19
+    granting.signal(signal.SIGCONT)
+    assert granting.answer() == 1
+    assert sending.call(send_to_another, 10) == 29
+    for process in (granting, sending):
+        process.kill()
+    shutil.copytree(path, tmp_path / "copy", ignore=shutil.ignore_patterns("owners.lock"))
+    with xl.open(tmp_path / "copy") as engine:
+        assert len(engine.topic("other")) == 30
+        assert engine.verify().ok
