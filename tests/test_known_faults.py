@@ -340,18 +340,18 @@ def test_a_producer_dropped_with_messages_on_their_way_sends_them_first(topic: x
 def interrupted_after_commit() -> Iterator[None]:
     """Ctrl-C arrives while the first transaction is being flushed: Python raises it as soon
     as the commit has returned."""
-    original = Ledger.write_exclusive
+    original = Ledger.write_fencing
     pending = [KeyboardInterrupt()]
 
     @contextlib.contextmanager
-    def write(self: Ledger, until: int = 0) -> Iterator[Tables]:
-        with original(self, until) as tables:
+    def write(self: Ledger, until: int = 0, applied: bool = False) -> Iterator[Tables]:
+        with original(self, until, applied) as tables:
             yield tables
         if pending and threading.current_thread() is threading.main_thread():
             raise pending.pop()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ledger, "write_checkpointed", write)
+        patch.setattr(Ledger, "write_fencing", write)
         yield
 
 

@@ -244,3 +244,19 @@ def test_b10_what_was_sent_beside_a_grant_is_recovered(
     with xl.open(tmp_path / "copy") as engine:
         assert len(engine.topic("other")) == 30
         assert engine.verify().ok
+
+
+@places
+def test_c1_what_a_dead_process_has_fenced_is_open_to_who_comes_later(
+    path: str, worker: Callable[..., Worker], behind: bool
+) -> None:
+    """Nobody else had the ledger open."""
+    with xl.open(path) as engine, engine.topic("orders").producer() as producer:
+        producer.send(b"0")
+    process = worker(name="stopped")
+    process.start(take, EXCLUSIVE, behind)
+    process.await_stop()
+    process.kill()
+    with xl.open(path) as engine, engine.topic("orders").producer(EXCLUSIVE) as producer:
+        assert producer.topic_epoch == 1 + behind
+        assert within(lambda: producer.send(b"1")) == 1

@@ -974,7 +974,7 @@ def test_c5_threads_that_fork_at_once_shut_nobody_out(engine: xl.Engine) -> None
     assert (gate.shut, ledger._forks) == (0, {})
 
 
-@pytest.mark.parametrize("transaction", ["read", "write_exclusive"])
+@pytest.mark.parametrize("transaction", ["read", "write_fencing", "write_exclusive"])
 def test_c5_a_fork_in_a_handler_waits_for_other_threads_but_not_for_the_interrupted_one(
     engine: xl.Engine, transaction: str
 ) -> None:
@@ -1001,7 +1001,9 @@ def test_c5_a_fork_in_a_handler_waits_for_other_threads_but_not_for_the_interrup
         assert not environment.gate.shut
 
 
-@pytest.mark.parametrize("transaction", ["read", "write_concurrent", "write_exclusive"])
+@pytest.mark.parametrize(
+    "transaction", ["read", "write_concurrent", "write_fencing", "write_exclusive"]
+)
 def test_c5_a_child_that_is_forked_on_the_way_into_a_transaction_is_refused(
     engine: xl.Engine, transaction: str
 ) -> None:

@@ -61,9 +61,9 @@ def lasting_locks(
         now = look()
         lasting = {lock: seen for lock, seen in lasting.items() if now.get(lock) == seen}
     seconds = _core.monotonic() - began
+    # Once for each thread: the text says for how long it has been silent, to a tenth of a second.
+    holders = {thread: watch.describe(thread) for thread, *_ in lasting.values()}
     return [
-        LastingLock(
-            lock, watch.describe(thread), seconds, _core.has_ended(thread), is_stopped(thread)
-        )
+        LastingLock(lock, holders[thread], seconds, _core.has_ended(thread), is_stopped(thread))
         for lock, (thread, *_) in lasting.items()
     ]
