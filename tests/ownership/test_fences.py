@@ -127,10 +127,15 @@ def test_k3_sends_to_other_topics_go_on_beside_one_that_is_stopped_in_a_grant(
     with no_checkpoints(engine):  # which would wait
         process.start(take, mode, behind)
         process.await_stop()
+        receipt = owner.send_async(b"waits") if mode == FENCING else None
         for call in calls:
             within(call)
+        assert receipt is None or not receipt.done()
     process.signal(signal.SIGCONT)
     assert process.answer() == 2
+    if receipt is not None:
+        with pytest.raises(xl.ProducerFencedError):
+            receipt.result(PATIENCE)
     assert len(engine.topic("alone")) == 4
     assert len(engine.topic("shared")) == 6
 
@@ -150,14 +155,15 @@ def test_b2_nobody_appends_to_a_topic_while_its_owner_changes(
     process.start(take, FENCING, behind)
     process.await_stop()
     assert owner._sender.appender.send(b"lost") == -Outcome.STALE
+    receipt = owner.send_async(b"1")
     process.kill()
     if behind:
         with pytest.raises(xl.ProducerFencedError):
-            owner.send(b"1")
+            receipt.result(PATIENCE)
         with engine.topic("orders").producer(FENCING) as successor:
             assert (successor.send(b"1"), successor.topic_epoch) == (1, 3)
     else:
-        assert owner.send(b"1") == 1
+        assert receipt.result(PATIENCE) == 1
     assert values(engine.topic("orders")) == [b"0", b"1"]
     assert engine.verify().ok
 

@@ -28,11 +28,13 @@ from exclusivelog.errors import (
     LedgerError,
     LedgerFullError,
     LedgerIOError,
+    WaitTimeoutError,
     called_reentrantly,
     duplicate_sequence,
     not_growing,
 )
 from exclusivelog.local.records import Session
+from exclusivelog.local.shm.tasks import is_stopped
 from exclusivelog.local.storage.tables import Tables, check_may_write
 from exclusivelog.local.time_marks import wall_ms
 from exclusivelog.messages import Columns, Encoded, Raw
@@ -51,6 +53,7 @@ APPENDED_AT_ONCE = 1 << 15  # appenders; a copy of their messages is held in mem
 LOOKED_UP_AT_ONCE = 1000
 LOOK_UP_SECONDS = 30.0  # longer than a thousand changes of ownership by other processes take
 RETRY_SECONDS = 0.25  # after a commit that could not begin
+AT_ONCE = 1  # a deadline that has passed: a wait ends after half a second
 TURN_SECONDS = 0.5  # the longest that a transaction lets the sends before it go first
 
 # ---- to the journal, or to the tables --------------------------------------------------
@@ -558,14 +561,32 @@ class Committer:
         # The block requeues messages without an outcome, also after an exception.
         with self.commit_queue as waiting:
             try:
-                append(self._ledger, self._gather(append_together(self._ledger, waiting)))
+                left = append_together(self._ledger, waiting)
+                append(self._ledger, self._gather(filter(self._is_open, left)))
             except Exception as error:  # every receipt has the error, or is retried
                 expected = isinstance(error, ExclusiveLogError)
                 line = logs.COMMIT_REFUSED if expected else logs.COMMIT_FAILED
                 logs.emit(log, line, ledger=self._ledger.path, reason=repr(error))
                 _drop_frames(error)
 
-    def _gather(self, waiting: Sequence[_core.Appender]) -> list[Work]:
+    def _is_open(self, appender: _core.Appender) -> bool:
+        """May this topic be appended to, or may it soon? Else a process is paused in a change of
+        its owners: its messages are tried again later, and hold up those of no other topic."""
+        journal = self._ledger.journal
+        if journal is None or not journal.is_fenced(journal.version_of(appender.session.topic)):
+            return True
+        _, thread = journal.inside
+        if thread and is_stopped(thread):
+            if journal.on_stall is not None:
+                journal.on_stall(thread)
+            return False
+        try:
+            self._ledger.settle(AT_ONCE)
+        except WaitTimeoutError:
+            return False
+        return True
+
+    def _gather(self, waiting: Iterable[_core.Appender]) -> list[Work]:
         return [
             Work(appender, batches) for appender in waiting if (batches := self._take(appender))
         ]

@@ -336,10 +336,10 @@ class Ledger:
             journal.flush_all()
             self.check()
 
-    def settle(self) -> None:
-        """Wait for the end of a transaction that has fenced topics. Determine whether one has
-        committed whose process died during the commit."""
-        with self._transaction(fencing=True, kind=EmptyTransaction):
+    def settle(self, until: int = 0) -> None:
+        """Wait for the end of a transaction that has fenced topics; determine whether one has
+        committed whose process died during the commit. `until` as in `write_exclusive`."""
+        with self._transaction(fencing=True, kind=EmptyTransaction, until=until):
             pass  # beginning a transaction is enough
 
     def read(self) -> Transaction:
