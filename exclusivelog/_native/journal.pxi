@@ -424,6 +424,17 @@ cdef class Journal:
         excludes appends resolves this."""
         return xl_load(&self.shared.unsettled) != 0
 
+    def await_fences(self, double seconds):
+        """Wait so long for the end of a transaction that has fenced topics: without the writer lock,
+        which those who wait would take one after the other. False if one may go on, or its process
+        has died."""
+        cdef int64_t end = xl_now() + <int64_t>(seconds * 1e9)
+        while xl_load(&self.shared.fencing) and not xl_load(&self.shared.unsettled):
+            if xl_now() > end:
+                return False
+            _time.sleep(0.0001)
+        return self._is_settled()
+
     cdef inline bint _is_settled(self) noexcept:
         return not xl_load(&self.shared.unsettled) and not xl_load(&self.shared.fencing)
 

@@ -63,9 +63,10 @@ from exclusivelog.local.storage.usage import Usage
 
 DEFAULT_MAX_READERS = 1022
 CLOSE_WAIT_SECONDS = 5.0
-# A change of ownership stops all appends while it applies the journal. A backlog of more bytes than
-# this is applied before it starts, while appends go on.
+# What a transaction has applied of the journal is lost if it is refused, and a checkpointed one stops
+# all appends meanwhile. A backlog of more bytes than this is applied by a checkpoint before it starts.
 APPLIED_AT_ONCE = 256 << 10
+FENCE_SECONDS = 0.005  # a change of owners rarely takes longer
 MOST_ATTEMPTS = 100
 READ_POLL_SECONDS = 0.002
 
@@ -339,6 +340,8 @@ class Ledger:
     def settle(self, until: int = 0) -> None:
         """Wait for the end of a transaction that has fenced topics; determine whether one has
         committed whose process died during the commit. `until` as in `write_exclusive`."""
+        if self.journal is not None and self.journal.await_fences(FENCE_SECONDS):
+            return
         with self._transaction(fencing=True, kind=EmptyTransaction, until=until):
             pass  # beginning a transaction is enough
 
