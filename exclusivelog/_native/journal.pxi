@@ -27,6 +27,7 @@ cdef extern from "_native/journal_lock.h":
         uint64_t bytes
         uint64_t everything
         uint32_t fencing
+        uint32_t changing
     uint64_t XJ_FENCED
     int XJ_LOCKS
     void xj_words(xj_header*, uint32_t**) noexcept nogil
@@ -413,9 +414,11 @@ cdef class Journal:
                 failed = self._check_wait(xj_appending(self.shared), until)
         if failed:
             raise OSError(failed, _os.strerror(failed))
+        xl_store(&self.shared.changing, 1)
 
     def unlock(self):
         """Release the append mutex."""
+        xl_store(&self.shared.changing, 0)
         xj_unlock(self.shared)
 
     @property

@@ -29,6 +29,7 @@ typedef struct {
     uint64_t bytes;         /* of frames in earlier generations, since this header was initialised */
     uint64_t everything;    /* `version` of the last event that may concern all topics and claims */
     uint32_t fencing;       /* words may be fenced: by the holder of the writer lock, or by a dead one */
+    uint32_t changing;      /* the holder of the append mutex is inside a transaction of LMDB */
 } xj_header;
 
 /* In a version: nobody may append to these topics, or rely on these claims, until the transaction of
@@ -85,12 +86,13 @@ static inline void xj_words(xj_header *w, uint32_t **words) {
    ownership, but died before it stored the versions of the topics; or remains of its frames lie behind
    a shorter frame that overwrote them (these have a lower version).
 
-   If the holder died inside an LMDB transaction, it also held the writer lock, whose robust mutex
-   the kernel may not have marked yet. LMDB's readers may not see its commit before the next write
-   transaction, so `unsettled` tells all processes not to trust the tables until then. */
+   If the holder died inside an LMDB transaction, LMDB's readers may not see its commit before the next
+   write transaction, so `unsettled` tells all processes not to trust the tables until then. */
 static inline int xj_repair(xj_header *w) {
-    if (xl_load(xj_word(&w->writer.mutex)))
+    if (xl_load(&w->changing)) {
         xl_store(&w->unsettled, 1);
+        xl_store(&w->changing, 0);
+    }
     xj_change_everything(w);
     return pthread_mutex_consistent(&w->write.mutex);
 }

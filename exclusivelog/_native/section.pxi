@@ -277,7 +277,7 @@ cdef class Section:
             self._release_appends()
 
     cdef _let_others(self):
-        if self.fences is not None and self.fenced_version:
+        if self.fences is not None and (self.fenced_version or self.committed):
             self.fenced_version = 0
             self.journal._end_fences(self.fences)
         self._release_appends()
@@ -334,7 +334,9 @@ cdef class Section:
                 self.journal.committed(0, True)
             raise
         if self.journal is not None:
-            self.journal.committed(position, self.held, changes)    # what is fenced changes with that
+            self.journal.committed(position, self.held, changes)
+            if self.fences is not None and not self.held:
+                self.fences._include(changes)   # their versions change as the fences end
 
     cdef _give_back(self, txn):
         try:

@@ -4,10 +4,12 @@ paused inside it holds up nobody else's sends, and whoever dies inside it leaves
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ import exclusivelog as xl
 from exclusivelog._core import Outcome
 from exclusivelog.local.storage import ledger as ledgers
 from testing.journals import no_checkpoints
-from testing.processes import EXCLUSIVE, FENCING, PATIENCE, State, Worker, values, within
+from testing.processes import EXCLUSIVE, FENCING, PATIENCE, State, Worker, until, values, within
 
 pytestmark = pytest.mark.rule("K3", "B2")
+
+EVENTS, SUBJECT_WORDS = "__events__", 4096
 
 
 # ---- being stopped in a change of owners -----------------------------------------------------
@@ -216,6 +220,68 @@ def test_b2_a_hundred_topics_are_fenced_at_once(engine: xl.Engine) -> None:
         with pytest.raises(xl.ProducerFencedError):
             producer.send(b"2")
     assert [producer.send(b"2") for producer in after] == [1] * 100
+
+
+def be_stopped_in_an_append(state: State) -> None:
+    journal = state.engine.ledger.journal
+    assert journal is not None
+    journal.lock()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    journal.unlock()
+
+
+def own(state: State) -> None:
+    state.kept["claim"] = state.engine.own({"b": None})
+
+
+def check(state: State) -> None:
+    state.kept["claim"].check()
+
+
+@pytest.mark.rule("F2", "F5")
+def test_f2_a_claim_that_was_not_committed_is_no_claim_to_give_up(
+    engine: xl.Engine, worker: Callable[..., Worker]
+) -> None:
+    """Its number goes to the next claim, of a process that has waited for this one's end."""
+    stopped, other = worker(name="stopped"), worker(name="other")
+    journal = engine.ledger.journal
+    assert journal is not None
+    stopped.start(be_stopped_in_an_append)
+    stopped.await_stop()
+    with ThreadPoolExecutor(1) as pool:
+        claim = pool.submit(lambda: engine.own({"a": None}, timeout=0.1))
+        until(lambda: journal.inside[1])
+        other.start(own)
+        with pytest.raises(xl.WaitTimeoutError):
+            claim.result(PATIENCE)
+    stopped.signal(signal.SIGCONT)
+    stopped.answer()
+    other.answer()
+    until(lambda: not engine.backend.worker._given_up)
+    other.call(check)
+
+
+@places
+def test_k3_the_topic_that_shares_its_word_with_the_events_is_not_fenced(
+    engine: xl.Engine, worker: Callable[..., Worker], behind: bool
+) -> None:
+    """Each change of owners writes an event; nobody appends to that topic."""
+    engine.topic("first").producer(EXCLUSIVE).close()
+    events = engine.topic(EVENTS).id
+    with engine.ledger.write_concurrent() as tables:
+        names = (f"t{number}" for number in itertools.count())
+        alike = next(
+            name for name in names if tables.topics.create(name).id == events + SUBJECT_WORDS
+        )
+    producer = engine.topic(alike).producer()
+    producer.send(b"0")
+    process = worker(name="stopped")
+    with no_checkpoints(engine):
+        process.start(take, EXCLUSIVE, behind)
+        process.await_stop()
+        assert within(lambda: producer.send(b"1")) == 1
+    process.signal(signal.SIGCONT)
+    assert process.answer() == 1
 
 
 # ---- recovery --------------------------------------------------------------------------------

@@ -82,30 +82,36 @@ class Claims:
         """Claim all resources or none, in one transaction, in which `check` may raise. The claim is
         added to `made` before the commit, so that a caller that is interrupted after it can release
         it."""
-        with self._ledger.write_fencing(until) as tables:
-            if check is not None:
-                check(tables)
-            claimant = Claimant(
-                0,
-                engine.id,
-                slot,
-                engine.pid,
-                engine.name,
-                group,
-                {},
-                time.time_ns() // 1_000_000,
-                dict(engine.properties),
-                reads,
-            )
-            claimant = take_claims(self._sessions, tables, claimant, group, wanted)
-            if made is not None:
-                made.append(claimant)
-            return claimant
+        claimant = Claimant(
+            0,
+            engine.id,
+            slot,
+            engine.pid,
+            engine.name,
+            group,
+            {},
+            time.time_ns() // 1_000_000,
+            dict(engine.properties),
+            reads,
+        )
+        section = self._ledger.write_fencing(until)
+        try:
+            with section as tables:
+                if check is not None:
+                    check(tables)
+                claimant = take_claims(self._sessions, tables, claimant, group, wanted)
+                if made is not None:
+                    made.append(claimant)
+                return claimant
+        finally:
+            if made and not section.committed:
+                made.clear()  # the next claim on the ledger gets its number
 
     def release(self, claimant: Claimant) -> bool:
         """Release the claim; False, without a change, if it was revoked before."""
         with self._ledger.write_fencing() as tables:
-            if tables.claims.claimant(claimant.id) is None:
+            found = tables.claims.claimant(claimant.id)
+            if found is None or found.engine != claimant.engine:
                 return False
             record_claim(tables, claimant, "release", "closed", source=claimant)
             self._sessions.end_claims(tables, [claimant], "release")
@@ -172,7 +178,7 @@ class Claims:
         generations stay, so that no former reader can commit."""
         with contextlib.suppress(LedgerFullError):
             self._ledger.checkpoint()  # what is left in the journal is read while nobody appends
-        with self._ledger.write_fencing() as tables:
+        with self._ledger.write_exclusive() as tables:
             tables.include_journal()
             reader = next(iter(self._living(tables, name, readers=True)), None)
             if reader is not None:
@@ -273,7 +279,8 @@ class LocalGroupCursor(HeldClaim):
         if version != self._version:
             with self._host.ledger.read() as tables:
                 self._check_in(tables)
-            self._version = version
+            # The version of a fence says nothing: its process may have died behind its commit.
+            self._version = -1 if journal is not None and journal.is_fenced(version) else version
 
     def _check_in(self, tables: Tables) -> None:
         if self.is_held_in(tables):

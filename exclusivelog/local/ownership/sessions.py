@@ -115,6 +115,7 @@ class Succession:
         moved = reason == HANDED_OVER and transfer is not None and transfer.lineage
         lineage = transfer.lineage if moved and transfer else session.id
         if session.announce is not None:
+            tables.close_to_appends(session.topic)
             tables.announcements.put(session, session.announce)
         session = session._replace(lineage=lineage, announce=None)
         tables.sessions.put_holder(session)

@@ -63,8 +63,8 @@ from exclusivelog.local.storage.usage import Usage
 
 DEFAULT_MAX_READERS = 1022
 CLOSE_WAIT_SECONDS = 5.0
-# What a transaction has applied of the journal is lost if it is refused, and a checkpointed one stops
-# all appends meanwhile. A backlog of more bytes than this is applied by a checkpoint before it starts.
+# What a transaction has applied of the journal is lost if it is refused, and a checkpointed one
+# stops all appends meanwhile. A backlog of more bytes than this is applied by a checkpoint before.
 APPLIED_AT_ONCE = 256 << 10
 FENCE_SECONDS = 0.005  # a change of owners rarely takes longer
 MOST_ATTEMPTS = 100
@@ -514,10 +514,10 @@ class Transaction(_Section):
         tables.check_room()
         if not (self.exclusive or self.fencing):  # it concerns no owner
             tables.check_reserve()
-        self.ledger.before_commit.record(tables)
+        self.fence_changes(tables.rows.changes)
+        self.ledger.before_commit.record(tables)  # in `__events__`, to which nobody appends
         tables.journal.record_generation()
         if self.journal is not None and tables.rows.changed:
-            self.fence_changes(tables.rows.changes)
             if self.held:
                 version = self.journal.version + 1  # the one after the commit
                 tables.journal.mark(self.journal.tail, version)
