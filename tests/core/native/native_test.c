@@ -176,7 +176,9 @@ static void die_with_the_mutex(void *arg) {
 static void die_in_a_transaction(void *arg) {
     journal *j = arg;
     CHECK(xj_take_writer_lock(&j->words, 1) == 0);
-    die_with_the_mutex(arg);
+    CHECK(xj_lock(&j->words) == 0);
+    xl_store(&j->words.changing, 1);                /* as Journal.lock does */
+    raise(SIGKILL);
 }
 
 static void die_flushing(void *arg) {
@@ -217,9 +219,15 @@ static void test_journal_deaths(void) {
 
     await_death(in_a_child(die_in_a_transaction, j), SIGKILL);
     CHECK(xj_try_lock(w) == 0);
-    CHECK(w->version == 2 && w->everything == 2 && w->unsettled == 1);
+    CHECK(w->version == 2 && w->everything == 2 && w->unsettled == 1 && w->changing == 0);
     xj_unlock(w);
     CHECK(xj_take_writer_lock(w, 0) == 0);
+    xl_store(&w->unsettled, 0);
+
+    await_death(in_a_child(die_with_the_mutex, j), SIGKILL);    /* beside a transaction */
+    CHECK(xj_try_lock(w) == 0);
+    CHECK(w->version == 3 && w->unsettled == 0);
+    xj_unlock(w);
     xj_leave_writer_lock(w);
 
     await_death(in_a_child(die_flushing, j), SIGKILL);
@@ -232,7 +240,7 @@ static void test_journal_deaths(void) {
     CHECK(xj_lock(w) == ETIMEDOUT); /* after half a second, so that a caller can say so */
     CHECK(kill(pid, SIGKILL) == 0);
     await_death(pid, SIGKILL);
-    CHECK(xj_lock(w) == 0 && w->version == 3);
+    CHECK(xj_lock(w) == 0 && w->version == 4);
     xj_unlock(w);
 }
 
