@@ -283,9 +283,9 @@ SHARED_CONTROLS: dict[str, tuple[Patch, ...]] = {
     "the number of a shared frame is taken for its offset": (
         (Writer, "_acknowledge", acknowledge_by_number),
     ),
-    "the decision takes no notice of shared producers": ((requests, "admit", without_shared),),
+    "the decision takes no notice of shared producers": ((admission, "admit", without_shared),),
     "a shared producer is admitted beside an owner": (
-        (requests, "admit", decides_instead(Verdicts.BUSY, Verdicts.ADMIT)),
+        (admission, "admit", decides_instead(Verdicts.BUSY, Verdicts.ADMIT)),
     ),
 }
 TERMINATION_CONTROLS: dict[str, tuple[Patch, ...]] = {
@@ -336,14 +336,14 @@ CONTROLS: dict[str, tuple[Patch, ...]] = {
     "what was under way is taken for written": ((Writer, "_fence", fence_as_written),),
     "a request that has lost waits for ever": ((Writer, "_saw_while_asking", wait_for_ever),),
     "nothing is sent again": ((Writer, "resend", ignore),),
-    "the decision takes no notice of owners": ((requests, "admit", without_owners),),
+    "the decision takes no notice of owners": ((admission, "admit", without_owners),),
     "the decision takes a stale topic_epoch": (
-        (requests, "admit", decides_instead(Verdicts.STALE, Verdicts.GRANT)),
+        (admission, "admit", decides_instead(Verdicts.STALE, Verdicts.GRANT)),
     ),
     "the decision gives an instance that comes back a new epoch": (
-        (requests, "admit", a_new_epoch_for_each),
+        (admission, "admit", a_new_epoch_for_each),
     ),
-    "a take-over continues the epoch": ((requests, "admit", the_claimed_epoch_by_force),),
+    "a take-over continues the epoch": ((admission, "admit", the_claimed_epoch_by_force),),
     "the log is asked for another epoch than was decided": (
         (requests, "continues", lambda decision, claim: None),
     ),
