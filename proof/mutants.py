@@ -119,7 +119,7 @@ MUTANTS = (
            ("torture", "tests/ownership/test_independence.py", "tests/log/test_sending.py")),
     Mutant("a transaction does not note its topics", "local/records.py",
            "            self.changes.note(key)\n", "            pass\n",
-           ("torture", "tests/conformance/test_epochs.py", "tests/ownership/test_epochs.py")),
+           ("tests/ownership/test_independence.py", "torture")),
     Mutant("the end of a claim is not noted", "local/records.py",
            "            self.changes.note_claim(key)\n", "            pass\n",
            ("tests/ownership/test_independence.py",)),
