@@ -6,10 +6,10 @@
 # of the lock file that several subjects share, or the header's `everything`, whichever is larger: so
 # subjects whose words coincide look in vain now and then, and none looks too late.
 #
-# `everything` is stored under the append mutex, and so is what makes a version out of date. A process
-# may die after a commit, and before it has stored the new versions: if it held the mutex, the repair of
-# that changes everything; if it had fenced the words, no append accepts them until the next transaction
-# that fences, which ends that.
+# Whoever makes versions out of date, by a fence or by a new `everything`, holds the append mutex. After
+# a commit, a process may die before it has stored the new versions. If it held the mutex, the next
+# holder repairs that, and changes everything. If it had fenced the words, no append accepts them; the
+# next transaction that fences gives them new versions.
 
 cdef enum:
     WORDS_OF_COUNTER = 4

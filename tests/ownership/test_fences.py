@@ -8,6 +8,7 @@ import itertools
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog._core import Outcome
 from exclusivelog.local.storage import ledger as ledgers
+from exclusivelog.local.storage.tables import CursorTable
 from testing.journals import no_checkpoints
 from testing.processes import EXCLUSIVE, FENCING, PATIENCE, State, Worker, until, values, within
 
@@ -310,6 +312,30 @@ def test_k3_the_topic_that_shares_its_word_with_the_events_is_not_fenced(
         assert within(lambda: producer.send(b"1")) == 1
     process.signal(signal.SIGCONT)
     assert process.answer() == 1
+
+
+@pytest.mark.rule("F6")
+def test_f6_nobody_stores_a_position_while_those_of_its_group_are_deleted(
+    engine: xl.Engine, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all topics, whichever they are: the append mutex is held until the commit."""
+    with topic.producer() as producer:
+        producer.send_many([b"1", b"2"])
+    with topic.reader(group="readers") as reader:
+        reader.read_next(timeout=0)
+        reader.commit()
+    journal, delete, held = engine.ledger.journal, CursorTable.delete, list[int]()
+    assert journal is not None
+
+    def deleting(table: CursorTable, group: str) -> int:
+        held.append(journal.inside[0])
+        return delete(table, group)
+
+    monkeypatch.setattr(CursorTable, "delete", deleting)
+    assert engine.delete_group("readers") == 1
+    assert held == [threading.get_native_id()]
+    with topic.reader(group="readers") as reader:
+        assert reader.position == 0
 
 
 # ---- recovery --------------------------------------------------------------------------------

@@ -294,7 +294,7 @@ LATE_SECONDS = 1.0
 # Between two chunks of work, so that threads that send get the interpreter and the journal: else
 # each of their sends would take as long as a chunk.
 BETWEEN_CHUNKS_SECONDS = 0.003
-# Of what is done for many topics together, in one transaction that excludes appends.
+# Of what is done for many topics together, in one transaction: who sends to them waits for its end.
 CHUNK_SECONDS = 0.005
 FOLLOWED_FIRST_SECONDS = 0.05  # by producers of this process, before the next chunk
 CANCELLED_WITHIN = 5.0  # seconds that a cancel waits for the writer lock
