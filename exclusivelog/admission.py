@@ -125,6 +125,53 @@ def reason_of_grant(*, takes: bool, moved: bool, continues: bool, waited: bool) 
     return "promotion" if waited else "request"
 
 
+# Why a hand-over has failed, as its event says.
+NO_DESTINATION = "the destination is gone"
+OVERTAKEN = "another owner came first"
+
+
+def end_of_move(*, lives: bool, late: bool, overtaken: bool) -> str:
+    """Why a hand-over cannot succeed any more (rule E4); empty if it can.
+
+    `lives`: its destination does. `late`: its deadline has passed. `overtaken`: the topic has
+    another owner than at its beginning.
+
+    >>> end_of_move(lives=True, late=True, overtaken=False)
+    'deadline'
+    """
+    if not lives:
+        return NO_DESTINATION
+    if late:
+        return "deadline"
+    return OVERTAKEN if overtaken else ""
+
+
+def end_by_grant(*, shared: bool, reason: str) -> str:
+    """Why the hand-over of a topic fails by this grant, or by a producer that shares the topic
+    (rule E4); empty if it is the grant to its destination.
+
+    >>> end_by_grant(shared=False, reason="fencing")
+    'another owner came first'
+    """
+    if shared:
+        return "a shared producer of it came first"
+    return "" if reason == HANDED_OVER else OVERTAKEN
+
+
+def awaits_release(mode: str, verdict: Verdict, *, waiting: bool, expected: bool) -> bool:
+    """Is a request refused only because the topic is still to be released to its engine (rule E3)?
+
+    `waiting`: the queue is not empty, which keeps shared producers out. `expected`: a waiter of the
+    engine is in it, which becomes owner at the release.
+
+    >>> awaits_release("exclusive", Verdict.FENCED, waiting=True, expected=False)
+    True
+    """
+    if verdict not in (Verdict.BUSY, Verdict.FENCED):
+        return False
+    return not (waiting if mode == SHARED else expected)
+
+
 def held_back(
     mode: str, *, waiting: bool, settled: bool, reserved_for_it: bool | None = None
 ) -> bool:

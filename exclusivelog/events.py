@@ -18,15 +18,21 @@ generation              `topic` is "", `epoch` 0 and `producer` null
 from __future__ import annotations
 
 import json
+import logging
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from exclusivelog import _core
+from exclusivelog import _core, logs
 
 __all__ = ["Event"]
 
+log = logging.getLogger(__name__)
+
 EVENTS = "__events__"
+STEPS = ("releasing", "assigned", "admit", "moved", "cancel")  # of a hand-over
+GONE = {"dead": "dead", "hung": "unresponsive"}  # reasons of an eviction, and what is logged
 
 # Kinds that had another name in earlier versions: {former name: present name}.
 FORMER_KINDS = {"sever": "revoke"}
@@ -122,3 +128,86 @@ def select(
         event = Event.loads(message.value)
         if group is None or event.group == group:
             yield event
+
+
+# ---- what is logged of it ----------------------------------------------------------------
+
+
+def log_event(ledger: str, event: Event) -> None:
+    """Log an event that this process has made; not the grants to its own engines, which log them
+    themselves."""
+    if not log.isEnabledFor(logging.INFO):
+        return
+    source, target = event.source, event.target
+    facts: dict[str, Any] = {"ledger": ledger, "reason": event.reason}
+    names: dict[str, Any] = {"source": _name(source), "target": _name(target)}
+    if event.group is not None:
+        logs.emit(
+            log,
+            logs.CLAIM,
+            **facts,
+            **party_fields(target or source),
+            **names,
+            group=event.group,
+            resource=event.resource,
+            generation=event.generation,
+            step=event.kind,
+        )
+        return
+    facts |= {"topic": event.topic, "epoch": event.epoch}
+    if event.kind in STEPS:
+        about = party_fields(source or target)
+        logs.emit(log, logs.HAND_OVER, **facts, **about, **names, step=event.kind)
+    elif event.kind == "release":
+        logs.emit(log, logs.RELEASED, **facts, **party_fields(source))
+    elif event.kind == "evict":
+        logs.emit(log, logs.EVICTED, **facts, **party_fields(source), rival=_name(target))
+    elif event.kind == "grant" and target is not None and target["pid"] != os.getpid():
+        logs.emit(log, logs.PROMOTED, **facts, **party_fields(target))
+
+
+def log_gone(ledger: str, engine: Party, reason: str, silence: str, topics: list[str]) -> None:
+    """Log that a dead or unresponsive engine was evicted from these topics."""
+    logs.emit(
+        log,
+        logs.ENGINE_GONE,
+        ledger=ledger,
+        **party_fields(engine),
+        reason=GONE[reason],
+        silence=silence,
+        count=len(topics),
+        topics=logs.some(topics),
+        topic=topics[0] if len(topics) == 1 else None,
+    )
+
+
+def log_claim_of_gone(ledger: str, event: Event, silence: str) -> None:
+    """Log that the claim of a dead or unresponsive engine was revoked."""
+    logs.emit(
+        log,
+        logs.CLAIM_OF_GONE,
+        ledger=ledger,
+        **party_fields(event.source),
+        reason=GONE[event.reason],
+        group=event.group,
+        resource=event.resource,
+        silence=silence,
+    )
+
+
+def party_fields(party: Party | None) -> dict[str, Any]:
+    """The attributes of a log record about this party."""
+    if party is None:
+        return {"engine": None, "engine_id": None, "pid": None, "producer": None}
+    return {
+        "engine": party["engine_name"],
+        "engine_id": party["engine"],
+        "pid": party["pid"],
+        "producer": party["producer"],
+    }
+
+
+def _name(party: Party | None) -> str:
+    if party is None:
+        return "no engine"
+    return f"engine {party['engine_name']!r} (id {party['engine']}, pid {party['pid']})"

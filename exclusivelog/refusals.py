@@ -170,6 +170,15 @@ def timed_out(waited: str, owner: OwnerInfo | None, blocked: str = "") -> WaitTi
     return WaitTimeoutError(f"{waited}{held_by(owner)}{blocked}", holder=owner)
 
 
+def late_release(timeout: float | None, refusal: ExclusiveLogError) -> WaitTimeoutError:
+    """The error of a request at the destination of a hand-over that was not released within its
+    `timeout`. `refusal`: the error that it would get without the hand-over."""
+    return WaitTimeoutError(
+        f"the hand-over to this engine took longer than timeout={timeout} s: {refusal}",
+        holder=refusal.holder,
+    )
+
+
 def terminated(what: str, end: int) -> TopicTerminatedError:
     """The error for producers of a topic that was terminated at this offset (rule G8)."""
     return TopicTerminatedError(f"{what} was terminated at offset {end}; it can only be read")

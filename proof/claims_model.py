@@ -193,7 +193,7 @@ class Steps:
         if (ruling is Ruling.COUNTS) != right:
             raise Violation(f"{record}: {ruling.value}, at {world.truth}")
         gone = {s for _, s in world.truth.holders} - {s for _, s in truth.holders}
-        if gone != set(ended):
+        if gone != {take.session for take in ended}:
             raise Violation(f"{record} ended {ended}, not {gone}")
         saved = held.save()
         check(Holdings.restore(saved), truth)

@@ -11,7 +11,7 @@ from exclusivelog.arguments import check_name, check_not_reserved, is_internal
 from exclusivelog.backend import Epoch, Kind, LastingLock, Snapshot
 from exclusivelog.cluster.checkpoints import newest_snapshot
 from exclusivelog.cluster.cursor import frames_from, offset_at_time
-from exclusivelog.cluster.following import TopicLog, inspect
+from exclusivelog.cluster.following import TopicLog, inspect, log_change
 from exclusivelog.cluster.frames import Content
 from exclusivelog.cluster.refused import refuses
 from exclusivelog.errors import UnsupportedError
@@ -234,7 +234,11 @@ class ClusterTopic:
     def terminate(self) -> int:
         """End all writing for good; the next offset."""
         log = self._log()
+        log.catch_up()
+        owner = inspect(log, self._engine.lives).owner
         end = log.terminate()
+        if owner is not None:
+            log_change(log, owner.epoch, "release", "terminated", owner.holder)
         logs.emit(logger, logs.TERMINATED, ledger=log.host.path, topic=log.name, offset=end)
         return end
 

@@ -21,8 +21,9 @@ record that was appended twice counts once. A claim of many resources is one rec
 >>> holdings = Holdings()
 >>> holdings.fold(take(7, 0, march=1, april=5)), holdings.fold(take(7, 0, march=1, april=5))
 ((<Ruling.COUNTS: 'it counts'>, ()), (<Ruling.UNSEEN: 'another take has counted since'>, ()))
->>> holdings.fold(take(8, 7, april=5)), holdings.holder("march"), holdings.holder("april").session
-((<Ruling.COUNTS: 'it counts'>, (7,)), None, 8)
+>>> ruling, ended = holdings.fold(take(8, 7, april=5))
+>>> ruling.name, [each.session for each in ended], holdings.holder("march")
+('COUNTS', [7], None)
 """
 
 from __future__ import annotations
@@ -238,17 +239,17 @@ class Holdings:
 
     # ---- folding -------------------------------------------------------------------------
 
-    def fold(self, record: Noting) -> tuple[Ruling, tuple[int, ...]]:
-        """Judge the next record, and apply it if it counts. The ruling, and the sessions that it
-        has ended."""
+    def fold(self, record: Noting) -> tuple[Ruling, tuple[Take, ...]]:
+        """Judge the next record, and apply it if it counts. The ruling, and the claims that it has
+        ended."""
         ruling = judge(self, record)
         ended = self._apply(record) if ruling is Ruling.COUNTS else ()
-        for session in ended:
-            del self.sessions[session]
-            self.commits.pop(session, None)
+        gone = tuple([self.sessions.pop(session) for session in ended])
+        for take in gone:
+            self.commits.pop(take.session, None)
         if isinstance(record, Take) and ruling is Ruling.COUNTS:
             self.sessions[record.session] = record
-        return ruling, ended
+        return ruling, gone
 
     def _apply(self, record: Noting) -> tuple[int, ...]:
         """Apply a record, but for its effect on sessions; those that it ends."""

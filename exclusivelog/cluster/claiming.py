@@ -7,16 +7,18 @@ again. A take that comes late, after its caller has given up, is released when i
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from exclusivelog.cluster import claimed
+from exclusivelog.cluster.changes import claims_changed
 from exclusivelog.cluster.checkpoints import Checkpoint
 from exclusivelog.cluster.claimed import Clearing, Commit, Drop, Holdings, Noting, Ruling, Take
 from exclusivelog.cluster.following import ANSWER_SECONDS, TopicLog, now_ms
 from exclusivelog.cluster.frames import MAX_BYTES
 from exclusivelog.cluster.ordered import Record
 from exclusivelog.errors import UnsupportedError
+from exclusivelog.events import Event, log_event
 
 __all__ = ["PREFIX", "GroupLog", "Taking", "draw_session", "group_of", "log_name"]
 
@@ -73,6 +75,7 @@ class GroupLog(TopicLog):
         self._leaving: set[int] = set()  # released, or given up, and not known to have ended
         self._unread: dict[Key, bytes] = {}  # in the order of their first appends
         self._lost: list[Taking] = []  # not told yet
+        self._made: list[Event] = []  # by this engine, and not logged yet
         self._cleared: dict[int, Ruling] = {}
 
     def _checkpoint(self) -> Checkpoint:
@@ -209,11 +212,13 @@ class GroupLog(TopicLog):
         record = claimed.read(data)
         if record is None:
             return False
-        ruling, ended = self.holdings.fold(record)
+        ruling, gone = self.holdings.fold(record)
+        if ruling is Ruling.COUNTS and self._is_mine(record, gone):
+            self._made += claims_changed(group_of(self.name), record, gone, now_ms())
         self._note(record, ruling)
-        for session in ended:
-            self._leaving.discard(session)
-            claim = self._forget(session)
+        for take in gone:
+            self._leaving.discard(take.session)
+            claim = self._forget(take.session)
             if claim is not None:
                 claim.rival = record
                 self._lost.append(claim)
@@ -224,6 +229,13 @@ class GroupLog(TopicLog):
         elif ruling is Ruling.AHEAD and self._unsettled:  # an earlier one was lost
             self._appending.resend_soon()
         return False
+
+    def _is_mine(self, record: Noting, gone: Sequence[Take]) -> bool:
+        """Has this engine appended this record?"""
+        if isinstance(record, Clearing):
+            return ("clear", 0, record.takes) in self._unread
+        by = record if isinstance(record, Take) else next(iter(gone), None)
+        return by is not None and by.engine_id == self.host.id
 
     def _note(self, record: Noting, ruling: Ruling) -> None:
         """Note the outcome of a record that may be one of this engine."""
@@ -253,5 +265,8 @@ class GroupLog(TopicLog):
         super()._advance(record)
         with self.changed:
             lost, self._lost = self._lost, []
+            made, self._made = self._made, []
         for claim in lost:
             claim.lose()
+        for event in made:
+            log_event(self.host.path, event)

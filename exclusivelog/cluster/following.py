@@ -21,10 +21,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from exclusivelog import _core, logs, threads
+from exclusivelog import _core, threads
+from exclusivelog.admission import HANDED_OVER, NO_DESTINATION
 from exclusivelog.cluster import checkpoints
 from exclusivelog.cluster.appending import RESEND_SECONDS, Appending
 from exclusivelog.cluster.births import check_first
+from exclusivelog.cluster.changes import owner_changed
 from exclusivelog.cluster.checkpoints import AT_CLOSING, NOWHERE, Anchor, Checkpoint, Mark, Saving
 from exclusivelog.cluster.facts import lacks_beginning, make_birth
 from exclusivelog.cluster.frames import (
@@ -46,6 +48,7 @@ from exclusivelog.cluster.waiting import (
     Noted,
     Published,
     Queue,
+    Unassign,
     Wait,
     Waiters,
     decode,
@@ -56,6 +59,7 @@ from exclusivelog.errors import (
     LedgerIOError,
     WaitTimeoutError,
 )
+from exclusivelog.events import log_event
 from exclusivelog.foreign import Ignoring
 from exclusivelog.messages import Encoded
 from exclusivelog.refusals import handed_over, topic_label
@@ -414,6 +418,9 @@ class Owning:
         assigned = self.topic.waiters.assigned_at(now_ms())
         if assigned is None or assigned.session != self.writer.session:
             return
+        if not self.topic.host.lives(assigned.engine_id):
+            self.topic.withdraw(assigned, NO_DESTINATION)
+            return
         session = self._session()
         if session is not None and self.writer.status == "owner":
             name = self.writer.holder.producer_name
@@ -430,16 +437,18 @@ class Owning:
     def release(self, timeout: float, reason: str = "closed") -> None:
         """Release the topic, after all sends so far, and wait for that."""
         with self.topic.changed:
+            assigned = self.topic.waiters.assigned  # a grant ends it
             self.writer.release(reason)
         self.topic.await_change(
             lambda: self.writer.status in ("closed", "fenced"),
             timeout,
             "the release of the topic was not read back",
         )
-        if self.writer.status == "closed" and not self.writer.is_shared:
-            holder, epoch = self.writer.holder.producer_name, self.writer.epoch
-            line = {"topic": self.topic.name, "producer": holder, "epoch": epoch, "reason": reason}
-            self.topic.host.emit(logs.RELEASED, **line)
+        writer = self.writer
+        if writer.status == "closed" and not writer.is_shared:
+            log_change(self.topic, writer.epoch, "release", reason, writer.holder)
+            if reason == HANDED_OVER and assigned is not None:
+                log_change(self.topic, writer.epoch, "assigned", "unload", writer.holder, assigned)
 
 
 def _fail(
@@ -723,6 +732,14 @@ class TopicLog:
             "the record of a waiting producer or of a move was not read back",
         )
 
+    def withdraw(self, assigned: Assign, reason: str) -> None:
+        """End a hand-over for this reason (rule E4)."""
+        with self.changed:
+            epoch, owner = self.state.epoch, self.state.owner
+        self.publish(Unassign(assigned.number, reason))
+        source = None if owner is None else owner.holder
+        log_change(self, epoch, "cancel", reason, source, assigned)
+
     def terminate(self) -> int:
         """End all writing for good; the next offset, which no message will have (rule G8)."""
         self.begin()
@@ -922,6 +939,22 @@ class TopicLog:
         self.changed = threading.Condition()  # a thread of the parent may have held the lock
 
 
+# ---- what is logged ----------------------------------------------------------------------
+
+
+def log_change(
+    topic: TopicLog,
+    epoch: int,
+    kind: str,
+    reason: str,
+    source: Holder | None,
+    target: Holder | Assign | None = None,
+) -> None:
+    """Log a change of the topic's owner, or a step of its hand-over, that this engine has made."""
+    event = owner_changed(now_ms(), topic.name, epoch, kind, reason, source, target)
+    log_event(topic.host.path, event)
+
+
 # ---- who has it, and who waits ------------------------------------------------------------
 
 
@@ -936,9 +969,10 @@ class Seen(NamedTuple):
     queue: tuple[Wait, ...]
     dead: tuple[Grant | Join, ...]
     tenure: tuple[int, bool, int]
-    assigned: Assign | None = None
-    elsewhere: Assign | None = None
-    everyone: tuple[Wait, ...] = ()
+    assigned: Assign | None
+    elsewhere: Assign | None
+    everyone: tuple[Wait, ...]
+    epoch: int
 
     @property
     def free(self) -> bool:
@@ -966,16 +1000,19 @@ def inspect(topic: TopicLog, lives: Callable[[str], bool], engine: str = "") -> 
 
 
 class Having(NamedTuple):
-    """The sessions that have a topic, of live engines and of dead ones, and `State.tenure`."""
+    """The sessions that have a topic, of live engines and of dead ones, `State.tenure`, and the
+    epoch."""
 
     owner: Grant | None
     shared: tuple[Join, ...]
     tenure: tuple[int, bool, int]
+    epoch: int
 
     @classmethod
     def of(cls, state: State) -> Having:
         """Those after these records."""
-        return cls(state.owner, tuple([s.join for s in state.shared.values()]), state.tenure)
+        joins = tuple([shared.join for shared in state.shared.values()])
+        return cls(state.owner, joins, state.tenure, state.epoch)
 
 
 def look(
@@ -986,7 +1023,7 @@ def look(
     engine: str,
 ) -> Seen:
     """The same, from the facts: `queue` in order, and the assignment that is in force."""
-    owner, shared, tenure = there
+    owner, shared, tenure, epoch = there
     having: list[Grant | Join] = [*([] if owner is None else [owner]), *shared]
     alive = {each.holder.engine_id for each in having} | {each.engine_id for each in queue}
     alive = {each for each in alive if lives(each)}
@@ -1006,6 +1043,7 @@ def look(
         assigned,
         elsewhere,
         everyone,
+        epoch,
     )
 
 

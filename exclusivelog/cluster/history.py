@@ -1,22 +1,24 @@
 """The changes of a topic's owner, and of a group's claims, as events (rule E5): the grants, takes
-and releases that count.
+and releases that count, and the steps of hand-overs.
 
 They are read from the log, from its first record on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from exclusivelog.cluster.claimed import Clearing, Drop, Holdings, Noting, Ruling, Take, read
+from exclusivelog.admission import HANDED_OVER, end_by_grant
+from exclusivelog.cluster.changes import claims_changed, owner_changed
+from exclusivelog.cluster.claimed import Drop, Holdings, Noting, Ruling, Take, read
 from exclusivelog.cluster.claiming import GroupLog, group_of
-from exclusivelog.cluster.following import TopicLog
+from exclusivelog.cluster.following import Having, TopicLog
 from exclusivelog.cluster.frames import EVICTED, Grant, Join, Release, Terminate
 from exclusivelog.cluster.log import Reader
 from exclusivelog.cluster.ordered import Record
-from exclusivelog.cluster.rule import Verdict
-from exclusivelog.cluster.waiting import Waiters, decode
-from exclusivelog.events import Event, Party
+from exclusivelog.cluster.rule import Judged, Verdict
+from exclusivelog.cluster.waiting import Assign, Noted, Unassign, Waiters, decode
+from exclusivelog.events import Event
 
 __all__ = ["claim_history", "history"]
 
@@ -48,51 +50,71 @@ class _Story:
 
     def go_on(self, record: Record) -> Iterator[Event]:
         """The events of the next record."""
-        state = self._reader.state
-        owner, last, shared = state.owner, state.session, bool(state.shared)
+        before = Having.of(self._reader.state)
         judged = self._reader.fold(record)
-        parsed = judged.parsed
         if judged.verdict is Verdict.FOREIGN:
-            self._waiters.take(decode(record.data))
+            yield from self._queued(decode(record.data), before)
         elif judged.counts:
-            since = parsed.holder.since if isinstance(parsed, Grant) else state.published
-            self._time = max(self._time, since)
-            if isinstance(parsed, Join):
-                self._waiters.joined()
-            elif isinstance(parsed, Grant):
-                reason = self._waiters.reason_of(parsed, owner is not None, shared)
-                self._waiters.granted(parsed, last, owner is not None)
-                if owner is not None:
-                    why = "fenced" if reason == "fencing" else "dead"
-                    yield self._event("evict", why, source=owner, target=parsed)
-                yield self._event("grant", reason, target=parsed)
-            elif isinstance(parsed, Release | Terminate) and owner is not None:
-                why = "terminated" if isinstance(parsed, Terminate) else parsed.reason or "closed"
-                kind, why = ("evict", "dead") if why == EVICTED else ("release", why)
-                yield self._event(kind, why, source=owner)
+            yield from self._counted(judged, before)
+
+    def _counted(self, judged: Judged, before: Having) -> Iterator[Event]:
+        """The events of a record that counts."""
+        parsed, owner = judged.parsed, before.owner
+        began = parsed.holder.since if isinstance(parsed, Grant) else self._reader.state.published
+        self._time = max(self._time, began)
+        if isinstance(parsed, Join):
+            yield from self._cancelled(end_by_grant(shared=True, reason=""), before.epoch)
+            self._waiters.joined()
+        elif isinstance(parsed, Grant):
+            reason = self._waiters.reason_of(parsed, owner is not None, bool(before.shared))
+            if owner is not None:
+                why = "fenced" if reason == "fencing" else "dead"
+                yield self._event("evict", why, owner.epoch, owner, parsed)
+            yield from self._cancelled(end_by_grant(shared=False, reason=reason), before.epoch)
+            self._waiters.granted(parsed, before.tenure[0], owner is not None)
+            yield self._event("grant", reason, parsed.epoch, None, parsed)
+        elif isinstance(parsed, Release | Terminate) and owner is not None:
+            why = "terminated" if isinstance(parsed, Terminate) else parsed.reason or "closed"
+            kind, why = ("evict", "dead") if why == EVICTED else ("release", why)
+            yield self._event(kind, why, owner.epoch, owner)
+            assigned = self._waiters.assigned
+            if why == HANDED_OVER and assigned is not None:
+                yield self._event("assigned", "unload", owner.epoch, owner, assigned)
+
+    def _queued(self, record: Noted | None, before: Having) -> Iterator[Event]:
+        """The events of a record of the queue: those that begin or end a hand-over."""
+        kept, owner = self._waiters.assigned, before.owner
+        ended = ""
+        if isinstance(record, Assign):
+            self._time = max(self._time, record.since)
+            ended = "deadline" if kept is not None and record.since >= kept.until else ""
+        elif isinstance(record, Unassign) and kept is not None and record.number == kept.number:
+            ended = record.reason
+        yield from self._cancelled(ended, before.epoch, owner)
+        self._waiters.take(record)
+        begun = self._waiters.assigned
+        if begun is not None and (kept is None or begun.number != kept.number):
+            source = owner if owner is not None and owner.session == begun.session else None
+            kind = "assigned" if source is None else "releasing"
+            yield self._event(kind, "unload", before.epoch, source, begun)
+
+    def _cancelled(self, reason: str, epoch: int, owner: Grant | None = None) -> Iterator[Event]:
+        """The end of a hand-over that is under way, if there is a reason for one."""
+        assigned = self._waiters.assigned
+        if assigned is not None and reason:
+            yield self._event("cancel", reason, epoch, owner, assigned)
 
     def _event(
-        self, kind: str, reason: str, *, source: Grant | None = None, target: Grant | None = None
+        self,
+        kind: str,
+        reason: str,
+        epoch: int,
+        source: Grant | None,
+        target: Grant | Assign | None = None,
     ) -> Event:
-        about = source or target
-        assert about is not None
-        priority = (target or about).holder.priority
-        parties = _party(source), _party(target)
-        return Event(self._time, self._topic, about.epoch, kind, reason, priority, *parties)
-
-
-def _party(grant: Grant | None) -> Party | None:
-    if grant is None:
-        return None
-    holder = grant.holder
-    return {
-        "engine": holder.engine_id,
-        "engine_name": holder.engine_name,
-        "pid": holder.pid,
-        "producer": holder.producer_name,
-        "properties": holder.properties,
-        "engine_properties": {},
-    }
+        before = None if source is None else source.holder
+        after = target.holder if isinstance(target, Grant) else target
+        return owner_changed(self._time, self._topic, epoch, kind, reason, before, after)
 
 
 # ---- of claims ----------------------------------------------------------------------------
@@ -111,12 +133,10 @@ def claim_history(log: GroupLog) -> Iterator[Event]:
             log.check()
             noted = None if record is None else _noted(reader, record)
             if noted is not None:
-                before = dict(holdings.sessions)
-                ruling, ended = holdings.fold(noted)
-                if ruling is Ruling.COUNTS and isinstance(noted, Take | Drop):
-                    time = noted.since
-                gone = [before[session] for session in ended]
-                yield from _claimed(group_of(log.name), noted, ruling, gone, time)
+                ruling, gone = holdings.fold(noted)
+                if ruling is Ruling.COUNTS:
+                    time = noted.since if isinstance(noted, Take | Drop) else time
+                    yield from claims_changed(group_of(log.name), noted, gone, time)
     finally:
         reader.close()
 
@@ -126,46 +146,3 @@ def _noted(reader: Reader, record: Record) -> Noting | None:
     if reader.fold(record).verdict is not Verdict.FOREIGN:
         return None
     return read(record.data)
-
-
-def _claimed(
-    group: str, record: Noting, ruling: Ruling, gone: Iterable[Take], time: int
-) -> Iterator[Event]:
-    rival = record if isinstance(record, Take) else None
-    kind, reason = ("release", "closed") if isinstance(record, Drop) else ("revoke", "claimed")
-    if isinstance(record, Clearing):
-        reason = "dead"
-    for take in gone:
-        yield from _of_each(group, take, kind, reason, time, source=take, target=rival)
-    if rival is not None and ruling is Ruling.COUNTS:
-        reason = "reader" if rival.reads else "claim"
-        yield from _of_each(group, rival, "own", reason, time, target=rival)
-
-
-def _of_each(
-    group: str,
-    take: Take,
-    kind: str,
-    reason: str,
-    time: int,
-    *,
-    source: Take | None = None,
-    target: Take | None = None,
-) -> Iterator[Event]:
-    """The event of each resource of a claim."""
-    before, after = _claimant(source), _claimant(target)
-    for resource, generation in take.generations.items():
-        yield Event(time, "", 0, kind, reason, 0, before, after, group, resource, generation)
-
-
-def _claimant(take: Take | None) -> Party | None:
-    if take is None:
-        return None
-    return {
-        "engine": take.engine_id,
-        "engine_name": take.engine_name,
-        "pid": take.pid,
-        "producer": None,
-        "properties": {},
-        "engine_properties": take.properties,
-    }

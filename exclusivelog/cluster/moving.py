@@ -15,15 +15,16 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from exclusivelog import _core
+from exclusivelog.admission import NO_DESTINATION, end_of_move
 from exclusivelog.backend import MoveCancelled
-from exclusivelog.cluster.following import Seen, TopicLog, inspect, now_ms
+from exclusivelog.cluster.following import Seen, TopicLog, inspect, log_change, now_ms
 from exclusivelog.cluster.frames import Grant
 from exclusivelog.cluster.refused import refusal
-from exclusivelog.cluster.waiting import Assign, Unassign
+from exclusivelog.cluster.waiting import Assign
 from exclusivelog.refusals import NO_OWNER, moves_to, no_engine, not_there, state_of_move
 from exclusivelog.types import EngineInfo, Move
 
@@ -90,22 +91,29 @@ class Moving:
             return one
         if going is not None and going.engine_id == self._target.id:  # the same hand-over (rule E4)
             one.number = going.number
+            if going.until < self._until:
+                log.publish(replace(going, until=self._until))
             self._inspect(one)
             return one
+        if going is not None:  # its destination has died
+            log.withdraw(going, NO_DESTINATION)
         one.number = secrets.randbits(62)
-        log.publish(
-            Assign(
-                one.number,
-                0 if seen.owner is None else seen.owner.session,
-                self._target.id,
-                self._target.name,
-                self._target.pid,
-                dict(self._target.properties),
-                now_ms(),
-                self._until,
-            )
+        assign = Assign(
+            one.number,
+            0 if seen.owner is None else seen.owner.session,
+            self._target.id,
+            self._target.name,
+            self._target.pid,
+            dict(self._target.properties),
+            now_ms(),
+            self._until,
         )
+        log.publish(assign)
         self._inspect(one)
+        if one.move.state != "failed":
+            step = "assigned" if seen.owner is None else "releasing"
+            source = None if seen.owner is None else seen.owner.holder
+            log_change(log, seen.epoch, step, "unload", source, assign)
         return one
 
     def _is_there(self, seen: Seen) -> bool:
@@ -177,16 +185,22 @@ class Moving:
             left = self._end - _core.monotonic()
             if one.move.ok and left <= 0:
                 return
-            if left <= 0 or not self._host.lives(self._target.id):
-                self._withdraw(one, "deadline" if left <= 0 else "the destination is gone")
+            lives = self._host.lives(self._target.id)
+            ended = end_of_move(lives=lives, late=left <= 0, overtaken=False)
+            if ended:
+                self._withdraw(one, ended)
                 return
             with one.log.changed:
                 one.log.changed.wait(min(left, POLL_SECONDS))
         one.log.check()
 
     def _withdraw(self, one: One, reason: str) -> None:
-        """Cancel a hand-over that was not released, as far as the log shows."""
-        one.log.publish(Unassign(one.number))
+        """Cancel a hand-over that was not released, as far as the log shows, unless another call
+        has given it more time."""
+        assigned = one.log.waiters.assigned
+        mine = assigned is not None and assigned.number == one.number
+        if assigned is not None and mine and assigned.until <= self._until:
+            one.log.withdraw(assigned, reason)
         if not self._inspect(one):
             owner = inspect(one.log, self._host.lives).owner
             one.move = self._state(one.log, owner, "failed", reason)
@@ -222,6 +236,6 @@ def cancel_moves(host: ClusterEngine, topics: Sequence[str]) -> list[str]:
         log.catch_up()
         assigned = log.waiters.assigned_at(now_ms())
         if assigned is not None:
-            log.publish(Unassign(assigned.number))
+            log.withdraw(assigned, "cancelled")
             found.append(name)
     return found

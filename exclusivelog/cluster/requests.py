@@ -28,9 +28,11 @@ from exclusivelog.admission import (
     Request,
     Verdict,
     eligible_at,
+    end_by_grant,
     reason_of_grant,
 )
 from exclusivelog.backend import ProducerRequest
+from exclusivelog.cluster.changes import party
 from exclusivelog.cluster.following import (
     ANSWER_SECONDS,
     Owning,
@@ -38,9 +40,10 @@ from exclusivelog.cluster.following import (
     Seen,
     TopicLog,
     inspect,
+    log_change,
     now_ms,
 )
-from exclusivelog.cluster.frames import Grant, Holder
+from exclusivelog.cluster.frames import Grant, Holder, Join
 from exclusivelog.cluster.ordered import OrderedLog
 from exclusivelog.cluster.waiting import Wait
 from exclusivelog.errors import (
@@ -50,9 +53,10 @@ from exclusivelog.errors import (
     InvalidEpochError,
     ProducerFencedError,
     WaitTimeoutError,
-    describe_engine,
 )
+from exclusivelog.events import log_gone
 from exclusivelog.refusals import (
+    late_release,
     moving_to,
     name_in_use,
     overtaken,
@@ -73,6 +77,7 @@ __all__ = ["Asking", "Requests"]
 
 log = logging.getLogger(__name__)
 
+NO_CONNECTION = "it has no connection to the cluster"
 POLL_SECONDS = 0.1
 FIRST_POLL_SECONDS = 0.025  # between checks of the first waiter; each is a request to the broker
 
@@ -91,6 +96,8 @@ class Asking:
     begun: int = field(default_factory=_core.now)
     lock: threading.Lock = field(default_factory=threading.Lock)  # held during an attempt
     ended: bool = False
+    # Its error if the topic is not released to this engine, which it waits for (rule E3).
+    refusal: ExclusiveLogError | None = None
 
     @property
     def mode(self) -> AccessMode:
@@ -148,7 +155,8 @@ class Requests:
             waited = self._waiting.pop(asking.number, None) is not None
             if self._names.get((asking.topic.id, asking.name)) is asking:
                 del self._names[asking.topic.id, asking.name]
-        if waited and (not granted or asking.number in asking.topic.waiters):
+        queued = waited and asking.refusal is None
+        if queued and (not granted or asking.number in asking.topic.waiters):
             asking.topic.leave_queue(asking.number)
 
     def _fail(self, asking: Asking, error: ExclusiveLogError) -> None:
@@ -231,9 +239,15 @@ class Requests:
                 return self._share(asking, decision, seen)
             if decision.verdict in ADMITTED:
                 return self._ask(asking, decision, seen)
-            if decision.verdict is not Verdict.QUEUE:
-                raise refusal(asking, seen, decision.verdict)
-            self._queue(asking)
+            if decision.verdict is Verdict.QUEUE:
+                self._queue(asking)
+                return False
+            error = refusal(asking, seen, decision.verdict)
+            if not awaits_release(asking, seen, decision.verdict):
+                raise error
+            asking.refusal = error
+            with self._lock:
+                self._waiting[asking.number] = asking
             return False
 
     def _share(self, asking: Asking, decision: Decision, seen: Seen) -> bool:
@@ -249,6 +263,7 @@ class Requests:
         ]
         for each in in_the_way:
             topic.evict(each)
+            self._log_gone(topic, each)
         return not in_the_way and self._ask(asking, decision, seen)
 
     def _holder_of(self, asking: Asking) -> Holder:
@@ -301,26 +316,23 @@ class Requests:
             owning.release(ANSWER_SECONDS)
             found = inspect(asking.topic, self._host.lives, self._host.id)
             raise refusal(asking, found, Verdict.BUSY)
-        if seen.owner is not None:
-            self._log_evicted(asking.topic, seen.owner)
+        self._log_losers(asking.topic, seen, owning.writer.holder)
+        failed = end_by_grant(shared=decision.verdict is Verdict.ADMIT, reason=reason)
+        if failed and seen.assigned is not None:
+            log_change(asking.topic, seen.epoch, "cancel", failed, None, seen.assigned)
         self._grant(asking, owning, reason)
         return True
 
-    def _log_evicted(self, topic: TopicLog, owner: Grant) -> None:
-        holder = owner.holder
-        logs.emit(
-            log,
-            logs.EVICTED,
-            ledger=self._host.path,
-            engine=holder.engine_name,
-            engine_id=holder.engine_id,
-            pid=holder.pid,
-            topic=topic.name,
-            epoch=owner.epoch,
-            producer=holder.producer_name,
-            reason="fenced",
-            rival=describe_engine(self._host.info),
-        )
+    def _log_losers(self, topic: TopicLog, seen: Seen, winner: Holder) -> None:
+        """Log who has lost the topic by a grant of this engine."""
+        for dead in seen.dead:
+            self._log_gone(topic, dead)
+        if seen.owner is not None:
+            epoch, loser = seen.owner.epoch, seen.owner.holder
+            log_change(topic, epoch, "evict", "fenced", loser, winner)
+
+    def _log_gone(self, topic: TopicLog, session: Grant | Join) -> None:
+        log_gone(self._host.path, party(session.holder), "dead", NO_CONNECTION, [topic.name])
 
     def _grant(self, asking: Asking, owning: Owning, reason: str) -> None:
         writer, request, future = owning.writer, asking.request, asking.future
@@ -384,7 +396,8 @@ class Requests:
                         self._poll_one(asking, seen, turn)
                 finally:
                     asking.lock.release()
-        return bool(seen.queue) and seen.queue[0].number in self._waiting
+        first = bool(seen.queue) and seen.queue[0].number in self._waiting
+        return first or any(asking.refusal is not None for asking in waiting)
 
     def _is_settled(self, topic: TopicLog, seen: Seen, turn: int | None) -> bool:
         """Has the topic been free for the settle delay of the first waiter (rule D7)?"""
@@ -402,6 +415,9 @@ class Requests:
         try:
             topic.check()
             check_not_terminated(topic)
+            if asking.refusal is not None:
+                self._try_again(asking, asking.refusal)
+                return
             queued = any(each.number == asking.number for each in seen.queue)
             if not queued and asking.number not in topic.waiters:
                 owner = None if seen.owner is None else seen.owner.owner()
@@ -415,6 +431,13 @@ class Requests:
             raise
         except ExclusiveLogError as error:
             self._fail(asking, error)
+
+    def _try_again(self, asking: Asking, refusal: ExclusiveLogError) -> None:
+        """Try again to get a topic that is to be released to this engine."""
+        if asking.deadline is not None and _core.monotonic() >= asking.deadline:
+            self._fail(asking, late_release(asking.request.timeout, refusal))
+        else:
+            self._attempt(asking)
 
     @property
     def seconds(self) -> float | None:
@@ -476,6 +499,17 @@ def decide(epoch: int, seen: Seen, request: Request, number: int, settled: bool)
         request=request,
         settled=settled,
         reserved_for_it=None if seen.assigned is None else seen.elsewhere is None,
+    )
+
+
+def awaits_release(asking: Asking, seen: Seen, verdict: Verdict) -> bool:
+    """Is it refused only because the topic is still to be released to its engine (rule E3)?"""
+    owner, moving = seen.owner, seen.assigned
+    if owner is None or moving is None or seen.elsewhere or moving.session != owner.session:
+        return False
+    expected = any(waiter.engine_id == moving.engine_id for waiter in seen.queue)
+    return admission.awaits_release(
+        asking.mode, verdict, waiting=bool(seen.everyone), expected=expected
     )
 
 

@@ -103,6 +103,10 @@ class Assign:
     since: int
     until: int
 
+    def prolonged_by(self, record: Assign) -> bool:
+        """Does this record, of the same hand-over, give it more time (rule E4)?"""
+        return record.number == self.number and record.until > self.until
+
     @property
     def target(self) -> EngineInfo:
         """The engine, as inspections show it."""
@@ -111,9 +115,10 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Unassign:
-    """Ends an assignment."""
+    """Ends an assignment, for this reason."""
 
     number: int
+    reason: str
 
 
 Noted = Wait | Leave | Assign | Unassign
@@ -124,7 +129,7 @@ def encode(record: Noted) -> bytes:
     if isinstance(record, Leave):
         row: list[Any] = ["l", list(record.numbers)]
     elif isinstance(record, Unassign):
-        row = ["u", record.number]
+        row = ["u", record.number, record.reason]
     elif isinstance(record, Assign):
         row = [
             "a",
@@ -171,8 +176,8 @@ def _record(row: list[Any]) -> Noted:
         (numbers,) = fields
         return Leave(tuple(map(int, numbers)))
     if kind == "u":
-        (number,) = fields
-        return Unassign(int(number))
+        number, reason = fields
+        return Unassign(int(number), str(reason))
     if kind == "a":
         number, session, engine, name, pid, properties, since, until = fields
         return Assign(
@@ -216,9 +221,7 @@ class Waiters:
     def take(self, record: Noted | None) -> None:
         """Apply the next record."""
         if isinstance(record, Assign):
-            # The first valid one stays (rule E4); one that has ended is replaced.
-            if self.assigned is None or record.since >= self.assigned.until:
-                self.assigned = record
+            self._assign(record)
         elif isinstance(record, Unassign):
             if self.assigned is not None and self.assigned.number == record.number:
                 self.assigned = None
@@ -229,6 +232,13 @@ class Waiters:
         elif isinstance(record, Leave):
             for number in record.numbers:
                 self._waiting.pop(number, None)
+
+    def _assign(self, record: Assign) -> None:
+        """The first valid one stays, and may get more time (rule E4); one that has ended is
+        replaced."""
+        before = self.assigned
+        if before is None or record.since >= before.until or before.prolonged_by(record):
+            self.assigned = record
 
     def reason_of(self, grant: Grant, was_owned: bool, was_shared: bool) -> str:
         """Why the topic is granted by the next record, which counts (rule E5). `was_owned`: it has

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from exclusivelog import _core
+from exclusivelog.admission import end_of_move
 from exclusivelog.backend import MoveCancelled
 from exclusivelog.errors import (
     ExclusiveLogError,
@@ -67,7 +68,7 @@ class Chunk:
             raise
         late = self._late()
         with contextlib.suppress(WaitTimeoutError):  # they end by themselves
-            why = "deadline" if self._has_destination() else "the destination is gone"
+            why = end_of_move(lives=self._has_destination(), late=True, overtaken=False)
             self._cancel(late, why, self._wish.until)
         ended = {move.topic_id: move for move in self._inspect(late)}
         self.moves = [

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, logs, threads
 from exclusivelog.errors import ExclusiveLogError, LedgerError
+from exclusivelog.events import log_gone
 from exclusivelog.life import Callbacks, thread_of
 from exclusivelog.local.ownership import role_rows, steps
 from exclusivelog.local.records import Claimant, Session
 from exclusivelog.local.shm.slots import FIRST_BEAT_SECONDS, Slot, own_beat_seconds
-from exclusivelog.local.storage.changes import is_logged, log_gone
+from exclusivelog.local.storage.changes import is_logged, silence
 from exclusivelog.local.storage.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -311,13 +312,9 @@ class BackgroundWorker:
             "pid": first.pid,
             "producer": first.name,
         }
-        log_gone(
-            self._ledger.path,
-            party,
-            self._sessions.succession.end_of(first),
-            topics,
-            self._ledger.lockfile.slots,
-        )
+        reason = self._sessions.succession.end_of(first)
+        silent = silence(self._ledger.lockfile.slots, first.engine)
+        log_gone(self._ledger.path, party, reason, silent, topics)
 
 
 class Heartbeat:

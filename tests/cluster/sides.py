@@ -10,6 +10,7 @@ Ids of engines are replaced by their names, times by a T, and the places by PLAC
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import re
 import threading
@@ -42,6 +43,28 @@ class Call(NamedTuple):
         return f"{self.verb}({', '.join(filter(None, (self.label, options)))})"
 
 
+class Lines(logging.Handler):
+    """What is logged about who may write in one place."""
+
+    EVENTS = ("granted", "lost", "released", "evicted", "hand_over", "claim", "terminated")
+    NAMED = (
+        *("event", "topic", "epoch", "reason", "engine", "producer", "mode", "rival"),
+        *("step", "source", "target", "group", "resource", "generation", "offset"),
+    )
+
+    def __init__(self, ledger: str) -> None:
+        super().__init__(logging.INFO)
+        self.logged: list[str] = []
+        self._ledger = ledger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note the line, by its level and attributes."""
+        facts = vars(record)
+        if facts.get("ledger") == self._ledger and facts.get("event") in self.EVENTS:
+            told = {name: str(facts.get(name)) for name in self.NAMED}
+            self.logged.append(f"{record.levelname} {told}")
+
+
 @dataclass
 class Side:
     """One backend with two engines, and what was made there. `options` go to `xl.open`;
@@ -56,9 +79,17 @@ class Side:
         self.made: dict[str, Any] = {}
         self._heard: set[str] = set()
         self._lock = threading.Lock()
+        self._lines = Lines(str(self.engines["a"].path))
+        logger = logging.getLogger("exclusivelog")
+        logger.addHandler(self._lines)
+        self._level = logger.level
+        logger.setLevel(logging.INFO)
 
     def close(self) -> None:
         """Close both engines, and with them all that they have made."""
+        logger = logging.getLogger("exclusivelog")
+        logger.setLevel(self._level)
+        logger.removeHandler(self._lines)
         for engine in self.engines.values():
             engine.close()
 
@@ -234,7 +265,6 @@ class Side:
         return [
             (each.kind, each.reason, each.epoch, each.priority, *map(self._party, parties))
             for each in self.engines[engine].history(topic)
-            if each.kind in ("grant", "release", "evict")
             for parties in [(each.source, None if each.kind == "release" else each.target)]
         ]
 
@@ -355,6 +385,7 @@ class Side:
         )
         with self._lock:
             found["heard"] = sorted(self._heard)
+        found["logged"] = sorted(self.normal(line) for line in list(self._lines.logged))
         return found
 
     def knows_its_grants(self) -> bool:

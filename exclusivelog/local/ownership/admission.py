@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from exclusivelog import _core, admission
-from exclusivelog.admission import SHARED, Known, Verdict, granted_epoch
+from exclusivelog.admission import Known, granted_epoch
 from exclusivelog.local.records import Session, Transfer, unpack_session
 
 
@@ -35,19 +35,6 @@ def is_reserved(session: Session, transfer: Transfer | None) -> bool | None:
     """Is the topic in transit to the engine of this request (rule E3)? None: it is not in
     transit."""
     return None if transfer is None else transfer.target == session.engine
-
-
-def awaits_release(
-    session: Session, *, verdict: Verdict, waiting: bool, expected: bool, target: str
-) -> bool:
-    """Is a request refused only because its engine `target` is still to get the topic (rule E3)?
-
-    `waiting`: the queue is not empty, which keeps shared producers out. `expected`: a waiter of the
-    destination is in it, which becomes owner at the release.
-    """
-    if verdict not in (Verdict.BUSY, Verdict.FENCED) or target != session.engine:
-        return False
-    return not (waiting if session.mode == SHARED else expected)
 
 
 def has_living(

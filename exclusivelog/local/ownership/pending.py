@@ -29,7 +29,7 @@ from exclusivelog.errors import (
     WaitTimeoutError,
 )
 from exclusivelog.local.records import Registration, Session, StillReleasing
-from exclusivelog.refusals import timed_out
+from exclusivelog.refusals import late_release, timed_out
 from exclusivelog.sessions import log_granted
 from exclusivelog.waits import AnyFuture, give_granted, time_limit
 
@@ -59,11 +59,7 @@ class Arrival:
     def timed_out(self) -> WaitTimeoutError:
         """The error of the request at its deadline."""
         assert self.refusal is not None
-        return WaitTimeoutError(
-            f"the hand-over to this engine took longer than timeout={self.timeout} s: "
-            f"{self.refusal}",
-            holder=self.refusal.holder,
-        )
+        return late_release(self.timeout, self.refusal)
 
 
 class Arrivals:

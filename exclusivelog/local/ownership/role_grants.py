@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from exclusivelog import _core
+from exclusivelog.admission import OVERTAKEN
 from exclusivelog.backend import RoleDefinition
 from exclusivelog.errors import (
     ExclusiveLogError,
@@ -365,7 +366,7 @@ class RoleGrants:
         if transfer is not None and transfer.target == seat.engine:
             tables.transfers.drop(topic)
         elif transfer is not None:
-            self._sessions.transfers.cancel(tables, row, transfer, "another owner came first")
+            self._sessions.transfers.cancel(tables, row, transfer, OVERTAKEN)
         tables.sessions.put_holder(part)
         row.owner, row.epoch = part.id, part.epoch
         row.flags &= ~_core.RECREATED

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from exclusivelog import _core, refusals
 from exclusivelog import admission as policy
-from exclusivelog.admission import ADMITTED, HANDED_OVER, Verdict
+from exclusivelog.admission import ADMITTED, HANDED_OVER, OVERTAKEN, Verdict
 from exclusivelog.backend import ProducerRequest, RoleDefinition
 from exclusivelog.errors import (
     ExclusiveLogError,
@@ -264,7 +264,7 @@ class Succession:
 
     def evict_all(self, tables: Tables, row: _core.TopicRow, rival: Session) -> None:
         """Fence all sessions that hold or await the topic."""
-        steps.cancel_seats(self, tables, row, "another owner came first")
+        steps.cancel_seats(self, tables, row, OVERTAKEN)
         for session in tables.sessions.holders(row.id):
             self.drop_holder(tables, row, session, "evict", "fenced", rival)
             self.notify_fenced(tables, row, session, rival)
@@ -744,9 +744,7 @@ class Requests:
             waiter.engine == session.engine and self._succession.alive(waiter)
             for waiter in tables.sessions.waiters(row.id)
         )
-        waits = admission.awaits_release(
-            session, verdict=verdict, waiting=waiting, expected=expected, target=transfer.target
-        )
+        waits = policy.awaits_release(session.mode, verdict, waiting=waiting, expected=expected)
         return transfer if waits else None
 
     def _check_unbroken(

@@ -31,7 +31,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, refusals
-from exclusivelog.admission import HANDED_OVER, ClaimVerdict, judge_claim
+from exclusivelog.admission import (
+    NO_DESTINATION,
+    ClaimVerdict,
+    end_by_grant,
+    end_of_move,
+    judge_claim,
+)
 from exclusivelog.errors import ProducerMovedError
 from exclusivelog.local.ownership import role_rows
 from exclusivelog.local.ownership.recording import record, record_claim
@@ -201,14 +207,14 @@ class Transfers:
         transfer = tables.transfers.get(row.id)
         if transfer is None:
             return None
-        if not self.has_destination(transfer):
-            self.cancel(tables, row, transfer, "the destination is gone")
-        elif self._now() >= transfer.until:
-            self.cancel(tables, row, transfer, "deadline")
-        elif row.owner and transfer.session != row.owner:
-            self.cancel(tables, row, transfer, "another owner came first")
-        else:
+        ended = end_of_move(
+            lives=self.has_destination(transfer),
+            late=self._now() >= transfer.until,
+            overtaken=row.owner > 0 and transfer.session != row.owner,
+        )
+        if not ended:
             return transfer
+        self.cancel(tables, row, transfer, ended)
         return None
 
     def has_destination(self, transfer: Transfer) -> bool:
@@ -241,10 +247,9 @@ class Transfers:
         """End a hand-over because this session gets the topic, at the destination or elsewhere."""
         if transfer is None:
             return
-        if not winner.exclusive:
-            self.cancel(tables, row, transfer, "a shared producer of it came first")
-        elif reason != HANDED_OVER:
-            self.cancel(tables, row, transfer, "another owner came first")
+        failed = end_by_grant(shared=not winner.exclusive, reason=reason)
+        if failed:
+            self.cancel(tables, row, transfer, failed)
         else:
             tables.transfers.drop(row.id)
 
@@ -391,7 +396,7 @@ def end_overdue_seats(sessions: Succession, tables: Tables, row: _core.TopicRow)
     """End the moves of seats that cannot succeed any more."""
     for session, seat in _all_seats(tables, row):
         if not sessions.transfers.has_destination(seat):
-            _end_seat(sessions, tables, row, session, seat, "the destination is gone")
+            _end_seat(sessions, tables, row, session, seat, NO_DESTINATION)
         elif not sessions.transfers.can_succeed(seat):
             _end_seat(sessions, tables, row, session, seat, "deadline")
 
