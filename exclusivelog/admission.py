@@ -17,18 +17,17 @@ import enum
 from typing import NamedTuple
 
 from exclusivelog import _core
+from exclusivelog.types import EXCLUSIVE_MODES, FENCING_MODES, WAITING_MODES
 
 Known = tuple[int, int]  # the best and the lowest priority of a topic's waiters so far
-
-# The access modes, as requests name them.
-SHARED, WAIT, FENCING = "shared", "wait_for_exclusive", "exclusive_with_fencing"
 
 
 # ---- who may write (rules A, B5, B6) -----------------------------------------------------
 
 
 class Request(NamedTuple):
-    """A producer's request. `claim` is its `topic_epoch=` (rule B5)."""
+    """A producer's request. `mode` is the name of an access mode, `claim` its `topic_epoch=` (rule
+    B5)."""
 
     mode: str
     claim: int | None = None
@@ -77,20 +76,21 @@ def admit(
     claim = request.claim
     if is_stale(epoch, claim) or (recreated and claim == epoch):
         return Decision(Verdict.STALE, epoch)
-    owned = request.mode != SHARED  # epoch 0 has no owner, but may have had shared producers
+    owned = request.mode in EXCLUSIVE_MODES
     if claim is not None and (claim > epoch or (claim == 0 and owned)):
+        # Epoch 0 has no owner, but may have had shared producers.
         return Decision(Verdict.INVALID, epoch)
     free = owner is None and not shared
-    if request.mode == SHARED:
+    if not owned:
         refused = owner is not None or waiting
         return Decision(Verdict.BUSY if refused else Verdict.ADMIT, epoch)
-    if request.mode == FENCING:
+    if request.mode in FENCING_MODES:
         if not free or waiting:
             return Decision(Verdict.TAKE_OVER, epoch + 1)
         return Decision(Verdict.GRANT, granted_epoch(epoch, claim, in_transit))
     if free and not waiting:
         return Decision(Verdict.GRANT, granted_epoch(epoch, claim, in_transit))
-    return Decision(Verdict.QUEUE if request.mode == WAIT else Verdict.FENCED, epoch)
+    return Decision(Verdict.QUEUE if request.mode in WAITING_MODES else Verdict.FENCED, epoch)
 
 
 def is_stale(epoch: int, claim: int | None) -> bool:
@@ -169,7 +169,7 @@ def awaits_release(mode: str, verdict: Verdict, *, waiting: bool, expected: bool
     """
     if verdict not in (Verdict.BUSY, Verdict.FENCED):
         return False
-    return not (waiting if mode == SHARED else expected)
+    return not (expected if mode in EXCLUSIVE_MODES else waiting)
 
 
 def held_back(
@@ -185,8 +185,8 @@ def held_back(
     False
     """
     if reserved_for_it is not None:
-        return not reserved_for_it or (waiting and mode == SHARED)
-    return waiting or (mode == WAIT and not settled)
+        return not reserved_for_it or (waiting and mode not in EXCLUSIVE_MODES)
+    return waiting or (mode in WAITING_MODES and not settled)
 
 
 def decide(

@@ -30,7 +30,7 @@ from exclusivelog.types import AccessMode
 __all__ = ["Appended", "Run", "append_once", "record", "recorded"]
 
 MOST_NUMBER = 2**63 - 1
-MODES = ("shared", "exclusive", "exclusive_with_fencing")
+MODES = tuple(mode for mode in AccessMode if not mode.waits)
 
 
 class HasId(Protocol):
@@ -44,7 +44,7 @@ class HasId(Protocol):
 def check_run(run: Run) -> None:
     """Raise ValueError or TypeError for an invalid field."""
     mode = AccessMode.parse(run.access_mode)
-    if mode.value not in MODES:
+    if mode not in MODES:
         raise ValueError(f"access_mode={mode.value!r}: it takes one of {', '.join(MODES)}")
     check_name(run.producer, "producer")
     for name in ("writer", "token"):

@@ -32,7 +32,7 @@ from exclusivelog.errors import (
     WaitTimeoutError,
     describe_engine,
 )
-from exclusivelog.types import PREFIX, AccessMode, ClaimInfo, EngineInfo, OwnerInfo
+from exclusivelog.types import PREFIX, ClaimInfo, EngineInfo, OwnerInfo
 
 # ---- who holds it ------------------------------------------------------------------------
 
@@ -49,8 +49,7 @@ def topic_label(topic: str) -> str:
 
 def describe(owner: OwnerInfo) -> str:
     """A producer that holds a topic, or waits for it, for a message."""
-    shared = owner.access_mode is AccessMode.SHARED
-    epoch = f"epoch {owner.epoch}, " if owner.epoch and not shared else ""
+    epoch = f"epoch {owner.epoch}, " if owner.epoch and owner.access_mode.is_exclusive else ""
     return (
         f"producer {owner.producer_name!r} of engine {owner.engine_name!r} (id {owner.engine_id}, "
         f"pid {owner.pid}, {epoch}since {utc(owner.since)})"
@@ -80,7 +79,7 @@ def held_by(owner: OwnerInfo | None) -> str:
     topic is kept for it."""
     if owner is None:
         return ""
-    waits = owner.access_mode is AccessMode.WAIT_FOR_EXCLUSIVE and not owner.epoch
+    waits = owner.access_mode.waits and not owner.epoch
     return f"; it is {'awaited' if waits else 'held'} by {describe(owner)}"
 
 

@@ -471,7 +471,7 @@ def request_role(
     backend.check_writable()
     check_role_name(name)
     chosen = AccessMode.parse(access_mode)
-    if chosen is AccessMode.SHARED:
+    if not chosen.is_exclusive:
         raise ValueError("access_mode=shared: a role has one holder; use another access mode")
     priority = check_queue_options(priority, timeout, settle)
     if on_lost is not None and not callable(on_lost):

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from exclusivelog import _core, logs
-from exclusivelog.admission import SHARED
 from exclusivelog.backend import (
     EngineBackend,
     ProducerRequest,
@@ -33,6 +32,7 @@ from exclusivelog.errors import (
     WaitTimeoutError,
 )
 from exclusivelog.refusals import name_fencing_engine, producer_closed
+from exclusivelog.types import AccessMode
 from exclusivelog.waits import GrantFuture
 
 FOLLOWED_WITHIN = 5.0  # seconds for which a producer tries to follow a topic that was handed over
@@ -356,9 +356,10 @@ class SessionLife:
         """The request for the session with which its producers go on. `topic`: its id there;
         `lineage`: of the hand-over."""
         session = self.session
+        mode = AccessMode.EXCLUSIVE if session.exclusive else AccessMode.SHARED
         return ProducerRequest(
             topic,
-            "exclusive" if session.exclusive else SHARED,
+            mode.value,
             session.name,
             session.priority,
             properties=session.properties,

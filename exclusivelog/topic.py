@@ -761,7 +761,7 @@ def open_many(
     request = _request_for(first, mode, given, sending.on_wanted is not None)
     backend = engine.backend
     futures = [ProducerFuture(backend, 0, name, sending) for name in chosen]
-    if mode is AccessMode.WAIT_FOR_EXCLUSIVE:
+    if mode.waits:
         _queue_many(backend, chosen, futures, request)
         return futures
     sessions = backend.open_producers(chosen, request, sending)
@@ -789,7 +789,7 @@ def check_options_of_many(mode: AccessMode, options: Iterable[str], takes: Any) 
     for option in options:
         if option not in takes.__annotations__:
             raise TypeError(f"producers takes no option {option!r} (rule A4)")
-        if option in QueueOptions.__annotations__ and mode is not AccessMode.WAIT_FOR_EXCLUSIVE:
+        if option in QueueOptions.__annotations__ and not mode.waits:
             raise TypeError(
                 f"producers takes the option {option!r} only with wait_for_exclusive: in the mode "
                 f"{mode.value} it does not wait (rule A4)"
@@ -837,7 +837,7 @@ def _request_for(
     properties = options.get("properties") or {}
     encode_properties(properties)
     announce = options.get("announce")
-    if announce is not None and mode is AccessMode.SHARED:
+    if announce is not None and not mode.is_exclusive:
         raise ValueError("announce: a shared producer cannot announce; use another access_mode")
     return ProducerRequest(
         topic.id,

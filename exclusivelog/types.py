@@ -45,6 +45,12 @@ class AccessMode(str, enum.Enum):
     - `EXCLUSIVE`: the only producer; an error if the topic is not free.
     - `WAIT_FOR_EXCLUSIVE`: the only producer; waits for the topic in a priority queue (PIP-440).
     - `EXCLUSIVE_WITH_FENCING`: the only producer, at once: present holders and waiters are fenced.
+
+    The library asks a mode for its properties, and does not compare names:
+
+    >>> mode = AccessMode.WAIT_FOR_EXCLUSIVE
+    >>> mode.is_exclusive, mode.waits, mode.fences
+    (True, True, False)
     """
 
     SHARED = "shared"
@@ -54,6 +60,21 @@ class AccessMode(str, enum.Enum):
 
     def __str__(self) -> str:
         return self.value
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Is such a producer the only one of its topic?"""
+        return self is not AccessMode.SHARED
+
+    @property
+    def waits(self) -> bool:
+        """Does such a request wait in the topic's queue until the topic is free?"""
+        return self is AccessMode.WAIT_FOR_EXCLUSIVE
+
+    @property
+    def fences(self) -> bool:
+        """Does such a request fence the topic's holders and waiters?"""
+        return self is AccessMode.EXCLUSIVE_WITH_FENCING
 
     @classmethod
     def parse(cls, value: AccessMode | str) -> AccessMode:
@@ -70,10 +91,16 @@ wait_for_exclusive or exclusive_with_fencing
         try:
             return cls(value)
         except ValueError:
+            *others, last = cls
             raise ValueError(
-                f"access_mode={value!r} is unknown; it takes shared, exclusive, "
-                "wait_for_exclusive or exclusive_with_fencing"
+                f"access_mode={value!r} is unknown; it takes {', '.join(others)} or {last}"
             ) from None
+
+
+# The modes with a property, for rows and requests, which have the name of their mode.
+EXCLUSIVE_MODES: frozenset[str] = frozenset(mode.value for mode in AccessMode if mode.is_exclusive)
+WAITING_MODES: frozenset[str] = frozenset(mode.value for mode in AccessMode if mode.waits)
+FENCING_MODES: frozenset[str] = frozenset(mode.value for mode in AccessMode if mode.fences)
 
 
 @dataclass(frozen=True)
@@ -142,8 +169,8 @@ class WaiterInfo:
 
     >>> leader = topic.producer("exclusive")
     >>> future = topic.producer_async("wait_for_exclusive", priority=2)
-    >>> [waiter.priority for waiter in topic.waiters], future.cancel()
-    ([2], True)
+    >>> [(waiter.priority, waiter.access_mode.value) for waiter in topic.waiters], future.cancel()
+    ([(2, 'wait_for_exclusive')], True)
     """
 
     engine_id: str
@@ -154,6 +181,7 @@ class WaiterInfo:
     since: int
     session: int
     properties: Mapping[str, str] = field(default_factory=dict)
+    access_mode: AccessMode = AccessMode.WAIT_FOR_EXCLUSIVE
 
 
 @dataclass(frozen=True)

@@ -37,13 +37,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from unittest import mock
 
-from exclusivelog.local.records import SHARED, WAIT
 from proof.memory import Transactions, last_id
 from proof.model_judge import in_transit
 from proof.rules import Rules
 from proof.world import (
     GONE,
-    MODES,
     NO_CLAIM,
     SETTLE,
     SETTLES,
@@ -58,6 +56,7 @@ from proof.world import (
     is_alive,
     place,
 )
+from testing.processes import MODES, SHARED, WAIT
 
 # ---- steps -------------------------------------------------------------------------------
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from exclusivelog.local.records import EXCLUSIVE, FENCING, SHARED, WAIT
 from proof.world import Row, State, Violation, World, is_alive, place
+from testing.processes import EXCLUSIVE, FENCING, SHARED, WAIT
 
 
 def in_transit(state: State) -> int | None:

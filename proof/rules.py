@@ -15,9 +15,6 @@ from exclusivelog.local.ownership.sessions import Succession
 from exclusivelog.local.ownership.steps import RETRY_AT, Transfers
 from exclusivelog.local.ownership.transfers import HandOver
 from exclusivelog.local.records import (
-    EXCLUSIVE,
-    FENCING,
-    SHARED,
     Session,
     Transfer,
     pack_session,
@@ -26,6 +23,7 @@ from exclusivelog.local.records import (
 from exclusivelog.local.storage.tables import Tables, queue_key
 from proof.memory import DEADLINE, SETTLED
 from proof.world import SMALL_MOVING_WORLDS, SMALL_WORLDS, Client, State, World
+from testing.processes import EXCLUSIVE, FENCING, SHARED
 
 
 def may_append(state: State, client: Client) -> bool:

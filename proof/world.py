@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from exclusivelog.admission import Known
-from exclusivelog.local.records import EXCLUSIVE, FENCING, SHARED, WAIT
 
-MODES = (SHARED, EXCLUSIVE, WAIT, FENCING)
 NO_CLAIM = -1
 GONE = -1  # a session of which nothing is left
 SETTLE = 10**5  # ns that those leave a topic to better ones that do

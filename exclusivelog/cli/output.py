@@ -22,7 +22,7 @@ def fields_of(info: Any) -> dict[str, Any]:
 def holder_of(topic: xl.Topic) -> str:
     """The topic's owner, or the number of its shared producers."""
     holders = topic.holders
-    if holders and holders[0].access_mode is xl.AccessMode.SHARED:
+    if holders and not holders[0].access_mode.is_exclusive:
         return f"{len(holders)} shared"
     return f"{holders[0].producer_name} (pid {holders[0].pid})" if holders else "-"
 

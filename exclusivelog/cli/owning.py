@@ -87,14 +87,13 @@ def owners(path: str, topic: str | None, history: bool, as_json: bool) -> None:
 
 def _owner_rows(topic: xl.Topic) -> Iterator[Sequence[object]]:
     for h in topic.holders:
-        shared = h.access_mode is xl.AccessMode.SHARED
         yield (
             topic.name,
             "holds",
             h.producer_name,
             h.access_mode,
             h.priority,
-            "-" if shared else h.epoch,
+            h.epoch if h.access_mode.is_exclusive else "-",
             h.engine_name,
             h.engine_id,
             h.pid,
@@ -118,7 +117,7 @@ def _owner_rows(topic: xl.Topic) -> Iterator[Sequence[object]]:
             topic.name,
             "waits",
             w.producer_name,
-            xl.AccessMode.WAIT_FOR_EXCLUSIVE,
+            w.access_mode,
             w.priority,
             "-",
             w.engine_name,
@@ -170,7 +169,7 @@ def owner_facts(topic: xl.Topic) -> Iterator[dict[str, object]]:
             "topic": topic.name,
             "state": "waits",
             "producer": w.producer_name,
-            "mode": xl.AccessMode.WAIT_FOR_EXCLUSIVE.value,
+            "mode": str(w.access_mode),
             "priority": w.priority,
             "engine": w.engine_name,
             "engine_id": w.engine_id,

@@ -63,7 +63,7 @@ from exclusivelog.events import log_event
 from exclusivelog.foreign import Ignoring
 from exclusivelog.messages import Encoded
 from exclusivelog.refusals import handed_over, topic_label
-from exclusivelog.types import AccessMode, OwnerInfo
+from exclusivelog.types import OwnerInfo
 from exclusivelog.waits import READER_LOOK_UP_SECONDS, in_slices, wait_for
 
 if TYPE_CHECKING:
@@ -1054,7 +1054,7 @@ def waiter_info(waiter: Wait) -> OwnerInfo:
         engine_name=waiter.engine_name,
         pid=waiter.pid,
         producer_name=waiter.producer_name,
-        access_mode=AccessMode.WAIT_FOR_EXCLUSIVE,
+        access_mode=waiter.access_mode,
         priority=waiter.priority,
         epoch=0,
         since=waiter.since,

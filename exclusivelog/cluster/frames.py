@@ -32,7 +32,7 @@ All readers must agree on which records count. So `decode` has three outcomes:
 
 - Bytes without the magic are **foreign**, of another program. `decode` returns None. They count in
   no version of this library.
-- An unknown version raises `LedgerVersionError`, and damaged or invalid bytes raise
+- An unknown version or access mode raises `LedgerVersionError`, and damaged or invalid bytes raise
   `LedgerCorruptedError`. A reader stops there: another reader might count this record, so skipping
   it could let two owners write.
 - Everything else decodes to exactly one record.
@@ -48,7 +48,7 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -56,7 +56,7 @@ import msgpack
 
 from exclusivelog._core import Entry, Message, crc32c
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError, UnsupportedError
-from exclusivelog.types import AccessMode, OwnerInfo
+from exclusivelog.types import EXCLUSIVE_MODES, AccessMode, OwnerInfo
 
 __all__ = [
     "MAX_BYTES",
@@ -625,14 +625,19 @@ def _parse_join(row: list[Any]) -> Join:
         _check_int("granted", granted, 0, U64),
         _check_int("joins", joins, 0, U63),
         _check_int("session", session, 1, U64),
-        _holder(holder, [str(AccessMode.SHARED)]),
+        _holder(holder, MODES - EXCLUSIVE_MODES),
     )
 
 
-def _holder(fields: list[Any], modes: list[str]) -> Holder:
+def _holder(fields: list[Any], modes: Set[str]) -> Holder:
     engine, engine_name, pid, name, mode, priority, since, properties = fields
-    if mode not in modes:
-        raise _InvalidError(f"access mode {mode!r} is not one of {', '.join(modes)}")
+    if type(mode) is str and mode not in MODES:
+        raise LedgerVersionError(
+            f"the log has a producer with the access mode {mode!r}, which this library does not "
+            "know: read it with a newer version of exclusivelog"
+        )
+    if type(mode) is not str or mode not in modes:
+        raise _InvalidError(f"access mode {mode!r} is not one of {', '.join(sorted(modes))}")
     if properties is not None:
         _check_properties(properties)
     return Holder(
@@ -670,7 +675,7 @@ PARSERS: dict[str, tuple[Callable[[list[Any]], Parsed], int]] = {
     "r": (_parse_release, 4),
     "t": (_parse_terminate, 3),
 }
-EXCLUSIVE_MODES = [str(mode) for mode in AccessMode if mode is not AccessMode.SHARED]
+MODES = frozenset(mode.value for mode in AccessMode)
 
 
 # ---- fields ------------------------------------------------------------------------------

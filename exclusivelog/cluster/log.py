@@ -68,7 +68,6 @@ from exclusivelog.errors import (
 )
 from exclusivelog.messages import Encoded
 from exclusivelog.refusals import fenced, terminated
-from exclusivelog.types import AccessMode
 
 __all__ = [
     "Message",
@@ -229,7 +228,7 @@ class Asker:
         self.topic = topic
         self.status: Status = "refused"
         self.epoch = self.session = 0
-        self.is_shared = holder.access_mode is AccessMode.SHARED
+        self.is_shared = not holder.access_mode.is_exclusive
         self._append = append
         self.holder = holder
         self._draw = draw

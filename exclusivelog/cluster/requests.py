@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from exclusivelog import _core, admission, logs
 from exclusivelog.admission import (
     ADMITTED,
-    SHARED,
     Decision,
     Request,
     Verdict,
@@ -66,7 +65,7 @@ from exclusivelog.refusals import (
     topic_label,
 )
 from exclusivelog.sessions import log_granted
-from exclusivelog.types import AccessMode
+from exclusivelog.types import EXCLUSIVE_MODES, AccessMode
 from exclusivelog.waits import AnyFuture, give_granted
 
 if TYPE_CHECKING:
@@ -203,7 +202,7 @@ class Requests:
     def _reserve_name(self, asking: Asking) -> None:
         """Refuse the second of two requests of this engine with the same producer name (rule
         A6)."""
-        if asking.mode in (AccessMode.EXCLUSIVE_WITH_FENCING, AccessMode.WAIT_FOR_EXCLUSIVE):
+        if asking.mode.fences or asking.mode.waits:
             return  # a waiter needs no name before its grant (rule D9)
         with self._lock:
             first = self._names.setdefault((asking.topic.id, asking.name), asking)
@@ -229,8 +228,7 @@ class Requests:
         topic = asking.topic
         topic.catch_up()
         check_not_terminated(topic)
-        fencing = asking.mode is AccessMode.EXCLUSIVE_WITH_FENCING
-        with contextlib.nullcontext() if patient or not fencing else _alone(topic.log):
+        with contextlib.nullcontext() if patient or not asking.mode.fences else _alone(topic.log):
             if not patient:
                 topic.catch_up()
             seen = inspect(topic, self._host.lives, self._host.id)
@@ -490,7 +488,7 @@ def judge(asking: Asking, seen: Seen) -> Decision:
 def decide(epoch: int, seen: Seen, request: Request, number: int, settled: bool) -> Decision:
     """The decision about a request with this number, at this epoch (rule J5). `settled`: its delay
     has passed. `proof.cluster_model` decides by it, too."""
-    queue = seen.everyone if request.mode == SHARED else seen.queue
+    queue = seen.queue if request.mode in EXCLUSIVE_MODES else seen.everyone
     return admission.decide(
         epoch=epoch,
         owner=seen.owner,

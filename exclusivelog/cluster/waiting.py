@@ -68,6 +68,11 @@ class Wait:
     since: int
     properties: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def access_mode(self) -> AccessMode:
+        """The mode of every waiter: its record has none."""
+        return AccessMode.WAIT_FOR_EXCLUSIVE
+
     def info(self) -> WaiterInfo:
         """The waiter as inspections show it."""
         return WaiterInfo(
@@ -79,6 +84,7 @@ class Wait:
             since=self.since,
             session=self.number,
             properties=self.properties,
+            access_mode=self.access_mode,
         )
 
 
@@ -244,7 +250,7 @@ class Waiters:
         """Why the topic is granted by the next record, which counts (rule E5). `was_owned`: it has
         an owner until then, `was_shared`: shared producers."""
         holder = grant.holder
-        fences = holder.access_mode is AccessMode.EXCLUSIVE_WITH_FENCING
+        fences = holder.access_mode.fences
         kept = self.assigned_at(holder.since) is not None or bool(self._waiting)
         moved = self._is_reserved(holder, was_owned)
         return reason_of_grant(
@@ -267,11 +273,11 @@ class Waiters:
         assigned, self.assigned = self.assigned, None
         moved = reserved and assigned is not None and assigned.session == last
         self.lineage = self.lineage if moved and self.lineage else grant.session
-        if holder.access_mode is AccessMode.WAIT_FOR_EXCLUSIVE:
+        if holder.access_mode.waits:
             queued = (each.priority for each in self._waiting.values())
             self.known = widened(self.known, holder.priority, *queued)
             self._granted_to_waiter(holder)
-        elif holder.access_mode is AccessMode.EXCLUSIVE_WITH_FENCING and not reserved:
+        elif holder.access_mode.fences and not reserved:
             self._waiting.clear()
 
     def _granted_to_waiter(self, holder: Holder) -> None:
@@ -283,7 +289,7 @@ class Waiters:
 
     def _of(self, holder: Holder) -> list[int]:
         """The waiters that may be this holder, by their numbers."""
-        if holder.access_mode is not AccessMode.WAIT_FOR_EXCLUSIVE:
+        if not holder.access_mode.waits:
             return []
         return [
             number

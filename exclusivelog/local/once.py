@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from exclusivelog import _core
 from exclusivelog.backend import Appended, Run
 from exclusivelog.errors import LedgerError
-from exclusivelog.local import records
 from exclusivelog.local.records import Session
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.messages import Columns
@@ -92,8 +91,8 @@ def _went_back(row: _core.TopicRow, run: Run, number: int, last: int) -> LedgerE
 
 
 def _session(engine: Runtime, tables: Tables, topic: int, run: Run) -> Session:
-    mode = AccessMode.parse(run.access_mode).value
-    shared = mode == records.SHARED
+    mode = AccessMode.parse(run.access_mode)
+    token = run.token if mode.is_exclusive else None
     return Session(
         id=tables.rows.next_id(b"session"),
         topic=topic,
@@ -102,12 +101,12 @@ def _session(engine: Runtime, tables: Tables, topic: int, run: Run) -> Session:
         pid=engine.info.pid,
         engine_name=engine.name,
         name=run.producer,
-        mode=mode,
+        mode=mode.value,
         priority=0,
         created=_core.now(),
         tie=int.from_bytes(os.urandom(4)),
         since=time.time_ns() // 1_000_000,
-        claim=None if shared or run.token is None else _claim(tables, topic, run.token),
+        claim=None if token is None else _claim(tables, topic, token),
         engine_properties=dict(engine.info.properties),
     )
 

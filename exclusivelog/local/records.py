@@ -15,7 +15,15 @@ from exclusivelog.errors import (
     ProducerFencedError,
     ProducerRevokedError,
 )
-from exclusivelog.types import PREFIX, AccessMode, OwnerInfo, WaiterInfo
+from exclusivelog.types import (
+    EXCLUSIVE_MODES,
+    FENCING_MODES,
+    PREFIX,
+    WAITING_MODES,
+    AccessMode,
+    OwnerInfo,
+    WaiterInfo,
+)
 
 if TYPE_CHECKING:
     import lmdb
@@ -256,12 +264,6 @@ def u64(data: bytes) -> int:
 # makes several.
 
 
-SHARED = AccessMode.SHARED.value
-EXCLUSIVE = AccessMode.EXCLUSIVE.value
-WAIT = AccessMode.WAIT_FOR_EXCLUSIVE.value
-FENCING = AccessMode.EXCLUSIVE_WITH_FENCING.value
-
-
 class Session(NamedTuple):
     """The row of one producer's registration on a topic, waiting or admitted.
 
@@ -294,7 +296,17 @@ class Session(NamedTuple):
     @property
     def exclusive(self) -> bool:
         """Is it the only holder of its topic, once it is admitted?"""
-        return self.mode != SHARED
+        return self.mode in EXCLUSIVE_MODES
+
+    @property
+    def waits(self) -> bool:
+        """Does it wait in the topic's queue until it is admitted?"""
+        return self.mode in WAITING_MODES
+
+    @property
+    def fences(self) -> bool:
+        """Does it fence the topic's holders and waiters?"""
+        return self.mode in FENCING_MODES
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -408,6 +420,7 @@ def waiter_info(session: Session) -> WaiterInfo:
         since=session.since,
         session=session.id,
         properties=session.properties,
+        access_mode=AccessMode(session.mode),
     )
 
 

@@ -89,7 +89,6 @@ from exclusivelog.spark.plan import Offsets, Position, Span
 from exclusivelog.spark.staging import Directory, Piece, Stage, check_arrived, parts, staged
 from exclusivelog.spark.views import VIEWS, check_columns, records, schema_of
 from exclusivelog.topic import Topic
-from exclusivelog.types import AccessMode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -385,7 +384,7 @@ class _Writer:
         return f"spark-{job.name}".encode()[:PRODUCER_BYTES].decode(errors="ignore")
 
     def _clean(self, job: Job, stream: bool, appended: bool) -> None:
-        if stream and appended and self.options.access_mode is not AccessMode.SHARED:
+        if stream and appended and self.options.access_mode.is_exclusive:
             # The query's other runs are superseded: what they have left behind goes, too. Who
             # had nothing to append may be superseded itself.
             self.directory.remove(job.place[0])

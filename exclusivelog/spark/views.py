@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 
 from exclusivelog.spark import plan
 from exclusivelog.spark.errors import SCHEMA, SourceError
-from exclusivelog.types import AccessMode, OwnerInfo, WaiterInfo
+from exclusivelog.types import OwnerInfo, WaiterInfo
 
 if TYPE_CHECKING:
     import exclusivelog as xl
@@ -155,8 +155,7 @@ def _owners(engine: xl.Engine, name: str) -> Iterator[Record]:
             "from_engine_id": source and source.engine_id,
         }
     for waiter in topic.waiters:
-        mode = AccessMode.WAIT_FOR_EXCLUSIVE.value
-        yield {**_session(name, "waits", waiter), "mode": mode}
+        yield {**_session(name, "waits", waiter), "mode": waiter.access_mode.value}
 
 
 def _session(topic: str, state: str, facts: OwnerInfo | WaiterInfo) -> Record:

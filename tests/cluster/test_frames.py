@@ -318,7 +318,7 @@ OUT_OF_BOUNDS: list[tuple[list[Any], int, tuple[Any, ...]]] = [
     (FRAME, 12, ([{}], [{"a": b"b"}], [["a"]])),
     (GRANT, 1, (0,)),
     (GRANT, 3, (0,)),
-    (GRANT, 10, ("shared", "Exclusive", ["exclusive"])),
+    (GRANT, 10, ("shared", 1, ["exclusive"])),
     (GRANT, 13, ({},)),
     (GRANT, 8, (-1,)),
     (GRANT, 5, (-1,)),
@@ -331,7 +331,7 @@ OUT_OF_BOUNDS: list[tuple[list[Any], int, tuple[Any, ...]]] = [
     (JOIN, 2, (-1,)),
     (JOIN, 3, (-1,)),
     (JOIN, 4, (0,)),
-    (JOIN, 9, ("exclusive",)),
+    (JOIN, 9, ("exclusive", None)),
     (JOIN, 12, ({},)),
 ]
 
@@ -367,6 +367,14 @@ def test_a_newer_version_stops_a_reader() -> None:
     data[3] = 2
     with pytest.raises(LedgerVersionError, match="version 2"):
         decode(bytes(data))
+
+
+@pytest.mark.parametrize(("row", "field"), [(GRANT, 10), (JOIN, 9)])
+def test_an_access_mode_of_a_newer_version_stops_a_reader(row: list[Any], field: int) -> None:
+    made = [*row]
+    made[field] = "exclusive_with_lease"
+    with pytest.raises(LedgerVersionError, match=r"'exclusive_with_lease'.*newer version"):
+        decode(packed(made))
 
 
 # ---- sizes -------------------------------------------------------------------------------

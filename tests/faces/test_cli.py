@@ -16,6 +16,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from exclusivelog import __version__
 from exclusivelog.cli import demo, demonstrating, load, messaging
 from exclusivelog.local.storage.tables import PAIR
 from exclusivelog.local.versions import FORMAT
+from exclusivelog.types import ModeName
 from testing.commands import run
 from testing.processes import PATIENCE, open_producer, until
 
@@ -581,7 +583,8 @@ def test_a_closed_pipe_ends_a_help_text_quietly() -> None:
 
 
 def test_the_command_knows_the_access_modes_and_the_demos_defaults() -> None:
-    assert set(messaging.MODES) == {mode.value for mode in xl.AccessMode}
+    modes = {mode.value for mode in xl.AccessMode}
+    assert set(messaging.MODES) == set(typing.get_args(ModeName)) == modes
     assert (demonstrating.KILLS, demonstrating.RATE) == (demo.DEFAULT_KILLS, demo.DEFAULT_RATE)
 
 

@@ -35,7 +35,6 @@ from exclusivelog.local.ownership.steps import (
     WANTED,
 )
 from exclusivelog.local.records import (
-    FENCING,
     Claimant,
     Session,
     Transfer,
@@ -313,9 +312,9 @@ class RoleGrants:
 
     # ---- grant ---------------------------------------------------------------------------
 
-    def check_free(self, tables: Tables, seat: Session, waits: bool) -> bool:
+    def check_free(self, tables: Tables, seat: Session) -> bool:
         """Is every part of the role free, for a request that is not queued? If not, and it does not
-        wait (`waits`), raises ProducerFencedError, which names the obstacle."""
+        wait, raises ProducerFencedError, which names the obstacle."""
         role = role_rows.find(tables, seat.bound_to)
         assert role is not None
         obstacle = self._obstacles.find(tables, role, seat, None)
@@ -323,7 +322,7 @@ class RoleGrants:
             return True
         if obstacle.error is not None:
             raise obstacle.error
-        if not waits:
+        if not seat.waits:
             raise ProducerFencedError(
                 f"role {role.name!r} is not free: {obstacle.text}; wait_for_exclusive waits for "
                 "it, exclusive_with_fencing takes it",
@@ -359,7 +358,7 @@ class RoleGrants:
         part = part._replace(epoch=row.epoch + 1, lineage=part.id, since=seat.since)
         if topic in role.parts and tables.sessions.drop_waiter(part):
             row.waiting -= 1
-        if seat.mode == FENCING:
+        if seat.fences:
             self._sessions.evict_all(tables, row, part)
         assert (row.owner, row.shared) == (0, 0), f"topic {row.name!r} was taken twice"
         transfer = tables.transfers.get(topic)

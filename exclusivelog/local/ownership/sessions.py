@@ -34,7 +34,7 @@ from exclusivelog.errors import (
     TopicNotFoundError,
     TopicTerminatedError,
 )
-from exclusivelog.local import faults, records
+from exclusivelog.local import faults
 from exclusivelog.local.ownership import admission, role_rows, steps
 from exclusivelog.local.ownership.pending import CHUNK_SECONDS
 from exclusivelog.local.ownership.recording import record, write_events
@@ -51,8 +51,6 @@ from exclusivelog.local.ownership.steps import (
     Transfers,
 )
 from exclusivelog.local.records import (
-    SHARED,
-    WAIT,
     Claimant,
     Registration,
     Session,
@@ -66,7 +64,7 @@ from exclusivelog.local.records import (
 )
 from exclusivelog.local.storage.tables import NOT_EVICTED, Tables, check_usable, owner_of
 from exclusivelog.refusals import moving_to
-from exclusivelog.types import EngineInfo, OwnerInfo, WaiterInfo
+from exclusivelog.types import EXCLUSIVE_MODES, EngineInfo, OwnerInfo, WaiterInfo
 
 if TYPE_CHECKING:
     from exclusivelog.local.shm.slots import Slots
@@ -123,7 +121,7 @@ class Succession:
             row.owner = session.id
             row.epoch = session.epoch
             row.flags &= ~_core.RECREATED
-            if session.mode == WAIT:
+            if session.waits:
                 tables.sessions.learn(row.id, session.priority)
             record(tables, row, "grant", reason, target=session)
         else:
@@ -506,7 +504,7 @@ def _blocking_holders(
     if row.owner:
         owner = owner_of(tables, row)
         return [owner] if owner is not None else []
-    if mode != SHARED or row.waiting:
+    if mode in EXCLUSIVE_MODES or row.waiting:
         return tables.sessions.holders(row.id)
     # Shared producers do not exclude each other, and there may be many: inspect only the one
     # with the same name, whose seat may have been moving (rule A6).
@@ -657,7 +655,7 @@ class Requests:
             shared=row.shared > 0,
             waiting=row.waiting > 0 and seat is None,
             request=policy.Request(session.mode, session.claim),
-            settled=session.mode != WAIT
+            settled=not session.waits
             or admission.is_settled(
                 session,
                 now=self._succession.now(),
@@ -667,11 +665,9 @@ class Requests:
             reserved_for_it=admission.is_reserved(session, transfer),
             recreated=bool(row.flags & _core.RECREATED),
         )
-        granted = decision.verdict is Verdict.GRANT and session.mode != records.FENCING
-        if granted and is_role(row.name):
-            waits = session.mode == records.WAIT
-            if not self._roles.check_free(tables, session, waits):
-                return Verdict.QUEUE, row.epoch
+        granted = decision.verdict is Verdict.GRANT and not session.fences
+        if granted and is_role(row.name) and not self._roles.check_free(tables, session):
+            return Verdict.QUEUE, row.epoch
         return decision.verdict, decision.epoch
 
     def _queue(

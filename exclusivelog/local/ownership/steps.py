@@ -41,10 +41,10 @@ from exclusivelog.admission import (
 from exclusivelog.errors import ProducerMovedError
 from exclusivelog.local.ownership import role_rows
 from exclusivelog.local.ownership.recording import record, record_claim
-from exclusivelog.local.records import SHARED, Claimant, Session, Transfer, is_role
+from exclusivelog.local.records import Claimant, Session, Transfer, is_role
 from exclusivelog.local.storage.tables import Tables, owner_of
 from exclusivelog.refusals import claim_refused, claim_revoked, handed_over
-from exclusivelog.types import EngineInfo
+from exclusivelog.types import AccessMode, EngineInfo
 
 if TYPE_CHECKING:
     from exclusivelog.local.ownership.sessions import Succession
@@ -366,7 +366,7 @@ def pass_seat_on(
         pid=seat.pid,
         engine_name=seat.name,
         name=session.name,
-        mode=SHARED,
+        mode=AccessMode.SHARED.value,
         priority=session.priority,
         created=sessions.now(),
         tie=0,
