@@ -193,26 +193,10 @@ def rules_behind(item: pytest.Item) -> set[str]:
     return {number for mark in item.iter_markers("rule") for number in mark.args}
 
 
-# By the beginnings of their paths: what is made for the first of them serves all.
-TOGETHER = (
-    "tests/cluster/test_mirror_broker",
-    "tests/core/test_native",
-    "proof/tests/test_cluster_torture",
-    "tests/faces/test_package",
-    "tests/spark/",
-)
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Whichever worker has one of these has all: else each worker starts a JVM of its own, or
-    compiles the same program. (Groups of xdist 3.8 would do it, if pytest 9.2 still let it rename
-    tests.)"""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Together(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return next((name for name in TOGETHER if nodeid.startswith(name)), nodeid)
+    """Whichever worker has one of some tests has all of them."""
+    from testing.together import Together
 
     return Together(config, log)
 
