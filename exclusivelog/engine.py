@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, Unpack, overload
 
-from exclusivelog.arguments import as_int, check_flag, check_name, is_url
+from exclusivelog.arguments import as_int, check_flag, check_name
 from exclusivelog.backend import CAPABILITIES, EngineBackend
 from exclusivelog.closing import Closing
 from exclusivelog.errors import TopicNotFoundError
@@ -734,7 +734,7 @@ it is held by ...
         return html_of(self, self._as_html)
 
     def _as_html(self) -> str:
-        if is_url(self.path):  # to show a cluster's topics, it would have to be asked
+        if self.backend.is_remote:
             return facts(repr(self), [])
         names = self.topics()
         rows = (self.topic(name, create=False)._row() for name in names[:MOST_ROWS])

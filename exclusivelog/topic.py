@@ -14,7 +14,6 @@ from exclusivelog.arguments import (
     check_queue_options,
     check_seconds,
     is_internal,
-    is_url,
     is_whole,
 )
 from exclusivelog.backend import EngineBackend, Opened, ProducerRequest, TopicStore
@@ -707,7 +706,7 @@ producer; it is held by producer 'leader' ...
         return html_of(self, self._as_html)
 
     def _as_html(self) -> str:
-        if is_url(self.engine.path):  # it would have to be asked
+        if self.engine.backend.is_remote:
             return facts(repr(self), [])
         places = ("first offset", self.first_offset), ("next offset", self.next_offset)
         return facts(repr(self), [*zip(ROW[1:], self._row()[1:], strict=True), *places])

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 import exclusivelog as xl
-from exclusivelog.arguments import is_url
 from exclusivelog.cli.output import (
     announcement_of,
     cell_of,
@@ -110,7 +109,7 @@ def info(path: str, topic: str | None, as_json: bool) -> None:
 
 def _ledger_facts(engine: xl.Engine) -> dict[str, Any]:
     stats = engine.stats()
-    if is_url(engine.path):
+    if engine.backend.is_remote:
         return {"path": engine.path, "topics": stats.topics, "engines": stats.engines}
     facts = {"path": engine.path, "format": engine.ledger.format}
     return facts | {name: stats[name] for name in SIZES}
@@ -171,10 +170,10 @@ def stats(path: str, topic: str | None, as_json: bool) -> None:
     engines, queues and lags: each engine on a cluster counts its messages by itself.
     """
     with open_to_read(path) as engine:
-        if is_url(path) and topic is None:
+        if topic is None:
             _follow_topics(engine)
         found: Any = engine.stats() if topic is None else engine.topic(topic, False).stats()
-    kept = ON_A_CLUSTER if is_url(path) else None
+        kept = ON_A_CLUSTER if engine.backend.is_remote else None
     shown = {name: value for name, value in items_of(found) if kept is None or name in kept}
     if as_json:
         print(json.dumps(jsonable(shown)))
@@ -184,8 +183,9 @@ def stats(path: str, topic: str | None, as_json: bool) -> None:
 
 
 def _follow_topics(engine: xl.Engine) -> None:
-    """Use each topic once: an engine on a cluster has figures only of topics that it has used."""
-    for name in engine.topics():
+    """On a cluster, use each topic once: an engine there has figures only of topics that it has
+    used."""
+    for name in engine.topics() if engine.backend.is_remote else ():
         _ = engine.topic(name, create=False).next_offset
 
 
@@ -228,6 +228,6 @@ def metrics(path: str, no_topics: bool, openmetrics: bool) -> None:
     from exclusivelog.metrics import render
 
     with open_to_read(path) as engine:
-        if is_url(path) and not no_topics:
+        if not no_topics:
             _follow_topics(engine)
         sys.stdout.write(render(engine, topics=not no_topics, openmetrics=openmetrics))

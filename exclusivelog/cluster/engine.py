@@ -56,6 +56,7 @@ class ClusterEngine(EngineBackend):
         "shared_producers", "shared_state", "snapshots", "statistics", "termination", "unload",
     })  # fmt: skip
     pending: Requests
+    is_remote = True
     latest_needs_log = True  # another machine may own the topic by now
 
     # The only transactions that are made are those of announcements.

@@ -11,6 +11,7 @@ What `append` promises:
 
 - A record is appended as a whole and unchanged, or not at all.
 - `answered` may be called never, once or several times, on any thread, and before `append` returns.
+  An answer on another thread may wait for a lock that the caller of `append` holds.
 - An answer with `stored=True` means that the record is in the log, at least once.
 - An answer with `stored=False` means that this call has not appended it and never will.
 - An answer with `stored=None`, a missing answer or a time limit that has passed mean: unknown. The
@@ -26,12 +27,23 @@ raises `OffsetTrimmedError`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, NewType, Protocol
+from typing import NamedTuple, NewType, Protocol, runtime_checkable
 
 from exclusivelog.types import EngineInfo
 
-__all__ = ["Answer", "Answered", "OrderedLog", "Place", "Position", "Record", "Tail", "ignore"]
+__all__ = [
+    "Answer",
+    "Answered",
+    "Excluding",
+    "OrderedLog",
+    "Place",
+    "Position",
+    "Record",
+    "Tail",
+    "ignore",
+]
 
 Position = NewType("Position", bytes)
 """The place of a record. Opaque outside the log that has made it. Positions of one log compare as
@@ -114,6 +126,19 @@ class OrderedLog(Protocol):
 
     def close(self) -> None:
         """Release connections. An append without an answer remains unknown."""
+        ...
+
+
+@runtime_checkable
+class Excluding(Protocol):
+    """An ordered log that can exclude other appenders for a while: an optional part of it.
+
+    A request that fences asks for this once it has lost a race. A log without it lets an owner that
+    sends without a pause hold up a take-over, until that ends with `WaitTimeoutError`."""
+
+    def alone(self) -> AbstractContextManager[None]:
+        """No other process can append during the block; their appends are in doubt meanwhile. It
+        may end early: safety does not depend on it. For one thread at a time."""
         ...
 
 

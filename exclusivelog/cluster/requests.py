@@ -43,7 +43,7 @@ from exclusivelog.cluster.following import (
     now_ms,
 )
 from exclusivelog.cluster.frames import Grant, Holder, Join
-from exclusivelog.cluster.ordered import OrderedLog
+from exclusivelog.cluster.ordered import Excluding, OrderedLog
 from exclusivelog.cluster.waiting import Wait
 from exclusivelog.errors import (
     ClusterError,
@@ -472,8 +472,7 @@ def may_own(asking: Asking) -> bool:
 def _alone(log: OrderedLog) -> contextlib.AbstractContextManager[Any]:
     """Exclude other appenders meanwhile, if the log can do that: an owner that sends without a
     pause could come first each time."""
-    alone: Callable[[], contextlib.AbstractContextManager[Any]] | None = getattr(log, "alone", None)
-    return contextlib.nullcontext() if alone is None else alone()
+    return log.alone() if isinstance(log, Excluding) else contextlib.nullcontext()
 
 
 # ---- decisions ---------------------------------------------------------------------------

@@ -262,6 +262,7 @@ class Runtime(LocalEngine):
     """The backend of one open engine; see `exclusivelog.backend.EngineBackend`."""
 
     capabilities = CAPABILITIES
+    is_remote = False
     latest_needs_log = False  # a topic's version changes with every change of its owner
 
     def check_supports(self, capability: str) -> None:

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 from exclusivelog import _core, serde
-from exclusivelog.arguments import is_url
 from exclusivelog.backend import Kind
 from exclusivelog.errors import DeserializationError
 from exclusivelog.messages import MAX_MESSAGE_BYTES, Item, Timed, from_ms, timed
@@ -832,7 +831,7 @@ class SharedMap(Expiring, MutableMapping[K, V]):
         return html_of(self, self._as_html)
 
     def _as_html(self) -> str:
-        if is_url(self.topic.engine.path):  # it would have to be asked
+        if self.topic.engine.backend.is_remote:
             return facts(repr(self), [])
         rows = ((Shown(key), self._shown(key)) for key in itertools.islice(self, MOST_ROWS))
         return listing(repr(self), ("key", "value"), rows, len(self))
