@@ -13,7 +13,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 import exclusivelog as xl
 from bench.peers import Lmdb, Sqlite
 from exclusivelog import _core
-from exclusivelog.local.ownership import admission
+from exclusivelog.local.ownership import promoting
 from exclusivelog.local.records import Session
 
 pytestmark = pytest.mark.benchmark(max_time=0.4, min_rounds=3)
@@ -67,9 +67,9 @@ def test_select(benchmark: BenchmarkFixture, queue: xl.Topic, dead: int) -> None
     with queue.engine.ledger.read() as tables:
         row = tables.topics.get(queue.id)
 
-        def decide() -> admission.Promotion:
+        def decide() -> promoting.Promotion:
             rows = tables.sessions.queue(queue.id)
-            return admission.promote(row.epoch, row.id, rows, lambda _, engine: engine != DEAD)
+            return promoting.promote(row.epoch, row.id, rows, lambda _, engine: engine != DEAD)
 
         before = _core.passed()["selections"]
         promotion = benchmark(decide)

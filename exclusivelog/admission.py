@@ -26,11 +26,11 @@ Known = tuple[int, int]  # the best and the lowest priority of a topic's waiters
 
 
 class Request(NamedTuple):
-    """A producer's request. `mode` is the name of an access mode, `claim` its `topic_epoch=` (rule
-    B5)."""
+    """A producer's request. `mode` is the name of an access mode, `claimed_epoch` its
+    `topic_epoch=` (rule B5)."""
 
     mode: str
-    claim: int | None = None
+    claimed_epoch: int | None = None
 
 
 class Verdict(enum.Enum):
@@ -42,8 +42,8 @@ class Verdict(enum.Enum):
     QUEUE = "queue"
     BUSY = "busy"
     FENCED = "fenced"
-    STALE = "stale"  # its claim is lower than the topic's epoch
-    INVALID = "invalid"  # its claim is higher
+    STALE = "stale"  # its claimed epoch is lower than the topic's
+    INVALID = "invalid"  # its claimed epoch is higher
 
 
 ADMITTED = (Verdict.ADMIT, Verdict.GRANT, Verdict.TAKE_OVER)
@@ -66,18 +66,19 @@ def admit(
     in_transit: bool = False,
     recreated: bool = False,
 ) -> Decision:
-    """The table of rule A, and the claims of B5 and B6: validated before any session is evicted.
+    """The table of rule A, and the claimed epochs of B5 and B6: validated before any session is
+    evicted.
 
     `owner`, `shared` and `waiting` count only sessions of live engines; for a request that waits
     itself, `waiting` counts those before it. A topic that is `in_transit` gets a new epoch in any
     case (rule E1). One that is `recreated` had its epoch before it was deleted: no owner gets that
     again (rule B1).
     """
-    claim = request.claim
-    if is_stale(epoch, claim) or (recreated and claim == epoch):
+    claimed = request.claimed_epoch
+    if is_stale(epoch, claimed) or (recreated and claimed == epoch):
         return Decision(Verdict.STALE, epoch)
     owned = request.mode in EXCLUSIVE_MODES
-    if claim is not None and (claim > epoch or (claim == 0 and owned)):
+    if claimed is not None and (claimed > epoch or (claimed == 0 and owned)):
         # Epoch 0 has no owner, but may have had shared producers.
         return Decision(Verdict.INVALID, epoch)
     free = owner is None and not shared
@@ -87,21 +88,21 @@ def admit(
     if request.mode in FENCING_MODES:
         if not free or waiting:
             return Decision(Verdict.TAKE_OVER, epoch + 1)
-        return Decision(Verdict.GRANT, granted_epoch(epoch, claim, in_transit))
+        return Decision(Verdict.GRANT, granted_epoch(epoch, claimed, in_transit))
     if free and not waiting:
-        return Decision(Verdict.GRANT, granted_epoch(epoch, claim, in_transit))
+        return Decision(Verdict.GRANT, granted_epoch(epoch, claimed, in_transit))
     return Decision(Verdict.QUEUE if request.mode in WAITING_MODES else Verdict.FENCED, epoch)
 
 
-def is_stale(epoch: int, claim: int | None) -> bool:
+def is_stale(epoch: int, claimed: int | None) -> bool:
     """Has the topic had another owner since the one that claims to come back (rule B5)?"""
-    return claim is not None and claim < epoch
+    return claimed is not None and claimed < epoch
 
 
-def granted_epoch(epoch: int, claim: int | None, in_transit: bool) -> int:
+def granted_epoch(epoch: int, claimed: int | None, in_transit: bool) -> int:
     """The epoch of a new owner of a free topic: its own old one (rule B5), or the next, as
     always after a hand-over (rule E1)."""
-    return epoch if claim == epoch and not in_transit else epoch + 1
+    return epoch if claimed == epoch and not in_transit else epoch + 1
 
 
 HANDED_OVER = "hand-over"  # the reason of a grant, and of the release before it

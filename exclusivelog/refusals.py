@@ -4,7 +4,7 @@ They are the same for every backend (rules A5, J5).
 
 `what` is a topic, or the role that it stands for: "topic 'orders'".
 
->>> str(refused("topic 'orders'", Verdict.INVALID, epoch=3, claim=9, by=None))[:47]
+>>> str(refused("topic 'orders'", Verdict.INVALID, epoch=3, claimed_epoch=9, by=None))[:47]
 "topic 'orders': topic_epoch=9 was never granted"
 """
 
@@ -123,21 +123,21 @@ def refused(
     verdict: Verdict,
     *,
     epoch: int,
-    claim: int | None,
+    claimed_epoch: int | None,
     by: OwnerInfo | None,
     moving: str = "",
 ) -> ExclusiveLogError:
-    """The error of a request with this verdict. `epoch`: the topic's; `claim`: the request's
-    `topic_epoch`; `by`: who holds the topic; `moving`: of `moving_to`."""
+    """The error of a request with this verdict. `epoch`: the topic's; `claimed_epoch`: the
+    request's `topic_epoch`; `by`: who holds the topic; `moving`: of `moving_to`."""
     if verdict is Verdict.INVALID:
         return InvalidEpochError(
-            f"{what}: topic_epoch={claim} was never granted: the topic is at epoch {epoch}. Pass "
-            "the epoch that this producer had, or None"
+            f"{what}: topic_epoch={claimed_epoch} was never granted: the topic is at epoch {epoch}"
+            ". Pass the epoch that this producer had, or None"
         )
     if verdict is Verdict.STALE:
         return ProducerFencedError(
-            f"{what} is at epoch {epoch}: topic_epoch={claim} is out of date: another owner came "
-            f"since{held_by(by)}{moving}. Open a producer without topic_epoch",
+            f"{what} is at epoch {epoch}: topic_epoch={claimed_epoch} is out of date: another "
+            f"owner came since{held_by(by)}{moving}. Open a producer without topic_epoch",
             holder=by,
         )
     if verdict is Verdict.BUSY:

@@ -257,7 +257,7 @@ def a_new_epoch_for_each(**facts: Any) -> Decision:
 
 def the_claimed_epoch_by_force(**facts: Any) -> Decision:
     """A take-over continues the epoch that was claimed."""
-    found, claim = _admit(**facts), facts["request"].claim
+    found, claim = _admit(**facts), facts["request"].claimed_epoch
     forced = found.verdict is Verdicts.TAKE_OVER and claim == facts["epoch"]
     return found._replace(epoch=claim) if forced else found
 

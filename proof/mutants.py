@@ -58,7 +58,7 @@ TESTS_OF = {
     "bit-flips": "tests/log/test_damage.py",
     "compaction": "tests/maintenance/test_compaction.py",
 }
-POLICY, ADMIT = "exclusivelog/admission.py", "ownership/admission.py"
+POLICY, PROMOTING = "exclusivelog/admission.py", "ownership/promoting.py"
 ROWS, JOURNAL = "_native/rows.pxi", "_native/journal.pxi"
 APPEND, FLUSH, FRAMES = "_native/append.pxi", "_native/flush.pxi", "_native/frames.pxi"
 QUEUE, LOCK = "_native/queue.pxi", "_native/journal_lock.h"
@@ -78,7 +78,7 @@ SELECTED_SLOWLY = """    import types  # the same, without the core
         at = eligible_at(waiter, freed, known) if target is None else until
         if not alive(waiter.slot, waiter.engine):
             found.dead.append(data)
-        elif waiter.claim not in (None, epoch):
+        elif waiter.claimed_epoch not in (None, epoch):
             found.stale.append(data)
         elif waiter.engine.encode() == target or (target is None and now >= at):
             found.winner = data
@@ -198,8 +198,9 @@ MUTANTS = (
            "Decision(Verdict.TAKE_OVER, epoch)", ("model",)),
     Mutant("a grant lowers the epoch", POLICY, "and not in_transit else epoch + 1",
            "and not in_transit else max(0, epoch - 1)", ("model",)),
-    Mutant("a stale topic_epoch is accepted", POLICY, "return claim is not None and claim < epoch",
-           "return claim is not None and claim < 0", ("model",)),
+    Mutant("a stale topic_epoch is accepted", POLICY,
+           "return claimed is not None and claimed < epoch",
+           "return claimed is not None and claimed < 0", ("model",)),
     Mutant("a new request is granted before waiters", POLICY,
            "if free and not waiting:", "if free:", ("model",)),
     Mutant("a dead waiter is promoted", QUEUE,
@@ -232,7 +233,7 @@ MUTANTS = (
     Mutant("equal priorities are in random order", "tables.py",
            "session.priority, session.created, session.tie,", "session.priority, 0, session.tie,",
            ("tests/ownership/test_queue.py",)),
-    Mutant("a waiter is selected without the core", ADMIT, SELECTED, SELECTED_SLOWLY,
+    Mutant("a waiter is selected without the core", PROMOTING, SELECTED, SELECTED_SLOWLY,
            ("tests/core/test_promotion.py",)),
     Mutant("a waiter announces", "ownership/sessions.py",
            "        tables.sessions.put_waiter(session)\n",

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from exclusivelog import _core
-from exclusivelog import admission as policy
+from exclusivelog import _core, admission
 from exclusivelog.admission import Decision, Verdict
-from exclusivelog.local.ownership import admission
-from exclusivelog.local.ownership.admission import Promotion
+from exclusivelog.local.ownership import promoting
+from exclusivelog.local.ownership.promoting import Promotion
 from exclusivelog.local.ownership.sessions import Succession
 from exclusivelog.local.ownership.steps import RETRY_AT, Transfers
 from exclusivelog.local.ownership.transfers import HandOver
@@ -58,7 +57,7 @@ def without(owner: object, name: str, instead: Any, **rules: Any) -> Rules:
 
 
 # The original functions, while a broken rule replaces them.
-_admit, _promote, _is_settled = policy.admit, admission.promote, admission.is_settled
+_admit, _promote, _is_settled = admission.admit, promoting.promote, promoting.is_settled
 _leave, _evict_dead = Succession.leave, Succession.evict_dead
 _current = Transfers.current
 
@@ -72,14 +71,14 @@ def does_not_raise(verdict: Verdict) -> Callable[..., Decision]:
 
 
 def believes_stale_claims(**facts: Any) -> Decision:
-    claim = facts["request"].claim
+    claim = facts["request"].claimed_epoch
     if claim is None or claim >= facts["epoch"]:
         return _admit(**facts)
     return _admit(**{**facts, "epoch": claim})
 
 
 def believes_claims_ahead(**facts: Any) -> Decision:
-    claim = facts["request"].claim
+    claim = facts["request"].claimed_epoch
     return _admit(**{**facts, "epoch": max(facts["epoch"], claim or 0)})
 
 
@@ -131,9 +130,9 @@ def believes_stale_waiters(epoch: int, topic: int, rows: Rows, alive: Any, **fac
     rows = list(rows)
     waiters = sessions_of(rows)
     winner = next((session for session in waiters if alive(session.slot, session.engine)), None)
-    if winner is None or winner.claim is None:
+    if winner is None or winner.claimed_epoch is None:
         return _promote(epoch, topic, rows, alive, **facts)
-    return Promotion(winner._replace(epoch=winner.claim), (), ())
+    return Promotion(winner._replace(epoch=winner.claimed_epoch), (), ())
 
 
 def last_come_first_served(epoch: int, topic: int, rows: Rows, alive: Any, **facts: Any) -> Any:
@@ -273,37 +272,41 @@ def nothing(*args: Any, **facts: Any) -> None:
 
 _, THREE, FOUR = SMALL_WORLDS  # requests
 CONTROLS = {
-    "a grant does not raise the epoch": without(policy, "admit", does_not_raise(Verdict.GRANT)),
+    "a grant does not raise the epoch": without(admission, "admit", does_not_raise(Verdict.GRANT)),
     "a take-over does not raise the epoch": without(
-        policy, "admit", does_not_raise(Verdict.TAKE_OVER)
+        admission, "admit", does_not_raise(Verdict.TAKE_OVER)
     ),
     "a promotion does not raise the epoch": without(
-        admission, "promote", promotes_under_the_same_epoch
+        promoting, "promote", promotes_under_the_same_epoch
     ),
-    "a stale topic_epoch is accepted": without(policy, "admit", believes_stale_claims, world=THREE),
-    "claims ahead of the epoch are believed": without(policy, "admit", believes_claims_ahead),
-    "the owner is forgotten": without(policy, "admit", forgets("owner", None)),
-    "the shared producers are forgotten": without(policy, "admit", forgets("shared", False)),
-    "the waiters are forgotten": without(policy, "admit", forgets("waiting", False), world=THREE),
-    "exclusive is granted beside others": without(policy, "admit", fences_without_force),
+    "a stale topic_epoch is accepted": without(
+        admission, "admit", believes_stale_claims, world=THREE
+    ),
+    "claims ahead of the epoch are believed": without(admission, "admit", believes_claims_ahead),
+    "the owner is forgotten": without(admission, "admit", forgets("owner", None)),
+    "the shared producers are forgotten": without(admission, "admit", forgets("shared", False)),
+    "the waiters are forgotten": without(
+        admission, "admit", forgets("waiting", False), world=THREE
+    ),
+    "exclusive is granted beside others": without(admission, "admit", fences_without_force),
     "a refused fencer has evicted already": without(
         Succession, "evict_dead", fences_before_it_is_refused, keeps_what_was_refused=True
     ),
-    "a dead waiter is promoted": without(admission, "promote", does_not_look_who_lives),
+    "a dead waiter is promoted": without(promoting, "promote", does_not_look_who_lives),
     "promotion stops at the first dead waiter": without(
-        admission, "promote", stops_at_the_first_dead, world=THREE
+        promoting, "promote", stops_at_the_first_dead, world=THREE
     ),
     "promotion stops at the first stale": without(
-        admission, "promote", stops_at_the_first_stale, world=FOUR
+        promoting, "promote", stops_at_the_first_stale, world=FOUR
     ),
     "stale waiters are promoted": without(
-        admission, "promote", believes_stale_waiters, world=THREE
+        promoting, "promote", believes_stale_waiters, world=THREE
     ),
     "the last to come is promoted first": without(
-        admission, "promote", last_come_first_served, world=THREE
+        promoting, "promote", last_come_first_served, world=THREE
     ),
     "dead waiters use up epochs": without(
-        admission, "promote", the_dead_use_up_epochs, world=THREE
+        promoting, "promote", the_dead_use_up_epochs, world=THREE
     ),
     "no waiter is promoted": without(Succession, "promote", nothing),
     "appends are not checked": Rules(may_append=lambda state, client: True),
@@ -315,10 +318,10 @@ CONTROLS = {
 }
 MOVING_CONTROLS = {
     "a topic in transit is promoted as usual": without(
-        admission, "promote", promotes_without("transfer", None)
+        promoting, "promote", promotes_without("transfer", None)
     ),
     "a topic in transit takes any request": without(
-        admission, "is_reserved", lambda session, transfer: None
+        promoting, "is_reserved", lambda session, transfer: None
     ),
     "a move ends and promotes no waiter": without(
         HandOver, "cancel", cancels_without_those_who_wait
@@ -331,20 +334,20 @@ MOVING_CONTROLS = {
         HandOver, "_release_one", releases_unasked
     ),
     "a topic does not settle for waiters": without(
-        admission, "promote", promotes_without("now", SETTLED)
+        promoting, "promote", promotes_without("now", SETTLED)
     ),
     "a topic does not settle for new requests": without(
-        admission, "is_settled", settles_without("now", SETTLED)
+        promoting, "is_settled", settles_without("now", SETTLED)
     ),
-    "an old waiter settles again": without(admission, "promote", believes_that_all_have_just_come),
+    "an old waiter settles again": without(promoting, "promote", believes_that_all_have_just_come),
     "the best priority leaves the topic to others": Rules(
         (
-            (admission, "promote", promotes_without("known", None)),
-            (admission, "is_settled", settles_without("known", None)),
+            (promoting, "promote", promotes_without("known", None)),
+            (promoting, "is_settled", settles_without("known", None)),
         )
     ),
     "a request that does not settle comes first": without(
-        admission, "promote", passes_over_those_who_settle
+        promoting, "promote", passes_over_those_who_settle
     ),
     "a request that will get the topic is refused": without(
         admission, "awaits_release", lambda session, **facts: False

@@ -297,7 +297,7 @@ class Requests:
             asking.topic.publish(self._wait_of(asking))
 
     def _ask(self, asking: Asking, decision: Decision, seen: Seen) -> bool:
-        claim = continues(decision, asking.request.topic_epoch)
+        claimed = continues(decision, asking.request.topic_epoch)
         reason = reason_of_grant(
             takes=decision.verdict is Verdict.TAKE_OVER,
             moved=seen.assigned is not None,
@@ -305,7 +305,7 @@ class Requests:
             waited=asking.number in self._waiting,
         )
         try:
-            owning = asking.topic.ask(self._holder_of(asking), claim, seen.tenure)
+            owning = asking.topic.ask(self._holder_of(asking), claimed, seen.tenure)
         except (ProducerFencedError, InvalidEpochError):
             return False  # the epoch has changed: decide again
         if owning is None:
@@ -510,10 +510,10 @@ def awaits_release(asking: Asking, seen: Seen, verdict: Verdict) -> bool:
     )
 
 
-def continues(decision: Decision, claim: int | None) -> int | None:
+def continues(decision: Decision, claimed: int | None) -> int | None:
     """The epoch that an admitted request asks the log to continue (rule B5); None: it asks for a
     new one."""
-    return claim if decision.epoch == claim and decision.verdict is not Verdict.ADMIT else None
+    return claimed if decision.epoch == claimed and decision.verdict is not Verdict.ADMIT else None
 
 
 def refusal(asking: Asking, seen: Seen, verdict: Verdict) -> ExclusiveLogError:
@@ -523,7 +523,7 @@ def refusal(asking: Asking, seen: Seen, verdict: Verdict) -> ExclusiveLogError:
         topic_label(asking.topic.name),
         verdict,
         epoch=asking.topic.state.epoch,
-        claim=asking.request.topic_epoch,
+        claimed_epoch=asking.request.topic_epoch,
         by=seen.first(asking.number),
         moving="" if moving is None else moving_to(moving.engine_name, moving.engine_id),
     )

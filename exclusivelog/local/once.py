@@ -106,12 +106,12 @@ def _session(engine: Runtime, tables: Tables, topic: int, run: Run) -> Session:
         created=_core.now(),
         tie=int.from_bytes(os.urandom(4)),
         since=time.time_ns() // 1_000_000,
-        claim=None if token is None else _claim(tables, topic, token),
+        claimed_epoch=None if token is None else _claimed_epoch(tables, topic, token),
         engine_properties=dict(engine.info.properties),
     )
 
 
-def _claim(tables: Tables, topic: int, token: str) -> int | None:
+def _claimed_epoch(tables: Tables, topic: int, token: str) -> int | None:
     epoch, row = tables.once.fence(topic, token), tables.topics.get(topic)
     # No epoch of a recreated topic can be claimed, but this run was its last owner.
     return None if row.flags & _core.RECREATED and epoch == row.epoch else epoch

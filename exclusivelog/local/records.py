@@ -283,7 +283,7 @@ class Session(NamedTuple):
     created: int
     tie: int
     since: int
-    claim: int | None = None
+    claimed_epoch: int | None = None  # its `topic_epoch=` (rule B5)
     epoch: int = 0
     properties: dict[str, str] = {}
     settle: int = 0  # longest settle delay, ns (rule D7)

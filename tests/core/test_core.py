@@ -452,7 +452,7 @@ sessions = st.builds(
     created=UINT64 | st.integers(0, 3000),
     tie=st.integers(0, 2**32 - 1),
     since=INT64,
-    claim=st.none() | st.integers(0, 3) | UINT64,
+    claimed_epoch=st.none() | st.integers(0, 3) | UINT64,
     epoch=st.just(0),
     properties=st.dictionaries(texts, texts, max_size=20),
     settle=st.integers(0, 8640 * 10**10),
@@ -493,7 +493,7 @@ def whose_turn_it_is(
     for waiter in sorted(waiters, key=lambda waiter: (*waiter.place, waiter.id)):
         if waiter.engine in dead:
             gone.append(waiter)
-        elif waiter.claim not in (None, epoch):
+        elif waiter.claimed_epoch not in (None, epoch):
             stale.append(waiter)
         elif target is not None and waiter.engine == target:
             return waiter, gone, stale, None, 0
@@ -614,7 +614,7 @@ def test_d1_rows_in_another_order_than_the_queue_s_are_refused() -> None:
     """The order of the keys is the order of promotion: rows in any other order are refused."""
     waiters = [
         records.Session(
-            number, 7, "0" * 16, 0, 1, "e", "n", "wait_for_exclusive", 0, number, 0, 0, claim=5
+            number, 7, "0" * 16, 0, 1, "e", "n", "wait_for_exclusive", 0, number, 0, 0, 5
         )
         for number in range(3)
     ]

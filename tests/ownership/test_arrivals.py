@@ -24,7 +24,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import aio
-from exclusivelog.local.ownership import admission
+from exclusivelog.local.ownership import promoting
 from exclusivelog.local.ownership.pending import Arrivals
 from exclusivelog.local.ownership.transfers import HandOver
 from testing.handovers import (
@@ -161,7 +161,7 @@ def test_d4_dead_waiters_keep_no_request_from_waiting_for_the_release(
     mode: str,
 ) -> None:
     """There are more of them than one request removes from the queue."""
-    monkeypatch.setattr(admission, "DROPPED_AT_ONCE", 3)
+    monkeypatch.setattr(promoting, "DROPPED_AT_ONCE", 3)
     source, victim = quick("source", keepalive=None), quick("victim")
     source.call(open_producer, EXCLUSIVE)
     victim.call(queue_many, 20)

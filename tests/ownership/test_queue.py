@@ -18,7 +18,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local import records
-from exclusivelog.local.ownership import admission, pending
+from exclusivelog.local.ownership import pending, promoting
 from exclusivelog.local.ownership.sessions import Succession
 from exclusivelog.local.records import Session
 from exclusivelog.local.storage.tables import queue_key
@@ -126,14 +126,14 @@ def test_d1_ties_are_broken_at_random_and_everybody_agrees_how(
     with engine.ledger.write_exclusive() as tables:
         for best in expected:
             rows = tables.sessions.queue(topic.id)
-            winner = admission.promote(0, topic.id, rows, lambda slot, engine: True).winner
+            winner = promoting.promote(0, topic.id, rows, lambda slot, engine: True).winner
             assert winner is not None
             assert winner.id == best.id
             assert tables.sessions.waiting(best)
             assert tables.sessions.drop_waiter(best)
             assert not tables.sessions.drop_waiter(best)
         rows = tables.sessions.queue(topic.id)
-        assert admission.promote(0, topic.id, rows, lambda slot, engine: True).winner is None
+        assert promoting.promote(0, topic.id, rows, lambda slot, engine: True).winner is None
 
 
 def test_d1_equals_are_promoted_in_random_order(
@@ -258,14 +258,14 @@ def test_d4_promote_is_a_function_of_the_queue() -> None:
             created=number,
             tie=0,
             since=0,
-            claim=claim,
+            claimed_epoch=claim,
         )
 
     def promote(
         queue: list[Session], alive: Callable[[int, str], bool] = lambda slot, engine: True
-    ) -> admission.Promotion:
+    ) -> promoting.Promotion:
         rows = [(queue_key(each), records.pack_session(each)) for each in queue]
-        return admission.promote(5, 1, rows, alive)
+        return promoting.promote(5, 1, rows, alive)
 
     queue = [waiter(1), waiter(2, claim=4), waiter(3, claim=6), waiter(4), waiter(5)]
     promotion = promote(queue, lambda slot, engine: slot != 1)
@@ -680,7 +680,7 @@ def test_d4_a_grant_waits_for_the_removal_of_few_dead_waiters(
 ) -> None:
     """A living waiter behind dead ones is granted in a transaction that removes a bounded number
     of them; it is not told that a producer waits, and none of them keeps the topic later."""
-    monkeypatch.setattr(admission, "DROPPED_AT_ONCE", 3)
+    monkeypatch.setattr(promoting, "DROPPED_AT_ONCE", 3)
     monkeypatch.setattr(BackgroundWorker, "_evict_awaited", lambda worker: None)
     dropped, drop_waiter = [], Succession.drop_waiter
 

@@ -22,10 +22,9 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import _core
-from exclusivelog import admission as shared_admission
+from exclusivelog import _core, admission
 from exclusivelog.local import records
-from exclusivelog.local.ownership import admission
+from exclusivelog.local.ownership import promoting
 from exclusivelog.local.shm.slots import OPENED, SLOT_SIZE, SLOTS, WAKE_UPS
 from testing.processes import (
     PATIENCE,
@@ -330,11 +329,11 @@ def session(priority: int, settle: int = 900, created: int = 10_000) -> records.
 def test_d7_the_delay_is_0_for_the_best_and_grows_downward(priority: int, seconds: int) -> None:
     """Of what is known, 3 is the best priority and 0 the lowest."""
     assert _core.delay(priority, 900, (3, 0)) == seconds
-    assert admission.eligible_at(session(priority), 10_000, (3, 0)) == 10_000 + seconds
+    assert promoting.eligible_at(session(priority), 10_000, (3, 0)) == 10_000 + seconds
 
 
 @pytest.mark.parametrize("known", [None, (0, 0), (7, 7)])
-def test_d7_if_the_best_is_unknown_all_wait(known: shared_admission.Known | None) -> None:
+def test_d7_if_the_best_is_unknown_all_wait(known: admission.Known | None) -> None:
     for priority in (-1, 0, 7, 8):
         assert _core.delay(priority, 900, known) == 900
 
@@ -343,9 +342,7 @@ def test_d7_the_delay_is_in_order_whatever_the_priorities_are() -> None:
     chance = random.Random(7)
     for _ in range(2000):
         bits = chance.choice([2, 8, 63])
-        known = shared_admission.widened(
-            None, *(chance.randrange(-(2**bits), 2**bits) for _ in range(3))
-        )
+        known = admission.widened(None, *(chance.randrange(-(2**bits), 2**bits) for _ in range(3)))
         better, worse = sorted(chance.randrange(-(2**bits), 2**bits) for _ in range(2))[::-1]
         settle = chance.randrange(10**14)
         delays = [_core.delay(each, settle, known) for each in (better, worse)]
@@ -358,7 +355,7 @@ def test_d7_the_delay_is_in_order_whatever_the_priorities_are() -> None:
 )
 def test_d7_who_came_its_delay_before_has_waited_for_it(created: int, eligible_at: int) -> None:
     """The topic has been free since 10,000, and the delay is 900."""
-    assert admission.eligible_at(session(0, created=created), 10_000, None) == eligible_at
+    assert promoting.eligible_at(session(0, created=created), 10_000, None) == eligible_at
 
 
 def leave_waiters_behind(path: str, worker: Callable[..., Worker], *priorities: int) -> None:
@@ -436,7 +433,7 @@ def test_d7_one_that_died_and_comes_back_leaves_the_topic_to_better_ones(
 def test_d7_priorities_are_known_once_a_waiter_has_had_the_topic(topic: xl.Topic) -> None:
     """While the first ones come, the best of them may be still to come."""
 
-    def known() -> shared_admission.Known | None:
+    def known() -> admission.Known | None:
         with topic.engine.ledger.read() as tables:
             return tables.sessions.known(topic.id)
 

@@ -121,7 +121,7 @@ class Obstacles:
         for waiter in tables.sessions.waiters(row.id) if row.waiting else ():
             if place is not None and _place(waiter) >= place:
                 return None
-            stale = waiter.claim is not None and waiter.claim != row.epoch
+            stale = waiter.claimed_epoch not in (None, row.epoch)
             elsewhere = transfer is not None and waiter.engine != transfer.target
             part = role_rows.role_of_session(tables, waiter) is not None
             if not (stale or elsewhere or part) and self._sessions.alive(waiter):
@@ -301,7 +301,7 @@ class RoleGrants:
             id=number,
             topic=topic,
             name=role.name,
-            claim=None,
+            claimed_epoch=None,
             settle=0,
             lineage=0,
             epoch=0,

@@ -7,7 +7,7 @@ means fenced, released or dead; all are treated alike. Decisions depend on the r
 engines and the clock alone, so that the model checker (`proof.model`) runs this very code over
 tables in memory.
 
-`Requests` decides about a request within a transaction, with `admission.py`. Each call of
+`Requests` decides about a request within a transaction, with `exclusivelog.admission`. Each call of
 `Sessions` is one transaction (rule A2).
 """
 
@@ -20,8 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import TYPE_CHECKING, TypeVar
 
-from exclusivelog import _core, refusals
-from exclusivelog import admission as policy
+from exclusivelog import _core, admission, refusals
 from exclusivelog.admission import ADMITTED, HANDED_OVER, OVERTAKEN, Verdict
 from exclusivelog.backend import ProducerRequest, RoleDefinition
 from exclusivelog.errors import (
@@ -35,7 +34,7 @@ from exclusivelog.errors import (
     TopicTerminatedError,
 )
 from exclusivelog.local import faults
-from exclusivelog.local.ownership import admission, role_rows, steps
+from exclusivelog.local.ownership import promoting, role_rows, steps
 from exclusivelog.local.ownership.pending import CHUNK_SECONDS
 from exclusivelog.local.ownership.recording import record, write_events
 from exclusivelog.local.ownership.role_grants import RoleGrants
@@ -307,7 +306,7 @@ class Succession:
         """Remove dead waiters in front of the first living one: all, if no owner refuses a request
         anyway; else a few, since others wait for the end of the transaction."""
         first = itertools.islice(
-            tables.sessions.waiters(row.id), admission.DROPPED_AT_ONCE if row.owner else None
+            tables.sessions.waiters(row.id), promoting.DROPPED_AT_ONCE if row.owner else None
         )
         for waiter in list(itertools.takewhile(lambda each: not self.alive(each), first)):
             self.drop_waiter(tables, row, waiter)
@@ -416,10 +415,10 @@ class Succession:
         row: _core.TopicRow,
         transfer: Transfer | None,
         choose: Choose | None = None,
-    ) -> admission.Promotion:
+    ) -> promoting.Promotion:
         rows = tables.sessions.queue(row.id) if choose is None else choose(tables, row)
         try:
-            return admission.promote(
+            return promoting.promote(
                 row.epoch,
                 row.id,
                 rows,
@@ -436,7 +435,7 @@ class Succession:
         """Does a living waiter await the topic?"""
         queue = tables.sessions.queue(row.id)
         try:
-            return admission.has_living(row.id, row.epoch, queue, self._living.alive)
+            return promoting.has_living(row.id, row.epoch, queue, self._living.alive)
         except (ValueError, TypeError) as error:
             raise tables.rows.damaged("queue", error) from None
 
@@ -649,20 +648,20 @@ class Requests:
         seat: Session | None,
     ) -> tuple[Verdict, int]:
         """The verdict, and the topic's epoch once it is carried out."""
-        decision = policy.decide(
+        decision = admission.decide(
             epoch=row.epoch,
             owner=owner,
             shared=row.shared > 0,
             waiting=row.waiting > 0 and seat is None,
-            request=policy.Request(session.mode, session.claim),
+            request=admission.Request(session.mode, session.claimed_epoch),
             settled=not session.waits
-            or admission.is_settled(
+            or promoting.is_settled(
                 session,
                 now=self._succession.now(),
                 freed=self._succession.freed(row),
                 known=tables.sessions.known(row.id),
             ),
-            reserved_for_it=admission.is_reserved(session, transfer),
+            reserved_for_it=promoting.is_reserved(session, transfer),
             recreated=bool(row.flags & _core.RECREATED),
         )
         granted = decision.verdict is Verdict.GRANT and not session.fences
@@ -700,12 +699,12 @@ class Requests:
         self._succession.evict_dead(tables, row, session.mode)
         owner = owner_of(tables, row)
         transfer = self._transfers.current(tables, row)
-        decision = policy.admit(
+        decision = admission.admit(
             epoch=row.epoch,
             owner=owner,
             shared=row.shared > 0,
             waiting=row.waiting > 0 or transfer is not None,
-            request=policy.Request(session.mode, session.claim),
+            request=admission.Request(session.mode, session.claimed_epoch),
             recreated=bool(row.flags & _core.RECREATED),
         )
         verdict = decision.verdict
@@ -740,7 +739,7 @@ class Requests:
             waiter.engine == session.engine and self._succession.alive(waiter)
             for waiter in tables.sessions.waiters(row.id)
         )
-        waits = policy.awaits_release(session.mode, verdict, waiting=waiting, expected=expected)
+        waits = admission.awaits_release(session.mode, verdict, waiting=waiting, expected=expected)
         return transfer if waits else None
 
     def _check_unbroken(
@@ -1199,7 +1198,7 @@ def _unregistered(request: ProducerRequest, engine: EngineInfo, slot: int) -> Se
         created=request.created,
         tie=int.from_bytes(os.urandom(4)),
         since=time.time_ns() // 1_000_000,
-        claim=request.topic_epoch,
+        claimed_epoch=request.topic_epoch,
         properties=request.properties,
         settle=request.settle,
         engine_properties=dict(engine.properties),
@@ -1236,10 +1235,10 @@ def usable(tables: Tables, topic: int) -> _core.TopicRow:
 def _why(
     session: Session, transfer: Transfer | None, *, takes: bool = False, waited: bool = False
 ) -> str:
-    return policy.reason_of_grant(
+    return admission.reason_of_grant(
         takes=takes,
         moved=transfer is not None and transfer.target == session.engine,
-        continues=session.claim == session.epoch,
+        continues=session.claimed_epoch == session.epoch,
         waited=waited,
     )
 
@@ -1261,7 +1260,7 @@ def _refusal(
         refusals.topic_label(row.name),
         verdict,
         epoch=row.epoch,
-        claim=session.claim,
+        claimed_epoch=session.claimed_epoch,
         by=None if holder is None else owner_info(holder),
         moving="" if transfer is None else moving_to(transfer.name, transfer.target),
     )

@@ -1302,7 +1302,7 @@ class SessionTable:
         return self._sessions("queue", topic)
 
     def queue(self, topic: int) -> Iterable[tuple[bytes, bytes]]:
-        """(key, data) of the queue's rows from the topic's best waiter on, for `admission.promote`.
+        """(key, data) of the queue's rows from the topic's best waiter on, for `promoting.promote`.
         The rows of other topics follow the topic's last one."""
         cursor = self.rows.cursor("queue")
         return cursor if cursor.set_range(U64.pack(topic)) else ()

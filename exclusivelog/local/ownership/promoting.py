@@ -75,10 +75,11 @@ def promote(
     transfer: Transfer | None = None,
     known: Known | None = None,
 ) -> Promotion:
-    """The first waiter, in the queue's order, that lives and whose claim still holds: selected by
-    `_core.select`, out of (key, data) of the queue's rows. `alive` takes slot and engine id.
+    """The first waiter, in the queue's order, that lives and whose claimed epoch still holds:
+    selected by `_core.select`, out of (key, data) of the queue's rows. `alive` takes slot and
+    engine id.
 
-    Those passed over use up no epoch. The claim is checked again here because the topic may
+    Those passed over use up no epoch. The claimed epoch is checked again here because the topic may
     have had other owners since it was queued (rule B5). While the topic is in transit only
     the destination's waiters count (rule E3); else the best waiter decides how long the topic, free
     since `freed`, is left to producers that reconnect (rule D7).
@@ -90,7 +91,7 @@ def promote(
     winner = retry_waiter = None
     if found.winner is not None:
         winner = unpack_session(found.winner)
-        granted = granted_epoch(epoch, winner.claim, transfer is not None)
+        granted = granted_epoch(epoch, winner.claimed_epoch, transfer is not None)
         winner = winner._replace(epoch=granted)
     elif found.retry_waiter is not None:
         retry_waiter = unpack_session(found.retry_waiter)
