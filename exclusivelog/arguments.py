@@ -6,6 +6,7 @@ one that the call does not take; the error names the argument.
 
 from __future__ import annotations
 
+import datetime as dt
 import operator
 from collections.abc import Iterable
 from typing import Any, TypeGuard
@@ -135,10 +136,25 @@ def offset_of(start: object, inclusive: bool) -> int:
     """The offset with which a reader begins that is to start at `start`, or behind it."""
     if isinstance(start, int) and not isinstance(start, bool) and 0 <= start < 2**63:
         return start if inclusive else start + 1
-    raise ValueError(
+    raise wrong_start(start)
+
+
+def wrong_start(start: object) -> ValueError:
+    """The error for a start that no reader takes."""
+    return ValueError(
         f"start={start!r}: it takes 'earliest', 'latest', an offset, -n for the last n messages, a "
         "datetime or a timedelta"
     )
+
+
+def ago(age: dt.timedelta) -> dt.datetime | str:
+    """The start that is `age` ago, as a time or "earliest"."""
+    if age < dt.timedelta(0):
+        raise ValueError(f"start={age!r}: a timedelta is how long ago, from 0 on")
+    try:
+        return dt.datetime.now(dt.UTC) - age
+    except OverflowError:  # before the year 1
+        return "earliest"
 
 
 def check_engine_id(to: object) -> None:

@@ -261,6 +261,35 @@ class Epoch:
     producers: list[str] = field(default_factory=list)
 
 
+class OwnerChanges(Protocol):
+    """The changes of a topic's owner, which one watch takes in order."""
+
+    key: tuple[int, int]  # the same for changes that one thread can wait for
+    path: str  # of the ledger
+
+    @property
+    def position(self) -> int:
+        """A number by which a later watch continues here."""
+
+    def take(self) -> Event | None:
+        """The next change, if it is there. Raises an error if there can be none any more."""
+
+    def catch_up(self) -> None:
+        """Have all changes up to now there."""
+
+    def mark(self) -> int:
+        """A number that changes when there may be another change, for `wait`."""
+
+    def wait(self, seen: int, seconds: float | None) -> None:
+        """Sleep until `mark()` is no longer `seen`, or for so many seconds, or less."""
+
+    def await_mark(self, seen: int, seconds: float) -> None:
+        """As `wait`; any thread may call it while another one takes changes."""
+
+    def close(self) -> None:
+        """Take no more, and wake a thread that waits."""
+
+
 class TopicStore(Protocol):
     """One topic of a log."""
 
@@ -807,6 +836,11 @@ class EngineBackend(OpenEngine):
     def events(self, topic: str | None, group: str | None) -> Iterator[Event] | None:
         """The changes of ownership of a topic, of a group's claims, or (None) all; None if they are
         messages of the topic `__events__`."""
+
+    @abc.abstractmethod
+    def watch_owner(self, topic: int, start: Any) -> OwnerChanges | None:
+        """The changes of a topic's owner from `start` on, which is as `Topic.watch_owner` takes it;
+        None if they are messages of the topic `__events__`."""
 
     @abc.abstractmethod
     def snapshot(self, topic: int, offset: int, items: Iterable[Item]) -> None:

@@ -6,12 +6,54 @@ from collections.abc import Iterator
 
 from exclusivelog import _core
 from exclusivelog.arguments import check_timeout
+from exclusivelog.backend import OwnerChanges
 from exclusivelog.closing import Closing
 from exclusivelog.errors import WaitTimeoutError
 from exclusivelog.events import Event
 from exclusivelog.reader import Reader
+from exclusivelog.refusals import watch_closed
 
 __all__ = ["OwnerWatch"]
+
+
+class RecordedChanges:
+    """The changes of a topic's owner that are messages of `__events__`, read by this reader."""
+
+    def __init__(self, topic: str, reader: Reader) -> None:
+        self._key, self._reader = topic.encode(), reader
+        self.key = id(reader._ledger), reader.topic_id
+        self.path = reader._store.path
+
+    @property
+    def position(self) -> int:
+        """The offset of the next message to read."""
+        return self._reader.position
+
+    def take(self) -> Event | None:
+        """The next change that is there; events of other topics, and of claims, are skipped."""
+        while (message := next(self._reader, None)) is not None:
+            if message.value is not None and message.key == self._key:
+                return Event.loads(message.value)
+        return None
+
+    def catch_up(self) -> None:
+        """No effect: `take` reads up to the present end."""
+
+    def mark(self) -> int:
+        """A number that changes with every event."""
+        return self._reader.cursor.mark()
+
+    def wait(self, seen: int, seconds: float | None) -> None:
+        """Sleep until `mark()` is no longer `seen`, or for so many seconds, or less."""
+        self._reader.cursor.wait(seen, seconds)
+
+    def await_mark(self, seen: int, seconds: float) -> None:
+        """As `wait`; any thread may call it while another one takes changes."""
+        self._reader.cursor.await_mark(seen, seconds)
+
+    def close(self) -> None:
+        """Close the reader, and wake a thread that waits."""
+        self._reader.close()
 
 
 class OwnerWatch(Closing):
@@ -20,8 +62,9 @@ class OwnerWatch(Closing):
     `for event in watch` waits for changes without a limit; `follow(timeout)` stops if none comes
     for `timeout` seconds; `read_next(timeout)` returns one. None of them polls.
 
-    It reads `__events__`, which keeps its newest 250,000 events by default. If events that it has
-    not read yet are removed, it raises OffsetTrimmedError; open a new watch then.
+    On a directory, it reads `__events__`, which keeps its newest 250,000 events by default; on a
+    cluster, the records of the topic, and so many changes are kept for it. If changes that it has
+    not read yet are gone, it raises OffsetTrimmedError; open a new watch then.
 
     >>> watch = topic.watch_owner()
     >>> with topic.producer("exclusive", name="leader"):
@@ -32,14 +75,14 @@ class OwnerWatch(Closing):
     'release'
     """
 
-    def __init__(self, topic: str, reader: Reader) -> None:
-        self._topic, self._reader = topic, reader
+    def __init__(self, topic: str, changes: OwnerChanges) -> None:
+        self._topic, self._changes, self._closed = topic, changes, False
 
     @property
     def position(self) -> int:
-        """The offset in `__events__` from which it reads on: `topic.watch_owner(position)`
-        continues there."""
-        return self._reader.position
+        """The place from which it reads on: `topic.watch_owner(position)` continues there. On a
+        directory, it is the offset in `__events__`."""
+        return self._changes.position
 
     def read_next(self, timeout: float | None = None) -> Event:
         """Return the next change; wait for it up to `timeout` seconds (default: None, no limit).
@@ -50,19 +93,28 @@ class OwnerWatch(Closing):
         check_timeout(timeout)
         end = None if timeout is None else _core.monotonic() + timeout
         while True:
-            left = None if end is None else max(0.0, end - _core.monotonic())
-            try:
-                event = self._event_of(self._reader.read_next(left))
-            except WaitTimeoutError:
-                raise self._nothing_came(timeout) from None
+            seen = self._changes.mark()  # before taking: a later change ends the wait
+            event = self._take()
             if event is not None:
                 return event
+            left = None if end is None else end - _core.monotonic()
+            if left is not None and left <= 0:
+                return self._take_last(timeout)
+            self._changes.wait(seen, left)
 
-    def _event_of(self, message: _core.Message) -> Event | None:
-        """The event of a message; None if it is one of another topic, or of a claim."""
-        if message.value is None or message.key != self._topic.encode():
-            return None
-        return Event.loads(message.value)
+    def _take(self) -> Event | None:
+        """The next change, if it is there."""
+        if self._closed:
+            raise watch_closed(self._topic)
+        return self._changes.take()
+
+    def _take_last(self, timeout: float | None) -> Event:
+        """The next change up to now, after `timeout` seconds have passed."""
+        self._changes.catch_up()
+        event = self._take()
+        if event is None:
+            raise self._nothing_came(timeout)
+        return event
 
     def _nothing_came(self, timeout: float | None) -> WaitTimeoutError:
         return WaitTimeoutError(
@@ -84,7 +136,8 @@ class OwnerWatch(Closing):
 
     def close(self) -> None:
         """End the watch; a thread that waits in `read_next` gets EngineClosedError."""
-        self._reader.close()
+        self._closed = True
+        self._changes.close()
 
     def __repr__(self) -> str:
         return f"<OwnerWatch of topic {self._topic!r}>"

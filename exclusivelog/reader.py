@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from exclusivelog import _core
 from exclusivelog._core import Message
-from exclusivelog.arguments import as_int, check_count, check_flag, check_timeout
+from exclusivelog.arguments import ago, as_int, check_count, check_flag, check_timeout
 from exclusivelog.backend import Cursor, EngineBackend, GroupCursor
 from exclusivelog.closing import Closing
 from exclusivelog.errors import (
@@ -46,16 +46,6 @@ def _deserializer(topic: str, value: Any, key: Any) -> _core.Deserializer | None
     if loads is None and load_key is None:
         return None
     return _core.Deserializer(topic, loads, load_key)
-
-
-def _ago(age: dt.timedelta) -> dt.datetime | str:
-    """The time of `age` ago, for a cursor."""
-    if age < dt.timedelta(0):
-        raise ValueError(f"start={age!r}: a timedelta is how long ago, from 0 on")
-    try:
-        return dt.datetime.now(dt.UTC) - age
-    except OverflowError:  # before the year 1
-        return "earliest"
 
 
 def check_following(follow: bool, timeout: float | None) -> None:
@@ -163,7 +153,7 @@ class Reader(GroupMember, Closing):
         if type(start) is int and start < 0:
             self._seek_back(-start, inclusive)
         else:
-            since = _ago(start) if isinstance(start, dt.timedelta) else start
+            since = ago(start) if isinstance(start, dt.timedelta) else start
             self.cursor.seek(since, inclusive)
         self.continues_at = self.cursor.position
         if self.membership is not None and not self._is_part:

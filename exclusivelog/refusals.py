@@ -253,6 +253,21 @@ def reader_closed(topic: str) -> EngineClosedError:
     return EngineClosedError(f"this reader of topic {topic!r} is closed; open a new one")
 
 
+def watch_closed(topic: str) -> EngineClosedError:
+    """The error for calls of a watch of the topic's owner that is closed."""
+    return EngineClosedError(
+        f"this watch of the owner of topic {topic!r} is closed; open a new one"
+    )
+
+
+def watch_overtaken(topic: str, most: int) -> OffsetTrimmedError:
+    """The error for a watch of which more changes than are kept were not read."""
+    return OffsetTrimmedError(
+        f"the watch of the owner of topic {topic!r} has fallen behind by more than {most:,} "
+        "changes; open a new one"
+    )
+
+
 # ---- sessions that are lost --------------------------------------------------------------
 
 

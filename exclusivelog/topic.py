@@ -22,7 +22,7 @@ from exclusivelog.events import EVENTS
 from exclusivelog.lookups import message_at, messages_in
 from exclusivelog.messages import check_info, encode_properties, to_ms
 from exclusivelog.notebook import facts, html_of
-from exclusivelog.owners import OwnerWatch
+from exclusivelog.owners import OwnerWatch, RecordedChanges
 from exclusivelog.producer import Options, Producer, ProducerFuture
 from exclusivelog.reader import Message, Reader, Start
 from exclusivelog.serde import pick_dumps
@@ -212,12 +212,14 @@ class Topic(OfThisProcess):
     def watch_owner(self, start: Start = "latest") -> OwnerWatch:
         """Watch every change of the topic's owner as it comes, without polling.
 
-        - `start`: "latest": the changes from now on; "earliest": all that `__events__` still has; a
-          datetime or timedelta, as in `reader`; or a `position` of a former watch. Default:
-          "latest".
+        - `start`: "latest": the changes from now on; "earliest": all that `__events__` still has
+          (on a cluster, all); a datetime or timedelta, as in `reader`; or a `position` of a former
+          watch. Default: "latest".
 
         Each change is an `Event`, as in `engine.history(topic)`; those of shared producers and the
-        steps of hand-overs are among them. Raises UnsupportedError on a cluster.
+        steps of hand-overs are among them. On a cluster, every start but "latest" reads the topic's
+        log from its first record, and the death of an owner, which is no record, is told by this
+        engine: see [Clusters](cluster.md#engines-on-a-cluster).
 
         >>> with topic.producer("exclusive", name="leader"):
         ...     pass
@@ -227,7 +229,10 @@ class Topic(OfThisProcess):
         """
         self._engine.check_supports("owner_watches")
         self._engine.check_open()
-        return OwnerWatch(self.name, self.engine.topic(EVENTS).reader(start))
+        changes = self._engine.watch_owner(self.id, start)
+        if changes is None:
+            changes = RecordedChanges(self.name, self.engine.topic(EVENTS).reader(start))
+        return OwnerWatch(self.name, changes)
 
     # ---- write ---------------------------------------------------------------------------
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import AsyncIterator
 
 from exclusivelog import _core
-from exclusivelog.aio.readers import Following, Reader
+from exclusivelog.aio.readers import Following, Watch
 from exclusivelog.arguments import check_timeout
-from exclusivelog.errors import WaitTimeoutError
 from exclusivelog.events import Event
 from exclusivelog.owners import OwnerWatch as SyncOwnerWatch
+from exclusivelog.waits import READER_LOOK_UP_SECONDS
 
 __all__ = ["OwnerWatch"]
 
@@ -19,13 +18,9 @@ class OwnerWatch(Following[SyncOwnerWatch, Event]):
     """An awaitable wrapper of an `exclusivelog.OwnerWatch`, which is `sync`. `Topic.watch_owner`
     returns it. `async for event in watch` waits for changes without a limit."""
 
-    @functools.cached_property
-    def _reader(self) -> Reader:
-        return Reader(self.sync._reader)
-
     @property
     def position(self) -> int:
-        """The offset in `__events__` from which it reads on."""
+        """The place from which it reads on."""
         return self.sync.position
 
     async def read_next(self, timeout: float | None = None) -> Event:
@@ -33,16 +28,17 @@ class OwnerWatch(Following[SyncOwnerWatch, Event]):
         then raise WaitTimeoutError."""
         check_timeout(timeout)
         await self._opened()
-        watch, reader = self.sync, self._reader
+        watch, changes = self.sync, self.sync._changes
         end = None if timeout is None else _core.monotonic() + timeout
         while True:
-            left = None if end is None else max(0.0, end - _core.monotonic())
-            try:
-                event = watch._event_of(await reader.read_next(left))
-            except WaitTimeoutError:
-                raise watch._nothing_came(timeout) from None
+            mark = changes.mark()  # before taking: a later change ends the wait
+            event = watch._take()
             if event is not None:
                 return event
+            left = READER_LOOK_UP_SECONDS if end is None else end - _core.monotonic()
+            if left <= 0:
+                return watch._take_last(timeout)
+            await Watch.of(changes).wait(mark, min(left, READER_LOOK_UP_SECONDS))
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self.follow()

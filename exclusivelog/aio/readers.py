@@ -9,7 +9,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from exclusivelog import _core, threads
 from exclusivelog._core import Message
@@ -38,30 +38,60 @@ SLICE_SECONDS = 0.25
 # ---- waiting at the end of a topic ---------------------------------------------------------
 
 
+class Changing(Protocol):
+    """What tasks wait for. `key`: the same for those that one thread can wait for; `path`: of the
+    ledger."""
+
+    key: tuple[int, int]
+    path: str
+
+    def mark(self) -> int:
+        """A number that changes with it."""
+
+    def await_mark(self, seen: int, seconds: float) -> None:
+        """Sleep until `mark()` is no longer `seen`, or for so many seconds, or less."""
+
+
+class End:
+    """The end of a reader's topic."""
+
+    def __init__(self, reader: SyncReader) -> None:
+        self.key = id(reader._ledger), reader.topic_id
+        self.path = reader._store.path
+        self._reader = reader
+
+    def mark(self) -> int:
+        """A number that changes with every append."""
+        return self._reader.cursor.mark()
+
+    def await_mark(self, seen: int, seconds: float) -> None:
+        """Sleep until `mark()` is no longer `seen`, or for so many seconds, or less."""
+        self._reader.cursor.await_mark(seen, seconds)
+
+
 class Watch:
     """A thread that sleeps at the end of a topic, on behalf of all tasks that wait there."""
 
     lock = threading.Lock()
     _there: ClassVar[dict[tuple[int, int], Watch]] = {}
 
-    def __init__(self, key: tuple[int, int], reader: SyncReader) -> None:
-        self._key = key
-        self._reader = reader
+    def __init__(self, changing: Changing) -> None:
+        self._key = changing.key
+        self._changing = changing
         # {task's future: the mark that it has seen}.
         self._waiting: dict[asyncio.Future[None], int] = {}
 
     @classmethod
-    def of(cls, reader: SyncReader) -> Watch:
-        """Return the watch at the end of this reader's topic."""
-        key = id(reader._ledger), reader.topic_id
+    def of(cls, changing: Changing) -> Watch:
+        """Return the watch that waits for this."""
         _core.this_process()  # in a forked child, a thread of the parent may hold the lock
         with cls.lock:
-            watch = cls._there.get(key)
+            watch = cls._there.get(changing.key)
             if watch is None:
-                watch = cls(key, reader)
+                watch = cls(changing)
                 run = threading.Thread(target=watch._run, name="exclusivelog-watch", daemon=True)
-                threads.start(reader._store.path, run)
-                cls._there[key] = watch
+                threads.start(changing.path, run)
+                cls._there[changing.key] = watch
             return watch
 
     async def wait(self, seen: int, timeout: float | None) -> None:
@@ -81,9 +111,9 @@ class Watch:
         try:
             idle = 0
             while idle < 2:  # stay for a moment, because readers usually wait again soon
-                mark = self._reader.cursor.mark()
+                mark = self._changing.mark()
                 idle = 0 if self._wake(mark) else idle + 1
-                self._reader.cursor.await_mark(mark, SLICE_SECONDS)
+                self._changing.await_mark(mark, SLICE_SECONDS)
         except ExclusiveLogError:
             pass  # the engine was closed; the tasks that wait raise that themselves
         finally:
@@ -110,9 +140,9 @@ def _wake_up(future: asyncio.Future[None]) -> None:
 async def wait_for_any(readers: Sequence[SyncReader], marks: Sequence[int], seconds: float) -> None:
     """Return when the mark of one of the readers' topics has changed, or after so many seconds."""
     if len(readers) == 1:
-        return await Watch.of(readers[0]).wait(marks[0], seconds)
+        return await Watch.of(End(readers[0])).wait(marks[0], seconds)
     waits = [
-        asyncio.ensure_future(Watch.of(reader).wait(mark, seconds))
+        asyncio.ensure_future(Watch.of(End(reader)).wait(mark, seconds))
         for reader, mark in zip(readers, marks, strict=True)
     ]
     try:

@@ -10,6 +10,7 @@ import itertools
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from exclusivelog import _core
 from exclusivelog.backend import EngineBackend, ProducerRequest, SessionOptions
@@ -29,6 +30,7 @@ from exclusivelog.cluster.ordered import Place
 from exclusivelog.cluster.refused import refusal, refuses
 from exclusivelog.cluster.requests import Requests
 from exclusivelog.cluster.sessions import ClusterSession, Registry
+from exclusivelog.cluster.watching import WatchedOwner, Watching
 from exclusivelog.cluster.working import WAKE, Committer, Worker
 from exclusivelog.errors import EngineClosedError, ExclusiveLogError
 from exclusivelog.events import Event
@@ -52,8 +54,9 @@ class ClusterEngine(EngineBackend):
     """One open engine."""
 
     capabilities = frozenset({
-        "claims", "history", "inspection", "locks", "reader_groups", "settle", "several_claims",
-        "shared_producers", "shared_state", "snapshots", "statistics", "termination", "unload",
+        "claims", "history", "inspection", "locks", "owner_watches", "reader_groups", "settle",
+        "several_claims", "shared_producers", "shared_state", "snapshots", "statistics",
+        "termination", "unload",
     })  # fmt: skip
     pending: Requests
     is_remote = True
@@ -78,7 +81,10 @@ class ClusterEngine(EngineBackend):
         self.pending = Requests(self, self.registry)
         self._claims, self._roles = ClusterClaims(self), ClusterRoles(self)
         self.committer = Committer(self.path, name, self.registry)
-        self.worker = Worker(self.path, name, words, self.registry, self.committer, self.pending)
+        self.watching = Watching()
+        self.worker = Worker(
+            self.path, name, words, self.registry, self.committer, self.pending, self.watching
+        )
         self.callbacks = self.worker.callbacks
         self._versions = itertools.count(1)
         self.changes = 0
@@ -130,6 +136,14 @@ class ClusterEngine(EngineBackend):
         for name in names:
             if self.place.has(name):
                 yield from history(self.topics.named(name))
+
+    def watch_owner(self, topic: int, start: Any) -> WatchedOwner:
+        """The changes of a topic's owner, from its log."""
+        self.check_open()
+        watch = self.watching.open(self.followed(topic), start)
+        self.worker.start()
+        self.worker.wake()
+        return watch
 
     def open_cursor(
         self,

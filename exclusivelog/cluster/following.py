@@ -551,6 +551,8 @@ class TopicLog:
         self.log = log
         self.changed = threading.Condition()
         self.frames = Changes()  # changed by every frame
+        self.owners = Changes()  # changed where those who watch its owner have to look
+        self.watches: list[Callable[[Judged, bytes], None]] = []  # called with each folded record
         start = checkpoint or Checkpoint(NOWHERE, State(), -1)
         self.recent = Recent(start.first, start.marks, start.state.next)
         self._appending = Appending(log, self._stored)
@@ -855,6 +857,8 @@ class TopicLog:
             self.saving.saw(record)
         self._writers.saw(judged)
         self.recent.take(judged, self.state, len(data))
+        for watch in self.watches:
+            watch(judged, data)
         promotable = False
         if judged.verdict is Verdict.FOREIGN:
             promotable = self._take_foreign(data)
@@ -912,7 +916,11 @@ class TopicLog:
             self.changed.notify_all()
         for each in ended:
             each.report()
+        self._wake_readers()
+
+    def _wake_readers(self) -> None:
         self.frames.wake()
+        self.owners.wake()
 
     # ---- the end -------------------------------------------------------------------------
 
@@ -928,7 +936,7 @@ class TopicLog:
             self._thread.join(10.0)
         self.saving.close()
         self.log.close()
-        self.frames.wake()
+        self._wake_readers()
 
     def forget(self) -> None:
         """Drop log, sends and thread in a forked child (rule C5)."""

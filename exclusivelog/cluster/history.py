@@ -6,7 +6,7 @@ They are read from the log, from its first record on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from exclusivelog.admission import HANDED_OVER, end_by_grant
 from exclusivelog.cluster.changes import claims_changed, owner_changed
@@ -15,71 +15,112 @@ from exclusivelog.cluster.claiming import GroupLog, group_of
 from exclusivelog.cluster.following import Having, TopicLog
 from exclusivelog.cluster.frames import EVICTED, Grant, Join, Release, Terminate
 from exclusivelog.cluster.log import Reader
-from exclusivelog.cluster.ordered import Record
-from exclusivelog.cluster.rule import Judged, Verdict
+from exclusivelog.cluster.ordered import Position, Record
+from exclusivelog.cluster.rule import Judged, State, Verdict
 from exclusivelog.cluster.waiting import Assign, Noted, Unassign, Waiters, decode
 from exclusivelog.events import Event
 
-__all__ = ["claim_history", "history"]
+__all__ = ["Story", "claim_history", "history", "told"]
 
 
 def history(topic: TopicLog) -> Iterator[Event]:
     """The events up to the log's current end. A release has the time of the last grant or message
     before it, as its record has no time."""
     topic.catch_up()
-    end = topic.state.position
+    for _, events in told(topic, topic.state.position):
+        yield from events
+
+
+def told(topic: TopicLog, end: Position | None) -> Iterator[tuple[Position, list[Event]]]:
+    """The events of each record up to the position `end`."""
     reader = Reader(topic.log, None, topic.check_first)
-    story = _Story(topic.name, reader)
+    story = Story(topic.name, reader.state)
     try:
         while end is not None and (reader.state.position or b"") < end:
             record = reader.receive(1.0)
             topic.check()
             if record is not None:
-                yield from story.go_on(record)
+                yield record.position, story.go_on(reader.fold(record), record.data)
     finally:
         reader.close()
 
 
-class _Story:
-    """The events of one topic's records, which are taken in order."""
+class Story:
+    """The events of one topic's records, which are taken in order. It begins with this state, which
+    its owner folds, and these records of the queue."""
 
-    def __init__(self, topic: str, reader: Reader) -> None:
-        self._topic, self._reader = topic, reader
+    def __init__(self, topic: str, state: State, queue: Iterable[Noted] = ()) -> None:
+        self._topic, self._state = topic, state
         self._waiters = Waiters()  # why a topic was granted depends on who has waited for it
-        self._time = 0
+        for record in queue:
+            self._waiters.take(record)
+        self._before = Having.of(state)
+        self._time = 0 if state.grant is None else state.grant.holder.since
+        self.death: Event | None = None  # of the present owner, if it was told by `died`
 
-    def go_on(self, record: Record) -> Iterator[Event]:
-        """The events of the next record."""
-        before = Having.of(self._reader.state)
-        judged = self._reader.fold(record)
+    def go_on(self, judged: Judged, data: bytes) -> list[Event]:
+        """The events of the next record, which was just folded into the state."""
+        self._time = max(self._time, self._state.published)
         if judged.verdict is Verdict.FOREIGN:
-            yield from self._queued(decode(record.data), before)
-        elif judged.counts:
-            yield from self._counted(judged, before)
+            return list(self._queued(decode(data), self._before))
+        if not judged.counts:
+            return []
+        events = list(self._counted(judged, self._before))
+        self._before = Having.of(self._state)
+        return events
+
+    @property
+    def owner(self) -> Grant | None:
+        """The grant of the session that has the topic."""
+        return self._before.owner
+
+    def died(self, time: int) -> list[Event]:
+        """The event of the death of the owner's engine, which is no record. The next grant, or an
+        eviction, is the first record that shows it; that does not tell it again."""
+        if self.owner is None or self.death is not None:
+            return []
+        self.death = self._event("evict", "dead", self.owner.epoch, self.owner, time=time)
+        return [self.death]
+
+    def lives(self, time: int) -> list[Event]:
+        """The event of the return of an owner that has `died`: its engine was only cut off."""
+        if self.owner is None or self.death is None:
+            return []
+        self.death = None
+        return [self._event("grant", "reconnect", self.owner.epoch, None, self.owner, time)]
 
     def _counted(self, judged: Judged, before: Having) -> Iterator[Event]:
         """The events of a record that counts."""
         parsed, owner = judged.parsed, before.owner
-        began = parsed.holder.since if isinstance(parsed, Grant) else self._reader.state.published
-        self._time = max(self._time, began)
         if isinstance(parsed, Join):
             yield from self._cancelled(end_by_grant(shared=True, reason=""), before.epoch)
             self._waiters.joined()
         elif isinstance(parsed, Grant):
+            self._time = max(self._time, parsed.holder.since)
             reason = self._waiters.reason_of(parsed, owner is not None, bool(before.shared))
-            if owner is not None:
+            death, self.death = self.death, None
+            if owner is not None and death is None:
                 why = "fenced" if reason == "fencing" else "dead"
                 yield self._event("evict", why, owner.epoch, owner, parsed)
             yield from self._cancelled(end_by_grant(shared=False, reason=reason), before.epoch)
             self._waiters.granted(parsed, before.tenure[0], owner is not None)
             yield self._event("grant", reason, parsed.epoch, None, parsed)
         elif isinstance(parsed, Release | Terminate) and owner is not None:
-            why = "terminated" if isinstance(parsed, Terminate) else parsed.reason or "closed"
-            kind, why = ("evict", "dead") if why == EVICTED else ("release", why)
-            yield self._event(kind, why, owner.epoch, owner)
-            assigned = self._waiters.assigned
-            if why == HANDED_OVER and assigned is not None:
-                yield self._event("assigned", "unload", owner.epoch, owner, assigned)
+            yield from self._ended(parsed, owner)
+
+    def _ended(self, record: Release | Terminate, owner: Grant) -> Iterator[Event]:
+        """The events of the end of this owner, without a grant to another one."""
+        why = record.reason or "closed" if isinstance(record, Release) else "terminated"
+        if isinstance(record, Release) and why != EVICTED:
+            yield from self.lives(self._time)
+        death, self.death = self.death, None
+        if death is not None:
+            return
+        kind, why = ("evict", "dead") if why == EVICTED else ("release", why)
+        yield self._event(kind, why, owner.epoch, owner)
+        assigned = self._waiters.assigned
+        if why == HANDED_OVER and assigned is not None:
+            yield self._event("assigned", "unload", owner.epoch, owner, assigned)
 
     def _queued(self, record: Noted | None, before: Having) -> Iterator[Event]:
         """The events of a record of the queue: those that begin or end a hand-over."""
@@ -111,10 +152,12 @@ class _Story:
         epoch: int,
         source: Grant | None,
         target: Grant | Assign | None = None,
+        time: int | None = None,
     ) -> Event:
+        time = self._time if time is None else time
         before = None if source is None else source.holder
         after = target.holder if isinstance(target, Grant) else target
-        return owner_changed(self._time, self._topic, epoch, kind, reason, before, after)
+        return owner_changed(time, self._topic, epoch, kind, reason, before, after)
 
 
 # ---- of claims ----------------------------------------------------------------------------

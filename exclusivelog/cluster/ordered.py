@@ -46,8 +46,9 @@ __all__ = [
 ]
 
 Position = NewType("Position", bytes)
-"""The place of a record. Opaque outside the log that has made it. Positions of one log compare as
-bytes do (big-endian numbers, for example), and can be kept and used again later."""
+"""The place of a record. Opaque outside the log that has made it. Positions of one log have one
+length, compare as bytes do (big-endian numbers, for example), and can be kept and used again
+later."""
 
 
 class Record(NamedTuple):

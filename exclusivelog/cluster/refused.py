@@ -52,9 +52,6 @@ REASONS = {
         "close the group's reader, and open one at the destination",
     ),
     "once": Reason("numbered batches need transactions", "send with sequence ids"),
-    "owner_watches": Reason(
-        "a log on a cluster has no topic of changes", "read engine.history(topic)"
-    ),
     "retention": Reason(
         "grants are read from a log's first record on",
         "begin another topic, and terminate the old one",

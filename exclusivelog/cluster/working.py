@@ -1,7 +1,8 @@
 """The two threads of an engine that has producers.
 
 `exclusivelog-commit` passes messages to the writers and runs callbacks; `exclusivelog-worker`
-promotes waiters, hands topics over and releases dropped sessions. The first producer starts them.
+promotes waiters, hands topics over, releases dropped sessions and looks whether watched owners
+live. The first producer or watch of an owner starts them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from exclusivelog.life import Callbacks, thread_of
 if TYPE_CHECKING:
     from exclusivelog.cluster.requests import Requests
     from exclusivelog.cluster.sessions import Registry
+    from exclusivelog.cluster.watching import Watching
 
 __all__ = ["WAKE", "Committer", "Worker"]
 
@@ -112,9 +114,10 @@ class Worker:
         registry: Registry,
         committer: Committer,
         pending: Requests,
+        watching: Watching,
     ) -> None:
         self._words, self._registry, self._committer = words, registry, committer
-        self._pending = pending
+        self._pending, self._watching = pending, watching
         self._stopped = False
         self.callbacks = ClusterCallbacks(path, engine, self)
         self._running = Running(path, engine, "exclusivelog-worker")
@@ -139,11 +142,12 @@ class Worker:
         for session in self._registry.handed_over():
             session.end_unless_within_reach()
         self._pending.poll()
+        self._watching.poll()
         self.callbacks.ring()
         left = self._pending.seconds
         if left is None:
             left = LAPSE_SECONDS if self._registry.handed_over() else IDLE_SECONDS
-        left = min(left, self.callbacks.alarms.seconds_left())
+        left = min(left, self._watching.seconds, self.callbacks.alarms.seconds_left())
         self._words.wait(WAKE, seen, int(left * 1e9))
         return True
 

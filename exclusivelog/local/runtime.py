@@ -286,6 +286,9 @@ class Runtime(LocalEngine):
     def events(self, topic: str | None, group: str | None) -> None:
         """The ownership events, messages of the topic `__events__`."""
 
+    def watch_owner(self, topic: int, start: Any) -> None:
+        """The changes of a topic's owner, messages of the topic `__events__`."""
+
     def open_producer(self, future: AnyFuture, request: ProducerRequest) -> None:
         """Register a producer, or queue it until it is promoted or its timeout has passed."""
         self.check_open()

@@ -15,7 +15,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -262,9 +262,20 @@ class Side:
 
     def _changes(self, _: str, engine: str, topic: str) -> object:
         """Who has owned a topic, and why it was granted and lost (rule E5)."""
+        return self._owners(self.engines[engine].history(topic))
+
+    def _watch(self, label: str, engine: str, topic: str, **options: Any) -> None:
+        """Watch who owns a topic."""
+        self.made[label] = self._topic(engine, topic).watch_owner(**options)
+
+    def _told(self, label: str) -> object:
+        """What a watch has told since it was asked last."""
+        return self._owners(self.made[label].follow(timeout=0))
+
+    def _owners(self, events: Iterable[xl.Event]) -> object:
         return [
             (each.kind, each.reason, each.epoch, each.priority, *map(self._party, parties))
-            for each in self.engines[engine].history(topic)
+            for each in events
             for parties in [(each.source, None if each.kind == "release" else each.target)]
         ]
 
@@ -423,6 +434,8 @@ class Side:
     def _state(self, made: Any) -> object:
         if isinstance(made, xl.Claim):
             return made.is_valid
+        if isinstance(made, xl.OwnerWatch):
+            return "watches"
         if isinstance(made, xl.Reader):
             return made.position
         if isinstance(made, xl.GroupReader):
@@ -434,7 +447,7 @@ class Side:
         return str(made.state), self.seen(made)
 
 
-MAKES = ("open", "wait", "own", "read", "read_all", "role")
+MAKES = ("open", "wait", "own", "read", "read_all", "role", "watch")
 
 
 class Different(AssertionError):

@@ -84,7 +84,6 @@ CALLS: dict[str, list[Call]] = {
         lambda e: e.topic("orders").trim(before=1),
         lambda e: e.topic("orders").retention(max_age=1),
     ],
-    "owner_watches": [lambda e: e.topic("orders").watch_owner()],
     "roles": [
         lambda e: e.role("r", topics=["orders"]),
         lambda e: e.role("r", groups={"g": ["orders"]}),

@@ -17,12 +17,28 @@ import pytest
 from exclusivelog.local import followers
 from testing.broker import Namespace
 from testing.processes import EXCLUSIVE, FENCING, MODES, PATIENCE, SHARED, WAIT
-from tests.cluster.sides import SETTLED, SHORT, TOPICS, Call, Different, Pair, pair, random_calls
+from tests.cluster.sides import (
+    ENGINES,
+    SETTLED,
+    SHORT,
+    TOPICS,
+    Call,
+    Different,
+    Pair,
+    pair,
+    random_calls,
+)
 
 pytestmark = [pytest.mark.rule("J5"), pytest.mark.once]
 
 Calls = Iterator[Call]
 CHANGES = [Call("changes", "", {"engine": "b", "topic": name}) for name in TOPICS]
+WATCHED = [
+    Call("watch", f"watch {name} {engine}", {"engine": engine, "topic": name})
+    for name in TOPICS
+    for engine in ENGINES
+]
+TOLD = [Call("told", watch.label) for watch in WATCHED]
 
 
 def opened(label: str, mode: str = EXCLUSIVE, engine: str = "a", **options: Any) -> Call:
@@ -426,14 +442,15 @@ def both(
 )
 @pytest.mark.parametrize("program", LISTED)
 def test_both_backends_decide_and_say_the_same(both: Pair, program: str) -> None:
-    both.make(*LISTED[program](), *CHANGES)
+    watched, told = ([], []) if program == "unknown" else (WATCHED, TOLD)  # they create topics
+    both.make(*watched, *LISTED[program](), *told, *CHANGES)
 
 
 @pytest.mark.rule("E2")
 @pytest.mark.parametrize("follow", [True])
 @pytest.mark.parametrize("program", FOLLOWED)
 def test_producers_follow_alike(both: Pair, program: str, follow: bool) -> None:
-    both.make(*FOLLOWED[program](), *CHANGES)
+    both.make(*WATCHED, *FOLLOWED[program](), *TOLD, *CHANGES)
 
 
 def test_the_listed_calls_are_many() -> None:
@@ -443,14 +460,14 @@ def test_the_listed_calls_are_many() -> None:
 @pytest.mark.parametrize("follow", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_calls_have_the_same_outcomes(both: Pair, seed: int, follow: bool) -> None:
-    both.make(*random_calls(seed, 40), *CHANGES)
+    both.make(*WATCHED, *random_calls(seed, 40), *TOLD, *CHANGES)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("follow", [False, True])
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_many_random_calls_have_the_same_outcomes(both: Pair, seed: int, follow: bool) -> None:
-    both.make(*random_calls(seed, 60), *CHANGES)
+    both.make(*WATCHED, *random_calls(seed, 60), *TOLD, *CHANGES)
 
 
 @pytest.mark.broker

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
+import signal
 import threading
 from collections.abc import Callable
 
@@ -13,7 +15,7 @@ from exclusivelog import aio
 from testing.loops import play
 from testing.processes import EXCLUSIVE, FENCING, PATIENCE, WAIT, Worker, open_producer
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.needs("owner_watches")]
 
 
 def kinds(events: object) -> list[tuple[str, int]]:
@@ -41,6 +43,7 @@ def test_it_tells_every_change_of_this_topic_and_no_other(
 
 
 @pytest.mark.long
+@pytest.mark.on_broker
 @pytest.mark.rule("C2")
 def test_it_waits_for_changes_of_other_processes(
     topic: xl.Topic, worker: Callable[..., Worker]
@@ -64,10 +67,28 @@ def test_it_begins_where_it_is_told_to(topic: xl.Topic) -> None:
     with topic.watch_owner("earliest") as watch:
         assert watch.read_next(0).kind == "grant"
         after = watch.position
+        assert watch.read_next(0).kind == "release"
+    began = dt.datetime.now(dt.UTC)
     topic.producer(EXCLUSIVE).close()
+    expected = [("release", 1), ("grant", 2), ("release", 2)]
+    for start, count in ((after, 3), (-2, 2), (began, 2), (dt.timedelta(hours=1), 4)):
+        with topic.watch_owner(start) as watch:  # type: ignore[arg-type]
+            assert kinds(watch.follow(timeout=0))[-3:] == expected[-count:]
+    for wrong in ("sometimes", True, 1.5, dt.timedelta(-1)):
+        with pytest.raises(ValueError, match="start="):
+            topic.watch_owner(wrong)  # type: ignore[arg-type]
+
+
+def test_a_position_may_be_between_the_events_of_one_change(topic: xl.Topic) -> None:
+    with topic.watch_owner() as watch:
+        first, second = topic.producer(EXCLUSIVE), topic.producer(FENCING)
+        assert [watch.read_next(0).kind for _ in range(2)] == ["grant", "evict"]
+        after = watch.position
+        assert watch.read_next(0).kind == "grant"
     with topic.watch_owner(after) as watch:
-        found = list(watch.follow(timeout=0))
-    assert kinds(found) == [("release", 1), ("grant", 2), ("release", 2)]
+        assert kinds(watch.follow(timeout=0)) == [("grant", 2)]
+    first.close()
+    second.close()
 
 
 def test_iterating_waits_and_closing_ends_the_wait(topic: xl.Topic) -> None:
@@ -75,7 +96,7 @@ def test_iterating_waits_and_closing_ends_the_wait(topic: xl.Topic) -> None:
     found: list[xl.Event] = []
 
     def follow() -> None:
-        with pytest.raises(xl.EngineClosedError):
+        with pytest.raises(xl.EngineClosedError, match="this watch of the owner of topic 'orders'"):
             found.extend(watch)
 
     thread = threading.Thread(target=follow)
@@ -86,19 +107,67 @@ def test_iterating_waits_and_closing_ends_the_wait(topic: xl.Topic) -> None:
     assert not thread.is_alive()
 
 
+def test_closing_the_engine_ends_the_wait(path: str) -> None:
+    engine = xl.open(path)
+    watch = engine.topic("orders").watch_owner()
+    waiting = threading.Thread(target=lambda: ended.append(outcome_of(watch)))
+    ended: list[BaseException] = []
+    waiting.start()
+    engine.close()
+    waiting.join(PATIENCE)
+    assert [type(error) for error in ended] == [xl.EngineClosedError]
+    assert str(ended[0]).startswith("engine ")
+    with pytest.raises(xl.EngineClosedError):
+        watch.read_next(0)
+    watch.close()
+
+
+def outcome_of(watch: xl.OwnerWatch) -> BaseException:
+    try:
+        raise AssertionError(watch.read_next(PATIENCE))
+    except xl.ExclusiveLogError as error:
+        return error
+
+
+@pytest.mark.needs("termination")
+def test_a_terminated_topic_changes_no_more(topic: xl.Topic) -> None:
+    with topic.watch_owner() as watch:
+        producer = topic.producer(EXCLUSIVE)
+        topic.terminate()
+        assert [(e.kind, e.reason) for e in watch.follow(timeout=0)] == [
+            ("grant", "request"),
+            ("release", "terminated"),
+        ]
+        with pytest.raises(xl.WaitTimeoutError, match="has not changed"):
+            watch.read_next(0)
+        producer.close()
+
+
+def test_an_interrupted_wait_has_taken_nothing(topic: xl.Topic) -> None:
+    class Interrupt(Exception):
+        pass
+
+    def interrupt(number: int, frame: object) -> None:
+        raise Interrupt
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with topic.watch_owner() as watch:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(Interrupt):
+                watch.read_next(PATIENCE)
+            topic.producer(EXCLUSIVE).close()
+            assert kinds(watch.follow(timeout=0)) == [("grant", 1), ("release", 1)]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+
+
 def test_a_ledger_that_is_only_read_can_be_watched(path: str, topic: xl.Topic) -> None:
     with topic.producer(EXCLUSIVE) as producer, xl.open(path, readonly=True) as reading:
         with reading.topic("orders").watch_owner() as watch:
             producer.close()
             assert watch.read_next(PATIENCE).kind == "release"
-
-
-@pytest.mark.rule("J3")
-def test_a_cluster_refuses_it(tmp_path: str) -> None:
-    with xl.open(f"memory://{tmp_path}") as engine:
-        assert not engine.supports("owner_watches")
-        with pytest.raises(xl.UnsupportedError, match="cluster engine has no owner_watches"):
-            engine.topic("orders").watch_owner()
 
 
 def test_asyncio_waits_without_a_thread_of_its_own(path: str, topic: xl.Topic) -> None:
@@ -111,4 +180,5 @@ def test_asyncio_waits_without_a_thread_of_its_own(path: str, topic: xl.Topic) -
             first = await waiting
             return kinds([first]) + kinds([event async for event in watch.follow(timeout=0)])
 
-    assert play(main) == [("grant", 1), ("release", 1)]
+    topic.producer(EXCLUSIVE).close()  # starts the threads of this engine, which stay
+    assert play(main) == [("grant", 2), ("release", 2)]
