@@ -558,10 +558,10 @@ it is held by ...
     ) -> UnloadFuture:
         """Begin what `unload` does, and return a future with its list of `Move`.
 
-        It has the same arguments and errors. When it returns, the moves of the first 250 topics
-        have begun. `future.moves()` returns the present state of all moves. `future.cancel()` ends
-        the moves of topics that have not been released yet, as the deadline would; topics that the
-        destination already has stay there.
+        It has the same arguments and errors. When it returns, the moves of the first topics have
+        begun; many topics move in turns. `future.moves()` returns the present state of all moves.
+        `future.cancel()` ends the moves of topics that have not been released yet, as the deadline
+        would; topics that the destination already has stay there.
 
         >>> with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
         ...     producer = a.topic("orders").producer("exclusive")

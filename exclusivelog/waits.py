@@ -167,10 +167,12 @@ class Requests(Protocol):
     """The requests that wait for their outcome."""
 
     def forget(self, future: GrantFuture[Any]) -> bool:
-        """Remove a request that waits for a hand-over; False if it does not wait for one."""
+        """Remove a request that has no session yet, and waits: for a hand-over, or on a cluster in
+        the queue. False if there is none."""
 
     def withdraw(self, session: Any) -> bool:
-        """Take a waiting session out of the queue; False if it was granted or fenced first."""
+        """Take a waiting session out of the queue; False if it was granted or fenced first, as a
+        session on a cluster is."""
 
     def settles(self, session: Any) -> bool:
         """Whether another thread is about to settle this session's future."""

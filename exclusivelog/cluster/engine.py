@@ -21,7 +21,7 @@ from exclusivelog.cluster.claiming import PREFIX, GroupLog
 from exclusivelog.cluster.claims import ClusterClaims, ClusterGroupCursor
 from exclusivelog.cluster.cursor import ClusterCursor
 from exclusivelog.cluster.figures import Figures
-from exclusivelog.cluster.following import Registration, TopicLog, Topics
+from exclusivelog.cluster.following import SessionFacts, TopicLog, Topics
 from exclusivelog.cluster.history import claim_history, history
 from exclusivelog.cluster.kinds import Kinds
 from exclusivelog.cluster.locks import ClusterRoles
@@ -209,7 +209,7 @@ class ClusterEngine(EngineBackend):
     def open_session(
         self,
         topic: str,
-        session: Registration,
+        session: SessionFacts,
         last_sequence: int,
         options: SessionOptions,
         keeper: object = None,
@@ -226,7 +226,7 @@ class ClusterEngine(EngineBackend):
         timeout: float,
         groups: Sequence[str],
         producer: str | None,
-        session: Registration | None = None,
+        session: SessionFacts | None = None,
     ) -> Moving:
         """The hand-overs of one `Engine.unload` or `Producer.move`, to be begun or run."""
         if session is None:

@@ -76,8 +76,8 @@ __all__ = [
     "Changes",
     "Owning",
     "Recent",
-    "Registration",
     "Seen",
+    "SessionFacts",
     "TopicLog",
     "Topics",
     "await_any",
@@ -234,7 +234,7 @@ class Recent:
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class SessionFacts:
     """The facts of a session: `id` is its number, `topic` the topic's id."""
 
     id: int

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from exclusivelog.backend import Owned, ProducerSession, RoleDefinition, RoleParts
-from exclusivelog.cluster.following import Registration, inspect
+from exclusivelog.cluster.following import SessionFacts, inspect
 from exclusivelog.cluster.refused import refuses
 from exclusivelog.cluster.sessions import ClusterSession
 from exclusivelog.errors import ExclusiveLogError, OwnershipLostError, ProducerMovedError
@@ -31,7 +31,7 @@ class SeatClaim:
     is_held_in = refuses("transactions")
     session: ClusterSession | None = None  # once its producer is made
 
-    def __init__(self, host: ClusterEngine, name: str, seat: Registration) -> None:
+    def __init__(self, host: ClusterEngine, name: str, seat: SessionFacts) -> None:
         self.id, self.group, self.generations = seat.id, PREFIX, {name: seat.epoch}
         self._log = host.followed(seat.topic)
         self._host = host
@@ -99,7 +99,7 @@ class ClusterRoles:
         """None: locks have no claims."""
         return set()
 
-    def find(self, seat: Registration) -> RoleParts:
+    def find(self, seat: SessionFacts) -> RoleParts:
         """The parts of a lock that was granted: none."""
         name = self._host.followed(seat.topic).name.removeprefix(PREFIX)
         claim = self._claims[seat.id] = SeatClaim(self._host, name, seat)

@@ -35,8 +35,8 @@ from exclusivelog.cluster.changes import party
 from exclusivelog.cluster.following import (
     ANSWER_SECONDS,
     Owning,
-    Registration,
     Seen,
+    SessionFacts,
     TopicLog,
     inspect,
     log_change,
@@ -334,7 +334,7 @@ class Requests:
 
     def _grant(self, asking: Asking, owning: Owning, reason: str) -> None:
         writer, request, future = owning.writer, asking.request, asking.future
-        session = Registration(
+        session = SessionFacts(
             writer.session,
             asking.topic.id,
             asking.name,

@@ -2,7 +2,7 @@
 
 `ClusterSession` is what `exclusivelog.backend.ProducerSession` describes: open, then fenced,
 closed, or handed over. After a hand-over within the process its producers go on with another
-session (`Following`). No effect: no transaction pauses it.
+session (`Following`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from exclusivelog.cluster.following import (
     ANSWER_SECONDS,
     CLOSE_SECONDS,
     Owning,
-    Registration,
+    SessionFacts,
     now_ms,
 )
 from exclusivelog.cluster.frames import MAX_MESSAGES
@@ -193,14 +193,14 @@ class ClusterSession(SessionLife):
     """One registration of a producer."""
 
     engine: ClusterEngine
-    session: Registration
+    session: SessionFacts
     _following: Following | None
 
     def __init__(
         self,
         engine: ClusterEngine,
         topic: str,
-        session: Registration,
+        session: SessionFacts,
         owning: Owning,
         last_sequence: int,
         options: SessionOptions,

@@ -33,7 +33,7 @@ from exclusivelog.waits import time_limit
 if TYPE_CHECKING:
     from exclusivelog.local.runtime import Runtime
 
-MOVED_AT_ONCE = 125  # topics in one transaction: others wait for the ledger meanwhile
+MOVED_AT_ONCE = 125  # topics, in turns of one transaction: others wait for the ledger meanwhile
 INSPECTED_AFTER = 0.25  # seconds: all topics of a move, where the last one is not released yet
 LONGEST_SECONDS = 10**8  # of a move: about three years
 CANCELLED_WITHIN = 2.0  # seconds that a cancel waits for the writer lock
@@ -216,7 +216,7 @@ class Unloading:
         return self.moves()
 
     def stop(self) -> None:
-        """Make `run`, in another thread, raise Cancelled, unless it has ended."""
+        """Make `run`, in another thread, raise MoveCancelled, unless it has ended."""
         self._stopped.set()
         self._engine.ledger.lockfile.counters.announce(MOVES)
 

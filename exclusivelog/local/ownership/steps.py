@@ -1,4 +1,4 @@
-"""Steps of a change of ownership: claims, their moves, and the moves of seats.
+"""Steps of a change of ownership: claims, their moves, hand-overs of topics, and those of seats.
 
 Each step is part of the caller's transaction.
 
@@ -192,7 +192,7 @@ def _destination(engine: str, name: str, pid: int, properties: dict[str, str]) -
     return EngineInfo(engine, name, pid, properties, 0.0)
 
 
-# ---- seats of shared producers ---------------------------------------------------------
+# ---- hand-overs of topics --------------------------------------------------------------
 
 
 class Transfers:
@@ -271,7 +271,7 @@ class Transfers:
         if row.flags & (_core.DELETED | _core.TERMINATED):
             return None
         if not row.owner:
-            return releasing_to(tables, row.id, engine, self._now())
+            return seat_releasing_to(tables, row.id, engine, self._now())
         transfer = tables.transfers.get(row.id)
         if transfer is None or transfer.target != engine or self._now() >= transfer.until:
             return None
@@ -289,6 +289,9 @@ def _reserved(tables: Tables, topic: int, target: str) -> Iterator[tuple[_core.T
             yield row, kept
 
 
+# ---- seats of shared producers ---------------------------------------------------------
+
+
 def held_seat(tables: Tables, topic: int, lineage: int) -> Session | None:
     """The shared session at the end of this lineage of hand-overs."""
     return next(
@@ -303,7 +306,7 @@ def is_reserved(tables: Tables, session: Session) -> bool:
     return seat is not None and not seat.session
 
 
-def releasing_to(tables: Tables, topic: int, engine: str, now: int) -> Transfer | None:
+def seat_releasing_to(tables: Tables, topic: int, engine: str, now: int) -> Transfer | None:
     """A seat that is being handed over to this engine, and is not released yet."""
     return next(
         (
