@@ -680,7 +680,9 @@ it is held by ...
 
     def verify(self) -> Report:
         """Read the whole ledger and check it: every checksum, that offsets are dense, and that
-        epochs and publish times never decrease (rules B8, G4, G9).
+        epochs and publish times never decrease (rules B8, G4, G9). On a cluster, it reads all
+        records of the namespace: [Clusters](cluster.md#what-verify-checks-on-a-cluster) says what
+        it checks.
 
         >>> engine.verify().ok
         True

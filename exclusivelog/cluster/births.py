@@ -28,11 +28,12 @@ from typing import overload
 
 from exclusivelog.cluster.checkpoints import NOWHERE, READ_SECONDS, Anchor
 from exclusivelog.cluster.facts import EMPTIED, Facts, is_birth, lacks_beginning, was_emptied
-from exclusivelog.cluster.frames import Frame, decode
+from exclusivelog.cluster.frames import Frame, Grant, decode
 from exclusivelog.cluster.ordered import OrderedLog, Place, Position, Record
+from exclusivelog.cluster.rule import Judged, State, Verdict
 from exclusivelog.errors import LedgerIOError
 
-__all__ = ["Births", "check_first", "first_of", "is_beginning"]
+__all__ = ["Births", "check_first", "check_granted", "first_of", "is_beginning"]
 
 TOPIC = "__births__"
 MAGIC = b"XLE"
@@ -112,6 +113,19 @@ def check_first(topic: str, known: Anchor | None, record: Record | None) -> Anch
     if known not in (None, found):
         raise lacks_beginning(topic, "its first record is not the one that it began with")
     return found
+
+
+def check_granted(topic: str, state: State, judged: Judged) -> None:
+    """LedgerCorruptedError if the sender of the last record, which was judged so, has read a grant
+    that is not in this state: then one of the two lacks the beginning of the log."""
+    record = judged.parsed
+    if judged.verdict is not Verdict.EPOCH or record is None:
+        return
+    if isinstance(record, Frame) and record.source is not None:
+        return  # the epoch of a copy is that of its source
+    is_next = isinstance(record, Grant) and not record.continues
+    if record.epoch - is_next > state.epoch:
+        raise lacks_beginning(topic, f"nothing has granted epoch {record.epoch}")
 
 
 def is_beginning(data: bytes) -> bool:

@@ -14,6 +14,7 @@ from exclusivelog.cluster.cursor import frames_from, offset_at_time
 from exclusivelog.cluster.following import TopicLog, inspect, log_change
 from exclusivelog.cluster.frames import Content
 from exclusivelog.cluster.refused import refuses
+from exclusivelog.cluster.verifying import verify
 from exclusivelog.errors import UnsupportedError
 from exclusivelog.refusals import no_topic
 from exclusivelog.types import (
@@ -23,6 +24,7 @@ from exclusivelog.types import (
     EngineStats,
     GroupInfo,
     OwnerInfo,
+    Report,
     RoleInfo,
     TopicStats,
     TransferInfo,
@@ -113,7 +115,9 @@ class ClusterCatalog:
         """Remove the positions of a reader group without a reader; how many there were."""
         return self._engine.claims.delete_group(name)
 
-    verify = refuses("verify")
+    def verify(self) -> Report:
+        """Read and check all logs."""
+        return verify(self._engine)
 
     def stats(self) -> EngineStats:
         """This engine's counters, and its facts about topics, engines and queues."""
@@ -220,7 +224,7 @@ class ClusterTopic:
     def newest(self, position: int, views: bool) -> tuple[int, Snapshot | None]:
         """The topic's first offset, and its newest snapshot; there are no compacted views."""
         log = self._log()
-        found = newest_snapshot(self._engine.place, log, position)
+        found = newest_snapshot(self._engine.place, log.name, log.log, position)
         return max(0, log.recent.first), found
 
     def change_counter(self) -> tuple[_core.SharedWords, int]:

@@ -62,6 +62,7 @@ __all__ = [
     "Checkpoint",
     "Mark",
     "Saving",
+    "checkpoint_bytes",
     "holds",
     "load",
     "newest_snapshot",
@@ -227,17 +228,26 @@ def is_known(place: Place, topic: str) -> bool:
 
 def load(place: Place, topic: str, topic_log: OrderedLog) -> Checkpoint | None:
     """The newest checkpoint of this topic, if it belongs to this log."""
-    if topic.startswith(BESIDE) or not is_known(place, PREFIX + topic):
-        return None
-    beside = place.open(PREFIX + topic)
-    try:
-        data = blobs.load(beside)
-    finally:
-        beside.close()
+    data = None if topic.startswith(BESIDE) else checkpoint_bytes(place, topic)
     found = None if data is None else Checkpoint.restore(data, topic)
     if found is None or not holds(topic_log, found.anchor):
         return None
     return found
+
+
+def checkpoint_bytes(place: Place, topic: str) -> bytes | None:
+    """The newest checkpoint that is stored for this topic, as it is; None if there is none."""
+    return _newest(place, PREFIX + topic)
+
+
+def _newest(place: Place, name: str) -> bytes | None:
+    if not is_known(place, name):
+        return None
+    beside = place.open(name)
+    try:
+        return blobs.load(beside)
+    finally:
+        beside.close()
 
 
 class Saving:
@@ -320,21 +330,17 @@ def _item_in(key: bytes | None, value: Any, until: int | None = None) -> Item:
     return key, value if until is None else Timed(value, until)
 
 
-def newest_snapshot(place: Place, topic: TopicLog, position: int) -> Snapshot | None:
+def newest_snapshot(
+    place: Place, topic: str, topic_log: OrderedLog, position: int
+) -> Snapshot | None:
     """The newest snapshot of this topic, if it is ahead of this offset.
 
     Raises `LedgerCorruptedError` for one that is damaged."""
-    if not is_known(place, SNAPSHOTS + topic.name):
-        return None
-    beside = place.open(SNAPSHOTS + topic.name)
-    try:
-        data = blobs.load(beside)
-    finally:
-        beside.close()
+    data = _newest(place, SNAPSHOTS + topic)
     if data is None:
         return None
-    anchor, offset, items = _unpack_snapshot(topic.name, data)
-    if anchor is None or offset <= position or not holds(topic.log, anchor):
+    anchor, offset, items = _unpack_snapshot(topic, data)
+    if anchor is None or offset <= position or not holds(topic_log, anchor):
         return None
     return offset, items
 

@@ -56,7 +56,7 @@ class ClusterEngine(EngineBackend):
     capabilities = frozenset({
         "claims", "history", "inspection", "locks", "owner_watches", "reader_groups", "settle",
         "several_claims", "shared_producers", "shared_state", "snapshots", "statistics",
-        "termination", "unload",
+        "termination", "unload", "verify",
     })  # fmt: skip
     pending: Requests
     is_remote = True

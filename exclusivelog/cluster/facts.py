@@ -63,6 +63,12 @@ def lacks_beginning(topic: str, why: str) -> LedgerCorruptedError:
     )
 
 
+def check_birth(topic: str, first: Record) -> None:
+    """LedgerCorruptedError unless the first record of a log of facts is its birth."""
+    if not is_birth(first.data):
+        raise lacks_beginning(topic, "its first record is none that begins a log")
+
+
 EMPTIED = "it is empty, and was not"
 
 
@@ -127,9 +133,12 @@ class Facts:
         return self._log, self._tail
 
     def _take(self, record: Record) -> None:
-        if self._position is None and not is_birth(record.data):
-            self._tail = None  # the next call finds the same record
-            raise lacks_beginning(self._topic, "its first record is none that begins a log")
+        if self._position is None:
+            try:
+                check_birth(self._topic, record)
+            except LedgerCorruptedError:
+                self._tail = None  # the next call finds the same record
+                raise
         self._position = record.position
         body = unsealed(self._magic, VERSION, record.data)
         if body is not None:

@@ -25,7 +25,7 @@ from exclusivelog import _core, threads
 from exclusivelog.admission import HANDED_OVER, NO_DESTINATION
 from exclusivelog.cluster import checkpoints
 from exclusivelog.cluster.appending import RESEND_SECONDS, Appending
-from exclusivelog.cluster.births import check_first
+from exclusivelog.cluster.births import check_first, check_granted
 from exclusivelog.cluster.changes import owner_changed
 from exclusivelog.cluster.checkpoints import AT_CLOSING, NOWHERE, Anchor, Checkpoint, Mark, Saving
 from exclusivelog.cluster.facts import lacks_beginning, make_birth
@@ -664,14 +664,7 @@ class TopicLog:
     def _check_seen(self, judged: Judged) -> None:
         """LedgerCorruptedError if the sender of a record has read a grant that this engine has not:
         then one of them lacks the beginning of the log, and it is not the sender."""
-        record = judged.parsed
-        if judged.verdict is not Verdict.EPOCH or record is None:
-            return
-        if isinstance(record, Frame) and record.source is not None:
-            return  # the epoch of a copy is that of its source
-        is_next = isinstance(record, Grant) and not record.continues
-        if record.epoch - is_next > self.state.epoch:
-            raise lacks_beginning(self.name, f"nothing has granted epoch {record.epoch}")
+        check_granted(self.name, self.state, judged)
 
     # ---- asking --------------------------------------------------------------------------
 

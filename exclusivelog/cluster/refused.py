@@ -62,15 +62,14 @@ REASONS = {
     "transactions": Reason(
         "topics have logs of their own", "send_many appends to one topic atomically"
     ),
-    "verify": Reason("records are verified when they are read", "read the topics"),
 }
 
 
 def refusal(what: str, given: str = "") -> UnsupportedError:
     """The error for something of `REASONS`; `given`: what the call has asked for.
 
-    >>> str(refusal("verify"))
-    'a cluster engine has no verify: records are verified when they are read; read the topics'
+    >>> str(refusal("once"))
+    'a cluster engine has no once: numbered batches need transactions; send with sequence ids'
     """
     more = f". {given}" if given else ""
     return UnsupportedError(f"a cluster engine has no {what}: {REASONS[what]}{more}")

@@ -96,6 +96,7 @@ WORKS = [
     ("export URL orders FILE --format parquet --force", r"file: 4 messages$"),
     ("top URL -n 1", r"^orders\t0\t4\t1\tp \(pid \d+\)\t1\t3\n(.*\n)*here\t"),
     ("check URL", r"^pulsar://.* is healthy$"),
+    ("verify URL", r"^\d+ topics, \d+ entries, \d+ messages: sound$"),
     ("audit URL orders", r"^orders\tyes\tevery epoch is granted once\t1 grants$"),
     ("report URL FILE", r"file: [3-6] topics, 0 take-overs$"),
     ("send URL more a --mode exclusive --name q", r"^0$"),
@@ -113,7 +114,6 @@ REFUSED = {
     "mirror URL --to URL": "exclusivelog mirror NEW --from URL",
     "retention URL orders --max-age 1d": str(REASONS["retention"]),
     "trim URL orders --before 1": str(REASONS["retention"]),
-    "verify URL": str(REASONS["verify"]),
 }
 LOCAL = {
     "upgrade URL": "is for a local ledger",

@@ -90,7 +90,6 @@ CALLS: dict[str, list[Call]] = {
         lambda e: e.role("r", claims={"g": {"a": None}}),
     ],
     "transactions": [transact, put_in_a_transaction],
-    "verify": [lambda e: e.verify()],
 }
 
 
