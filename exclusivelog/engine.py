@@ -130,6 +130,9 @@ class Engine(Closing):
         wait_for_exclusive, each topic is decided by itself: its future raises its own error, also
         that of a damaged row. ValueError if a name occurs twice.
 
+        On a cluster, the grants are not one transaction: docs/cluster.md says what follows from
+        that.
+
         >>> orders, bills = engine.producers(["orders", "bills"], "exclusive")
         >>> orders.send(b"a"), bills.send(b"b"), engine.topics()
         (0, 0, ['bills', 'orders'])
@@ -681,8 +684,7 @@ it is held by ...
     def verify(self) -> Report:
         """Read the whole ledger and check it: every checksum, that offsets are dense, and that
         epochs and publish times never decrease (rules B8, G4, G9). On a cluster, it reads all
-        records of the namespace: [Clusters](cluster.md#what-verify-checks-on-a-cluster) says what
-        it checks.
+        records of the namespace; docs/cluster.md says what it checks there.
 
         >>> engine.verify().ok
         True

@@ -482,13 +482,15 @@ NOT_OPENED = (ProducerFencedError, ProducerBusyError, EngineClosedError, TopicNo
 
 
 class SessionFuture(GrantFuture[Any]):
-    """The future of the session with which the producers of `left` go on, on this engine."""
+    """The future of a session on the topic of that name."""
 
     _engine: EngineBackend
 
-    def __init__(self, engine: EngineBackend, left: SessionLife, topic: int) -> None:
+    def __init__(
+        self, engine: EngineBackend, topic: int, name: str, options: SessionOptions
+    ) -> None:
         super().__init__(engine, topic)
-        self._name, self._options = left.topic, left.options
+        self._name, self._options = name, options
 
     def make(self, session: Any, last_sequence: int) -> Any:
         """Make the session that was granted."""

@@ -219,7 +219,7 @@ class Topic(OfThisProcess):
         Each change is an `Event`, as in `engine.history(topic)`; those of shared producers and the
         steps of hand-overs are among them. On a cluster, every start but "latest" reads the topic's
         log from its first record, and the death of an owner, which is no record, is told by this
-        engine: see [Clusters](cluster.md#engines-on-a-cluster).
+        engine: see docs/cluster.md.
 
         >>> with topic.producer("exclusive", name="leader"):
         ...     pass

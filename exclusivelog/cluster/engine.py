@@ -37,6 +37,7 @@ from exclusivelog.events import Event
 from exclusivelog.life import open_here
 from exclusivelog.messages import Item
 from exclusivelog.refusals import nothing_to_move
+from exclusivelog.sessions import SessionFuture
 from exclusivelog.waits import AnyFuture
 
 __all__ = ["ClusterEngine"]
@@ -54,9 +55,9 @@ class ClusterEngine(EngineBackend):
     """One open engine."""
 
     capabilities = frozenset({
-        "claims", "history", "inspection", "locks", "owner_watches", "reader_groups", "settle",
-        "several_claims", "shared_producers", "shared_state", "snapshots", "statistics",
-        "termination", "unload", "verify",
+        "claims", "history", "inspection", "locks", "many_producers", "owner_watches",
+        "reader_groups", "settle", "several_claims", "shared_producers", "shared_state",
+        "snapshots", "statistics", "termination", "unload", "verify",
     })  # fmt: skip
     pending: Requests
     is_remote = True
@@ -66,7 +67,6 @@ class ClusterEngine(EngineBackend):
     commit_at_once = commit_transaction = refuses("announcements")
     append_once = refuses("once")
     backup = refuses("backup")
-    open_producers = refuses("many_producers")
 
     def __init__(
         self, place: Place, name: str, properties: Mapping[str, str], readonly: bool
@@ -184,14 +184,63 @@ class ClusterEngine(EngineBackend):
     def open_producer(self, future: AnyFuture, request: ProducerRequest) -> None:
         """Register a producer, or queue it until it is promoted or its timeout has passed."""
         self._check_request(request)
+        self._open(future, request)
+
+    def _open(self, future: AnyFuture, request: ProducerRequest, at_once: bool = False) -> None:
+        followed = self._asked_for(request.topic)
+        self.pending.open(followed, future, request, at_once)
+        self.worker.wake()
+
+    def _asked_for(self, topic: int) -> TopicLog:
+        """The log of a topic for which a producer asks."""
         self.committer.start()
         self.worker.start()
-        followed = self.followed(request.topic)
+        followed = self.followed(topic)
         for each in open_here(ClusterEngine):  # a dropped producer must refuse no request
             if each.path == self.path:
                 each.worker.release_dropped(followed.name)
-        self.pending.open(followed, future, request)
-        self.worker.wake()
+        return followed
+
+    def open_producers(
+        self, names: Sequence[str], request: ProducerRequest, options: SessionOptions
+    ) -> list[ClusterSession]:
+        """Register a producer on each of these topics, all or none; returns their sessions.
+
+        Each is granted by a record of its own log. So all are decided before the first one is
+        asked for, and if one is refused nevertheless, what was granted is released."""
+        self._check_request(request)
+        futures = [SessionFuture(self, 0, name, options) for name in names]
+        for name, future in zip(names, futures, strict=True):
+            if self.place.has(name):
+                topic = self._asked_for(self.topics.number_of(name))
+                self.pending.check(topic, future, request)
+        try:
+            return [
+                self._open_at_once(name, future, request)
+                for name, future in zip(names, futures, strict=True)
+            ]
+        except BaseException:
+            self._take_back(names, futures)
+            raise
+
+    def _open_at_once(
+        self, name: str, future: SessionFuture, request: ProducerRequest
+    ) -> ClusterSession:
+        future.topic_id, _ = self.catalog.topic(name, True)
+        self._open(future, replace(request, topic=future.topic_id), at_once=True)
+        session: ClusterSession = future.result()
+        return session
+
+    def _take_back(self, names: Sequence[str], futures: Sequence[SessionFuture]) -> None:
+        """Release what these futures were granted, and wait for that."""
+        for future in futures:
+            session = future.granted  # an interrupt came before the result
+            if session is None and future.done() and future.exception() is None:
+                session = future.result()
+            if session is not None:
+                session.abandon()
+        for name in names:
+            self.worker.release_dropped(name)
 
     def queue_producers(
         self, names: Sequence[str], futures: Sequence[AnyFuture], request: ProducerRequest

@@ -43,10 +43,6 @@ REASONS = {
     "large_messages": Reason(
         "a record has 5 MB at most", "store the value elsewhere, and send a reference"
     ),
-    "many_producers": Reason(
-        "several grants at once need a transaction",
-        "open each by itself, or wait for all: wait_for_exclusive grants each by itself",
-    ),
     "moved_claims": Reason(
         "claims and topics have logs of their own",
         "close the group's reader, and open one at the destination",

@@ -93,6 +93,7 @@ class Asking:
     since: int
     deadline: float | None
     begun: int = field(default_factory=_core.now)
+    at_once: bool = False  # it waits for nothing, also not for a release to its engine
     lock: threading.Lock = field(default_factory=threading.Lock)  # held during an attempt
     ended: bool = False
     # Its error if the topic is not released to this engine, which it waits for (rule E3).
@@ -176,10 +177,22 @@ class Requests:
 
     # ---- the first attempt -------------------------------------------------------------------
 
-    def open(self, topic: TopicLog, future: AnyFuture, request: ProducerRequest) -> None:
-        """Grant, queue or refuse this request. The future raises a refusal."""
+    def check(self, topic: TopicLog, future: AnyFuture, request: ProducerRequest) -> None:
+        """Raise the refusal of a request that waits for nothing, if it is to be refused by now.
+        Changes nothing."""
+        asking = self._asking(topic, future, request)
+        topic.catch_up()
+        check_not_terminated(topic)
+        seen = inspect(topic, self._host.lives, self._host.id)
+        verdict = judge(asking, seen).verdict
+        if verdict not in ADMITTED:
+            raise refusal(asking, seen, verdict)
+        if verdict is Verdict.ADMIT:
+            check_name_is_free(asking, seen)
+
+    def _asking(self, topic: TopicLog, future: AnyFuture, request: ProducerRequest) -> Asking:
         timeout = request.timeout
-        asking = Asking(
+        return Asking(
             topic,
             future,
             request,
@@ -188,6 +201,18 @@ class Requests:
             now_ms(),
             None if timeout is None else _core.monotonic() + timeout,
         )
+
+    def open(
+        self,
+        topic: TopicLog,
+        future: AnyFuture,
+        request: ProducerRequest,
+        at_once: bool = False,
+    ) -> None:
+        """Grant, queue or refuse this request. The future raises a refusal. `at_once`: it does not
+        wait for a release to this engine either."""
+        asking = self._asking(topic, future, request)
+        asking.at_once = at_once
         future.producer_name = asking.name
         with asking.lock:
             try:
@@ -241,7 +266,7 @@ class Requests:
                 self._queue(asking)
                 return False
             error = refusal(asking, seen, decision.verdict)
-            if not awaits_release(asking, seen, decision.verdict):
+            if asking.at_once or not awaits_release(asking, seen, decision.verdict):
                 raise error
             asking.refusal = error
             with self._lock:
@@ -251,9 +276,7 @@ class Requests:
     def _share(self, asking: Asking, decision: Decision, seen: Seen) -> bool:
         """Join the shared producers."""
         topic = asking.topic
-        for holder in seen.holders:
-            if holder.producer_name == asking.name:
-                raise name_in_use(topic_label(topic.name), holder)
+        check_name_is_free(asking, seen)
         in_the_way = [
             each
             for each in seen.dead
@@ -527,6 +550,13 @@ def refusal(asking: Asking, seen: Seen, verdict: Verdict) -> ExclusiveLogError:
         by=seen.first(asking.number),
         moving="" if moving is None else moving_to(moving.engine_name, moving.engine_id),
     )
+
+
+def check_name_is_free(asking: Asking, seen: Seen) -> None:
+    """ProducerBusyError if a shared producer has this one's name (rule A6)."""
+    for holder in seen.holders:
+        if holder.producer_name == asking.name:
+            raise name_in_use(topic_label(asking.topic.name), holder)
 
 
 def check_not_terminated(topic: TopicLog) -> None:

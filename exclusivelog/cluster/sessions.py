@@ -424,7 +424,7 @@ class Following:
 
     def _open_on(self, there: Any, left: ClusterSession) -> ClusterSession | None:
         request = left.next_request(there.topics.number_of(self._topic.name))
-        future = SessionFuture(there, left, request.topic)
+        future = SessionFuture(there, request.topic, left.topic, left.options)
         try:
             there.open_producer(future, request)
             found: ClusterSession = future.result()

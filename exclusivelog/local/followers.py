@@ -254,7 +254,10 @@ def _follow(some: list[Waiting]) -> list[Waiting]:
 def _open(engine: Runtime, some: list[Waiting]) -> list[Waiting]:
     """Open the next sessions on this engine; returns those that were refused."""
     try:
-        futures = [SessionFuture(engine, one.left, one.left.session.topic) for one in some]
+        futures = [
+            SessionFuture(engine, one.left.session.topic, one.left.topic, one.left.options)
+            for one in some
+        ]
         engine.open_followers(
             [one.left.topic for one in some],
             futures,

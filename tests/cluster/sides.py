@@ -114,6 +114,19 @@ class Side:
         self.made[label] = made
         return made
 
+    def _open_many(self, label: str, engine: str, mode: str, **options: Any) -> object:
+        """Open a producer on each topic at once; each is made with its topic's name behind the
+        label."""
+
+        def fenced(producer: xl.Producer, error: xl.ExclusiveLogError) -> None:
+            named = f"{label} {producer.topic}"
+            self._hear(named, "fenced", producer.name, self.error(error))
+
+        options |= {"on_fenced": fenced, "follow": self.follow}
+        made = self.engines[engine].producers(TOPICS, mode, **options)
+        self.made |= {f"{label} {each.topic}": each for each in made}
+        return made
+
     def _wait(self, label: str, engine: str, topic: str, **options: Any) -> None:
         """Begin to wait for a topic."""
         options = {"mode": WAIT, **options}
@@ -447,7 +460,7 @@ class Side:
         return str(made.state), self.seen(made)
 
 
-MAKES = ("open", "wait", "own", "read", "read_all", "role", "watch")
+MAKES = ("open", "open_many", "wait", "own", "read", "read_all", "role", "watch")
 
 
 class Different(AssertionError):

@@ -77,7 +77,6 @@ CALLS: dict[str, list[Call]] = {
     "compression": [lambda e: e.topic("orders").compression("lz4")],
     "deletion": [lambda e: e.delete_topic("orders"), lambda e: e.delete_role("r")],
     "large_messages": [send_large, send_many_large],
-    "many_producers": [lambda e: e.producers(["a", "b"], "exclusive")],
     "moved_claims": [lambda e: e.unload("orders", to=e.id, groups=["g"])],
     "once": [lambda e: once.recorded(e, "orders"), lambda e: once.record(e, "orders", "w", 1)],
     "retention": [

@@ -83,6 +83,32 @@ def access(state: str, mode: str) -> Calls:
         yield Call("close", label)
 
 
+def many(state: str, mode: str) -> Calls:
+    """Rules A2 and A6: a producer on each of two topics at once, one of which has others; all are
+    opened, or none."""
+    for call in STATES[state]:
+        yield call._replace(options={**call.options, "topic": "two"})
+    yield Call("open_many", "m", {"engine": "b", "mode": mode, "name": "s"})
+    yield Call("open_many", "n", {"engine": "a", "mode": mode, "name": "n"})
+    for label in ("s", "o", "m one", "m two", "n one", "n two"):
+        yield Call("send", label)
+    for label in ("m one", "n one", "s", "o", "w", "m two", "n two"):
+        yield Call("close", label)
+
+
+def many_ends() -> Calls:
+    """Rules G8 and E3: one of the topics is terminated, or moves to the engine that asks."""
+    yield opened("o", topic="one")
+    yield moved("a", "b")
+    for mode in (SHARED, EXCLUSIVE, FENCING):
+        yield Call("open_many", f"a {mode}", {"engine": "a", "mode": mode, "name": mode})
+    yield Call("open_many", "b", {"engine": "b", "mode": EXCLUSIVE, "name": "b"})
+    yield Call("close", "b one")
+    yield Call("terminate", "", {"engine": "b", "topic": "two"})
+    for mode in (SHARED, EXCLUSIVE, FENCING):
+        yield Call("open_many", f"late {mode}", {"engine": "b", "mode": mode, "name": mode})
+
+
 def epochs(mode: str) -> Calls:
     """Rules B5 and B6: an instance comes back with its old epoch, or a wrong one."""
     for number in range(3):
@@ -340,6 +366,12 @@ LISTED: dict[str, Callable[[], Calls]] = {
         f"epochs, {mode}": lambda mode=mode: epochs(mode)  # type: ignore[misc]
         for mode in (EXCLUSIVE, WAIT, FENCING)
     },
+    **{
+        f"many, {mode}, {state}": lambda state=state, mode=mode: many(state, mode)  # type: ignore[misc]
+        for state in ("free", "shared", "owned and awaited")
+        for mode in (SHARED, EXCLUSIVE, FENCING)
+    },
+    "many, ends": many_ends,
     "names": names,
     "queue": queue,
     "namesakes": namesakes,
