@@ -13,7 +13,7 @@ from exclusivelog.cluster.changes import claims_changed, owner_changed
 from exclusivelog.cluster.claimed import Drop, Holdings, Noting, Ruling, Take, read
 from exclusivelog.cluster.claiming import GroupLog, group_of
 from exclusivelog.cluster.following import Having, TopicLog
-from exclusivelog.cluster.frames import EVICTED, Grant, Join, Release, Terminate
+from exclusivelog.cluster.frames import EVICTED, Frame, Grant, Join, Release, Terminate
 from exclusivelog.cluster.log import Reader
 from exclusivelog.cluster.ordered import Position, Record
 from exclusivelog.cluster.rule import Judged, State, Verdict
@@ -63,8 +63,9 @@ class Story:
         self._time = max(self._time, self._state.published)
         if judged.verdict is Verdict.FOREIGN:
             return list(self._queued(decode(data), self._before))
-        if not judged.counts:
-            return []
+        parsed = judged.parsed
+        if not judged.counts or (isinstance(parsed, Frame) and parsed.source is None):
+            return []  # the owner's messages change nothing: most records of a topic are these
         events = list(self._counted(judged, self._before))
         self._before = Having.of(self._state)
         return events
