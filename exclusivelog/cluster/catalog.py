@@ -12,7 +12,7 @@ from exclusivelog.backend import Epoch, Kind, LastingLock, Snapshot
 from exclusivelog.cluster.checkpoints import newest_snapshot
 from exclusivelog.cluster.cursor import frames_from, offset_at_time
 from exclusivelog.cluster.following import TopicLog, inspect, log_change
-from exclusivelog.cluster.frames import Content
+from exclusivelog.cluster.frames import LATE, Content
 from exclusivelog.cluster.refused import refuses
 from exclusivelog.cluster.verifying import verify
 from exclusivelog.errors import UnsupportedError
@@ -196,12 +196,21 @@ class ClusterTopic:
         return [TransferInfo(log.name, state, owner, assigned.target, assigned.until)]
 
     def yielding_owner(self) -> int:
-        """0: only its own engine knows whether an owner has agreed to release the topic."""
-        return 0
+        """The session that owns it, if that has agreed to release it when another one waits."""
+        log = self._engine.followed(self._id)  # asked often, by a request that the log has woken
+        with log.changed:
+            owner, session = log.state.owner, log.waiters.yielding
+        return session if owner is not None and owner.session == session else 0
 
     def evict_late(self, owner: int, until: int) -> bool:
-        """False: see `yielding_owner`."""
-        return False
+        """Evict the owner, if it is this session, and has agreed to release the topic."""
+        log = self._engine.followed(self._id)
+        grant = log.state.owner
+        if grant is None or grant.session != owner or log.waiters.yielding != owner:
+            return False
+        log.evict(grant, LATE)
+        log_change(log, grant.epoch, "evict", LATE, grant.holder)
+        return True
 
     def kind(self) -> tuple[str, dict[str, str | None]]:
         """What the topic holds ("messages", "map", "state"), and a map's serialisers."""

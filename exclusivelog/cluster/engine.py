@@ -291,9 +291,14 @@ class ClusterEngine(EngineBackend):
 
     # ---- what the parts ask ----------------------------------------------------------------
 
-    def lives(self, engine: str) -> bool:
-        """Does the engine of that id live?"""
-        return engine == self.id or self.place.lives(engine)
+    def lives(self, engine: str, patient: bool = True) -> bool:
+        """Does the engine of that id live? Not `patient`: see `Place.lives`."""
+        return engine == self.id or self.place.lives(engine, patient)
+
+    def seems_to_live(self, engine: str) -> bool:
+        """The same for those that ask again soon: they wait for no process that is stopped (rule
+        K3)."""
+        return self.lives(engine, patient=False)
 
     @property
     def commit_queue(self) -> _core.CommitQueue:

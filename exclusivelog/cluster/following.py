@@ -51,6 +51,7 @@ from exclusivelog.cluster.waiting import (
     Unassign,
     Wait,
     Waiters,
+    Yields,
     decode,
 )
 from exclusivelog.errors import (
@@ -418,7 +419,7 @@ class Owning:
         assigned = self.topic.waiters.assigned_at(now_ms())
         if assigned is None or assigned.session != self.writer.session:
             return
-        if not self.topic.host.lives(assigned.engine_id):
+        if not self.topic.host.seems_to_live(assigned.engine_id):
             self.topic.withdraw(assigned, NO_DESTINATION)
             return
         session = self._session()
@@ -701,18 +702,24 @@ class TopicLog:
             raise
         return owning if writer.status in ("owner", "fenced") else None
 
-    def evict(self, session: Grant | Join) -> None:
-        """Release a session of a dead engine."""
+    def evict(self, session: Grant | Join, reason: str = EVICTED) -> None:
+        """Release a session of another engine, for this reason."""
         with self.changed:
             self.check()
-            self._appending.append(encode(Release(session.epoch, session.session, EVICTED)))
+            self._appending.append(encode(Release(session.epoch, session.session, reason)))
 
         def is_over() -> bool:
             if isinstance(session, Join):
                 return session.session not in self.state.shared
             return not self.state.owned or self.state.session != session.session
 
-        self.await_change(is_over, ANSWER_SECONDS, "the release of a dead engine was not read back")
+        self.await_change(is_over, ANSWER_SECONDS, "an eviction was not read back")
+
+    def agree_to_yield(self, session: int) -> None:
+        """Tell the others that this owner releases the topic when another producer waits."""
+        with self.changed:
+            self.check()
+            self.queue.publish(Yields(session))
 
     def publish(self, record: Published) -> None:
         """Append a record of the queue (a wait, or an assignment), and wait until it is read
@@ -893,7 +900,7 @@ class TopicLog:
         self.queue.take(record)
         if isinstance(record, Wait):
             self._writers.notify_wanted()
-        return True
+        return not isinstance(record, Yields)
 
     def _end(self, error: ExclusiveLogError | None) -> None:
         why = f": {error}" if error is not None else ""

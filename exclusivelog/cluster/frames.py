@@ -320,7 +320,9 @@ class Join:
         return self.holder.owner(self.epoch, self.session)
 
 
-EVICTED = "evicted"  # the reason of a release: the session's engine is dead
+# The reasons of a release by another engine: the engine of the session is dead; or the session has
+# agreed to release the topic when another one waits, and does not.
+EVICTED, LATE = "evicted", "late"
 
 
 @dataclass(frozen=True, slots=True)

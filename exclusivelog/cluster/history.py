@@ -13,7 +13,7 @@ from exclusivelog.cluster.changes import claims_changed, owner_changed
 from exclusivelog.cluster.claimed import Drop, Holdings, Noting, Ruling, Take, read
 from exclusivelog.cluster.claiming import GroupLog, group_of
 from exclusivelog.cluster.following import Having, TopicLog
-from exclusivelog.cluster.frames import EVICTED, Frame, Grant, Join, Release, Terminate
+from exclusivelog.cluster.frames import EVICTED, LATE, Frame, Grant, Join, Release, Terminate
 from exclusivelog.cluster.log import Reader
 from exclusivelog.cluster.ordered import Position, Record
 from exclusivelog.cluster.rule import Judged, State, Verdict
@@ -21,6 +21,9 @@ from exclusivelog.cluster.waiting import Assign, Noted, Unassign, Waiters, decod
 from exclusivelog.events import Event
 
 __all__ = ["Story", "claim_history", "history", "told"]
+
+# Reasons of releases by other engines, and of the evictions that they are.
+EVICTIONS = {EVICTED: "dead", LATE: "late"}
 
 
 def history(topic: TopicLog) -> Iterator[Event]:
@@ -112,12 +115,12 @@ class Story:
     def _ended(self, record: Release | Terminate, owner: Grant) -> Iterator[Event]:
         """The events of the end of this owner, without a grant to another one."""
         why = record.reason or "closed" if isinstance(record, Release) else "terminated"
-        if isinstance(record, Release) and why != EVICTED:
+        if isinstance(record, Release) and why not in EVICTIONS:
             yield from self.lives(self._time)
         death, self.death = self.death, None
         if death is not None:
             return
-        kind, why = ("evict", "dead") if why == EVICTED else ("release", why)
+        kind, why = "evict" if why in EVICTIONS else "release", EVICTIONS.get(why, why)
         yield self._event(kind, why, owner.epoch, owner)
         assigned = self._waiters.assigned
         if why == HANDED_OVER and assigned is not None:

@@ -373,7 +373,7 @@ class MemoryPlace:
         with self._shared.lock:
             self._shared.engines[engine.id] = engine, _core.monotonic()
 
-    def lives(self, engine: str) -> bool:
+    def lives(self, engine: str, patient: bool = True) -> bool:
         """Does the engine of that id live?"""
         return engine in self._shared.engines
 

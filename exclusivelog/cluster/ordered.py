@@ -180,8 +180,9 @@ class Place(Protocol):
         """Register a live engine, until `close` or the end of its process."""
         ...
 
-    def lives(self, engine: str) -> bool:
-        """Does the engine of that id live?"""
+    def lives(self, engine: str, patient: bool = True) -> bool:
+        """Does the engine of that id live? Who is not `patient` asks again soon: where it takes
+        long to find out, because a process is stopped, the answer is True meanwhile."""
         ...
 
     def engines(self) -> list[EngineInfo]:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from exclusivelog import _core
+from exclusivelog import _core, threads
 from exclusivelog.cluster.memory import MemoryPlace
 from exclusivelog.cluster.native import Native
 from exclusivelog.cluster.ordered import OrderedLog, Place, Position, Record
@@ -32,9 +32,48 @@ ENGINES = "__engines__"
 WRITTEN = "exclusivelog.written"
 # For which results of `lives` are cached: deaths are noticed soon, and one take-over asks once.
 REMEMBER_LIVING_SECONDS, REMEMBER_GONE_SECONDS = 0.02, 0.2
+SOON_SECONDS = 0.1  # within which a broker says that a process lives that is not stopped
 # If the admin API fails to return the end of a topic, it is not asked again for so many seconds and
 # so many times the duration of the failed call.
 ASK_AGAIN_SECONDS, ASK_AGAIN_TIMES = 1.0, 100
+
+
+class Asked:
+    """A question that may take long, asked in a thread of its own."""
+
+    def __init__(self, place: str, ask: Callable[[], bool]) -> None:
+        self._ask = ask
+        self._begun = self._ended = _core.monotonic()
+        self._over = threading.Event()
+        self._found = False
+        self._error: BaseException | None = None
+        thread = threading.Thread(target=self._run, name="exclusivelog-asks", daemon=True)
+        threads.start(place, thread)
+
+    def _run(self) -> None:
+        try:
+            self._found = self._ask()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._ended = _core.monotonic()
+            self._over.set()
+
+    @property
+    def is_old(self) -> bool:
+        """Is the answer there since a while, and nobody has taken it?"""
+        return self._over.is_set() and _core.monotonic() > self._ended + REMEMBER_LIVING_SECONDS
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the answer is there; False if it is not so many seconds after the question."""
+        return self._over.wait(max(0.0, self._begun + seconds - _core.monotonic()))
+
+    def answer(self) -> bool:
+        """Wait for the answer; raises the error of the call."""
+        self._over.wait()
+        if self._error is not None:
+            raise self._error
+        return self._found
 
 
 class PulsarPlace:
@@ -47,6 +86,7 @@ class PulsarPlace:
         self._address = f"non-persistent://{access.path}/{ENGINES}"
         self._present: Native | None = None
         self._known: dict[str, tuple[float, bool]] = {}
+        self._asked: dict[str, Asked] = {}  # without an answer yet
         self._lock = threading.Lock()
         self._checks = check_policies
         if check_policies:
@@ -107,15 +147,31 @@ class PulsarPlace:
         )
         return Native(producer, repr(self))
 
-    def lives(self, engine: str) -> bool:
-        """Does the engine of that id live?"""
+    def lives(self, engine: str, patient: bool = True) -> bool:
+        """Does the engine of that id live? The broker answers late if it first pings a process that
+        is stopped. If not `patient`, it counts as living until then."""
         with self._lock:
-            until, found = self._known.get(engine, (0.0, False))
-            if _core.monotonic() >= until:
-                found = self._is_taken(engine)
-                seconds = REMEMBER_LIVING_SECONDS if found else REMEMBER_GONE_SECONDS
-                self._known[engine] = _core.monotonic() + seconds, found
-            return found
+            until, found = self._known.get(engine, (0.0, None))
+            if found is not None and _core.monotonic() < until:
+                return found
+            asked = self._asked.get(engine)
+            if asked is None or asked.is_old:
+                asked = self._asked[engine] = Asked(self.url, lambda: self._is_taken(engine))
+        if not patient and not asked.wait(SOON_SECONDS):
+            return found is not False
+        return self._take_answer(engine, asked)
+
+    def _take_answer(self, engine: str, asked: Asked) -> bool:
+        try:
+            found = asked.answer()
+        finally:
+            with self._lock:
+                if self._asked.get(engine) is asked:
+                    del self._asked[engine]
+        seconds = REMEMBER_LIVING_SECONDS if found else REMEMBER_GONE_SECONDS
+        with self._lock:
+            self._known[engine] = _core.monotonic() + seconds, found
+        return found
 
     def _is_taken(self, name: str) -> bool:
         try:
@@ -153,10 +209,15 @@ class PulsarPlace:
             with Ignoring(Exception):
                 present.use().close()
         self._cluster.close()
+        with self._lock:
+            asked, self._asked = list(self._asked.values()), {}
+        for each in asked:  # their calls of the client fail now; none is left as the process ends
+            each.wait(TIMEOUT)
 
     def forget(self) -> None:
-        """No effect in a forked child: `Cluster` detects that itself."""
-        self._lock = threading.Lock()
+        """In a forked child: `Cluster` detects that itself; the threads that ask are the
+        parent's."""
+        self._lock, self._asked = threading.Lock(), {}
 
 
 class _AskedLog(PulsarLog):

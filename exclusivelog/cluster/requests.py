@@ -256,7 +256,9 @@ class Requests:
         with contextlib.nullcontext() if patient or not asking.mode.fences else _alone(topic.log):
             if not patient:
                 topic.catch_up()
-            seen = inspect(topic, self._host.lives, self._host.id)
+            # A request that waits asks again soon.
+            lives = self._host.seems_to_live if asking.mode.waits else self._host.lives
+            seen = inspect(topic, lives, self._host.id)
             decision = judge(asking, seen)
             if decision.verdict is Verdict.ADMIT:
                 return self._share(asking, decision, seen)
@@ -376,6 +378,9 @@ class Requests:
             self._granted.drop(session.id)
             raise
         self._end(asking, granted=True)
+        if request.notify_on_contention and not writer.is_shared:
+            with contextlib.suppress(ExclusiveLogError):  # its session tells why it has ended
+                asking.topic.agree_to_yield(writer.session)
         log_granted(self._host, asking.topic.name, session, reason, asking.begun)
         self._settle(future, lambda: give_granted(future))
 
@@ -406,7 +411,7 @@ class Requests:
     def _poll_topic(self, topic: TopicLog, waiting: list[Asking]) -> bool:
         """Do the same for one topic. Returns whether one of these requests is the first in its
         queue."""
-        seen = inspect(topic, self._host.lives, self._host.id)
+        seen = inspect(topic, self._host.seems_to_live, self._host.id)
         turn = seen.queue[0].number if seen.free and seen.queue else None
         if not self._is_settled(topic, seen, turn):
             turn = None

@@ -47,6 +47,7 @@ __all__ = [
     "Unassign",
     "Wait",
     "Waiters",
+    "Yields",
     "decode",
     "encode",
 ]
@@ -127,7 +128,15 @@ class Unassign:
     reason: str
 
 
-Noted = Wait | Leave | Assign | Unassign
+@dataclass(frozen=True, slots=True)
+class Yields:
+    """The owner's session, `number`, has agreed to release the topic when another producer
+    waits."""
+
+    number: int
+
+
+Noted = Wait | Leave | Assign | Unassign | Yields
 
 
 def encode(record: Noted) -> bytes:
@@ -136,6 +145,8 @@ def encode(record: Noted) -> bytes:
         row: list[Any] = ["l", list(record.numbers)]
     elif isinstance(record, Unassign):
         row = ["u", record.number, record.reason]
+    elif isinstance(record, Yields):
+        row = ["y", record.number]
     elif isinstance(record, Assign):
         row = [
             "a",
@@ -181,6 +192,9 @@ def _record(row: list[Any]) -> Noted:
     if kind == "l":
         (numbers,) = fields
         return Leave(tuple(map(int, numbers)))
+    if kind == "y":
+        (number,) = fields
+        return Yields(int(number))
     if kind == "u":
         number, reason = fields
         return Unassign(int(number), str(reason))
@@ -215,6 +229,7 @@ class Waiters:
     def __init__(self) -> None:
         self._waiting: dict[int, Wait] = {}  # in the order of the log
         self.assigned: Assign | None = None  # it may have ended: see `assigned_at`
+        self.yielding = 0  # the session that has agreed to release the topic; 0: none
         self.known: Known | None = None  # the priorities of waiters so far (rule D7)
         # The session with which the present series of hand-overs began: by it, producers find where
         # their topic is (rule E2). 0: none, or it was not seen.
@@ -231,6 +246,8 @@ class Waiters:
         elif isinstance(record, Unassign):
             if self.assigned is not None and self.assigned.number == record.number:
                 self.assigned = None
+        elif isinstance(record, Yields):
+            self.yielding = record.number
         elif isinstance(record, Wait):
             self._waiting.setdefault(record.number, record)
             if self.known is not None:
@@ -321,7 +338,9 @@ class Waiters:
 
     def records(self) -> list[Noted]:
         """Records from which the same state results."""
-        return [*self._waiting.values(), *([] if self.assigned is None else [self.assigned])]
+        assigned = [] if self.assigned is None else [self.assigned]
+        yielding = [Yields(self.yielding)] if self.yielding else []
+        return [*self._waiting.values(), *assigned, *yielding]
 
     def in_order(self) -> list[Wait]:
         """The waiters in the order of their promotion (rule D1)."""
@@ -332,7 +351,7 @@ class Waiters:
 # ---- one engine's part --------------------------------------------------------------------
 
 
-Published = Wait | Assign | Unassign
+Published = Wait | Assign | Unassign | Yields
 
 
 class Queue:

@@ -178,7 +178,7 @@ class Watched:
         engine = self.owner_elsewhere
         if not engine:
             return
-        lives = self.topic.host.lives(engine)
+        lives = self.topic.host.seems_to_live(engine)
         self._look_at = _core.monotonic() + (POLL_SECONDS if lives else GONE_POLL_SECONDS)
         if not lives:
             self.topic.catch_up()  # it may have released the topic before its end

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
+import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import exclusivelog as xl
-from testing.processes import PATIENCE, until
+from testing.processes import PATIENCE, State, Worker, until
 from testing.states import (
     Later,
     open_counts,
@@ -66,6 +68,58 @@ def test_i8_a_write_waits_for_a_producer_of_the_application(
 
 
 @pytest.mark.needs("snapshots")
+def count_up(state: State) -> int:
+    """Count in a map, which stays open."""
+    shared = state.kept.setdefault("map", None) or xl.SharedMap(state.topic)
+    state.kept["map"] = shared
+    return int(shared.update("n", one_more).value)
+
+
+def one_more(count: int | None) -> int:
+    return (count or 0) + 1
+
+
+@pytest.mark.on_broker
+@pytest.mark.rule("I8")
+def test_i8_a_write_waits_for_no_owner_that_is_stopped(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    process = worker(name="stopped")
+    assert process.call(count_up) == 1
+    process.signal(signal.SIGSTOP)
+    process.await_stop()
+    with xl.SharedMap(topic) as shared:
+        assert shared.update("n", one_more).value == 2
+        lost = [event for event in engine.history("orders") if event.kind == "evict"]
+        process.signal(signal.SIGCONT)
+        assert process.call(count_up) == 3
+        assert shared.get("n", latest=True) == 3
+    assert [event.reason for event in lost] == ["late"]
+
+
+@pytest.mark.rule("I8")
+def test_i8_only_an_owner_that_has_agreed_is_evicted(engine: xl.Engine, topic: xl.Topic) -> None:
+    """A producer of the application keeps its topic: a write waits for it."""
+    store = engine.backend.topic_store(topic.id)
+    with topic.producer("exclusive") as producer:
+        assert topic.owner is not None
+        assert store.yielding_owner() == 0
+        assert not store.evict_late(topic.owner.session, 0)
+        assert not store.evict_late(topic.owner.session + 1, 0)
+        assert producer.send(b"mine") == 0
+    with xl.SharedMap(engine.topic("map")) as shared:
+        shared.put("n", 1)
+        owner = engine.topic("map").owner
+        assert owner is not None
+        store = engine.backend.topic_store(engine.topic("map").id)
+        until(lambda: store.yielding_owner() == owner.session)
+        assert not store.evict_late(owner.session + 1, 0)
+        assert store.evict_late(owner.session, 0)
+        assert shared.update("n", one_more).value == 2
+    changes = [(event.kind, event.reason) for event in engine.history("map")]
+    assert changes[1] == ("evict", "late")
+
+
 def test_i1_states_of_any_kind(topic: xl.Topic, engine: xl.Engine) -> None:
     """Changed in place, or replaced; with serialisers of one's own; immutable, with no copies."""
     stack = xl.SharedState(topic, initial=list, apply=lambda state, op: state.append(op))

@@ -268,23 +268,3 @@ def test_i8_stops_at_random_lose_and_double_no_write(
     assert min(counts) > 0
     assert read + sum(1 for _ in reader) == sum(counts)
     assert shared.get("n", latest=True) == sum(counts) == engine.topic("orders").next_offset
-
-
-def test_i8_only_an_owner_that_has_agreed_is_evicted(engine: xl.Engine, topic: xl.Topic) -> None:
-    """A producer of the application keeps its topic: a write waits for it."""
-    store = engine.backend.topic_store(topic.id)
-    with topic.producer("exclusive") as producer:
-        assert topic.owner is not None
-        assert store.yielding_owner() == 0
-        assert not store.evict_late(topic.owner.session, 0)
-        assert not store.evict_late(topic.owner.session + 1, 0)
-        assert producer.send(b"mine") == 0
-    with xl.SharedMap(engine.topic("map")) as shared:
-        shared.put("n", 1)
-        owner = engine.topic("map").owner
-        assert owner is not None
-        store = engine.backend.topic_store(engine.topic("map").id)
-        assert store.yielding_owner() == owner.session
-        assert not store.evict_late(owner.session + 1, 0)
-        assert store.evict_late(owner.session, 0)
-        assert shared.update("n", one_more).value == 2
