@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from exclusivelog.local import followers
 from testing.broker import Namespace
+from testing.followers import idle_producers_stay
 from testing.processes import EXCLUSIVE, FENCING, MODES, PATIENCE, SHARED, WAIT
 from tests.cluster.sides import (
     ENGINES,
@@ -463,7 +463,7 @@ def both(
 ) -> Iterator[Pair]:
     """A local log, and a cluster in memory. `follow` is a parameter of the test, if it has one.
     Producers that do not send stay where they are: on a cluster, they follow with a send only."""
-    monkeypatch.setattr(followers, "FOLLOWED_AFTER_NS", 10**15)
+    idle_producers_stay(monkeypatch)
     follow = "follow" in request.fixturenames and request.getfixturevalue("follow")
     with pair(str(tmp_path / "log"), f"memory://{tmp_path}/cluster", follow) as both:
         yield both

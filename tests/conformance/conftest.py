@@ -16,6 +16,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog.cluster import pulsar
 from exclusivelog.cluster.refused import REASONS
+from testing import followers
 from testing.broker import Namespace
 from testing.processes import Worker, workers
 
@@ -30,6 +31,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" in metafunc.fixturenames:
         chosen = metafunc.definition.get_closest_marker("on_broker") is not None
         metafunc.parametrize("backend", [*BACKENDS, ON_BROKER] if chosen else BACKENDS)
+
+
+@pytest.fixture
+def idle_producers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    followers.idle_producers_stay(monkeypatch)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.local import followers
 from testing.processes import (
     EXCLUSIVE,
     FENCING,
@@ -24,13 +23,7 @@ from testing.processes import (
     values,
 )
 
-pytestmark = pytest.mark.needs("unload")
-
-
-@pytest.fixture(autouse=True)
-def _idle_producers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one machine, they follow after two seconds: on a busy one, before the next call."""
-    monkeypatch.setattr(followers, "FOLLOWED_AFTER_NS", 10**15)
+pytestmark = [pytest.mark.needs("unload"), pytest.mark.usefixtures("idle_producers_stay")]
 
 
 @pytest.fixture
