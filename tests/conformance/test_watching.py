@@ -150,12 +150,15 @@ def test_an_interrupted_wait_has_taken_nothing(topic: xl.Topic) -> None:
     def interrupt(number: int, frame: object) -> None:
         raise Interrupt
 
+    def interrupted(watch: xl.OwnerWatch) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        watch.read_next(PATIENCE)
+
     former = signal.signal(signal.SIGALRM, interrupt)
     try:
         with topic.watch_owner() as watch:
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
             with pytest.raises(Interrupt):
-                watch.read_next(PATIENCE)
+                interrupted(watch)
             topic.producer(EXCLUSIVE).close()
             assert kinds(watch.follow(timeout=0)) == [("grant", 1), ("release", 1)]
     finally:
