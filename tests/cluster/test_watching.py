@@ -122,9 +122,12 @@ def test_nothing_is_asked_while_this_engine_or_nobody_owns_the_topic(
 ) -> None:
     asked: list[str] = []
     lives = MemoryPlace.lives
-    monkeypatch.setattr(
-        MemoryPlace, "lives", lambda place, engine: asked.append(engine) or lives(place, engine)
-    )
+
+    def counted(place: MemoryPlace, engine: str, patient: bool = True) -> bool:
+        asked.append(engine)
+        return lives(place, engine, patient)
+
+    monkeypatch.setattr(MemoryPlace, "lives", counted)
     with topic.watch_owner() as watch, topic.producer(EXCLUSIVE):
         assert take(watch, 1) == [("grant", "request", 1)]
         assert topic.engine.backend.watching.seconds == watching.IDLE_SECONDS  # type: ignore[attr-defined]
