@@ -18,6 +18,7 @@ docs/operations.md lists the lines; a test compares it with this file.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -240,6 +241,16 @@ _queue = _Queue()
 def emit_later() -> None:
     """From now on this thread waits for no handler."""
     _logging.later = True
+
+
+@contextlib.contextmanager
+def emitting_later() -> Iterator[None]:
+    """Meanwhile this thread waits for no handler."""
+    before, _logging.later = _logging.later, True
+    try:
+        yield
+    finally:
+        _logging.later = before
 
 
 def take_dropped() -> int:

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from exclusivelog import logs
 from exclusivelog.cluster import claimed
 from exclusivelog.cluster.changes import claims_changed
 from exclusivelog.cluster.checkpoints import Checkpoint
@@ -268,5 +269,6 @@ class GroupLog(TopicLog):
             made, self._made = self._made, []
         for claim in lost:
             claim.lose()
-        for event in made:
-            log_event(self.host.path, event)
+        with logs.emitting_later():  # in the thread that reads the log
+            for event in made:
+                log_event(self.host.path, event)

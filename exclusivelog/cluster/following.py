@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from exclusivelog import _core, threads
-from exclusivelog.admission import HANDED_OVER, NO_DESTINATION
+from exclusivelog.admission import NO_DESTINATION
 from exclusivelog.cluster import checkpoints
 from exclusivelog.cluster.appending import RESEND_SECONDS, Appending
 from exclusivelog.cluster.births import check_first, check_granted
@@ -420,7 +420,7 @@ class Owning:
         if assigned is None or assigned.session != self.writer.session:
             return
         if not self.topic.host.seems_to_live(assigned.engine_id):
-            self.topic.withdraw(assigned, NO_DESTINATION)
+            self.topic.withdraw_soon(assigned, NO_DESTINATION)
             return
         session = self._session()
         if session is not None and self.writer.status == "owner":
@@ -448,7 +448,7 @@ class Owning:
         writer = self.writer
         if writer.status == "closed" and not writer.is_shared:
             log_change(self.topic, writer.epoch, "release", reason, writer.holder)
-            if reason == HANDED_OVER and assigned is not None:
+            if assigned is not None and assigned.session == writer.session:
                 log_change(self.topic, writer.epoch, "assigned", "unload", writer.holder, assigned)
 
 
@@ -734,11 +734,30 @@ class TopicLog:
             "the record of a waiting producer or of a move was not read back",
         )
 
-    def withdraw(self, assigned: Assign, reason: str) -> None:
-        """End a hand-over for this reason (rule E4)."""
+    def withdraw(self, assigned: Assign, reason: str) -> bool:
+        """End a hand-over for this reason (rule E4). False if a grant came first."""
         with self.changed:
-            epoch, owner = self.state.epoch, self.state.owner
+            epoch, owner, session = self.state.epoch, self.state.owner, self.state.session
         self.publish(Unassign(assigned.number, reason))
+        if self.state.session != session:
+            return False
+        self._log_withdrawal(assigned, reason, epoch, owner)
+        return True
+
+    def withdraw_soon(self, assigned: Assign, reason: str) -> None:
+        """The same, without waiting until the record is read back."""
+        record = Unassign(assigned.number, reason)
+        with self.changed:
+            self.check()
+            if not self.queue.is_published(record):
+                return
+            self.queue.publish(record)
+            epoch, owner = self.state.epoch, self.state.owner
+        self._log_withdrawal(assigned, reason, epoch, owner)
+
+    def _log_withdrawal(
+        self, assigned: Assign, reason: str, epoch: int, owner: Grant | None
+    ) -> None:
         source = None if owner is None else owner.holder
         log_change(self, epoch, "cancel", reason, source, assigned)
 
@@ -897,7 +916,7 @@ class TopicLog:
         return record is not None and self._take_queue_record(record)
 
     def _take_queue_record(self, record: Noted) -> bool:
-        self.queue.take(record)
+        self.queue.take(record, self.state.owning)
         if isinstance(record, Wait):
             self._writers.notify_wanted()
         return not isinstance(record, Yields)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from exclusivelog.admission import HANDED_OVER, end_by_grant
+from exclusivelog.admission import end_by_grant, end_of_move
 from exclusivelog.cluster.changes import claims_changed, owner_changed
 from exclusivelog.cluster.claimed import Drop, Holdings, Noting, Ruling, Take, read
 from exclusivelog.cluster.claiming import GroupLog, group_of
@@ -106,7 +106,11 @@ class Story:
             if owner is not None and death is None:
                 why = "fenced" if reason == "fencing" else "dead"
                 yield self._event("evict", why, owner.epoch, owner, parsed)
-            yield from self._cancelled(end_by_grant(shared=False, reason=reason), before.epoch)
+            failed = end_by_grant(shared=False, reason=reason)
+            kept = self._waiters.assigned
+            if kept is not None and parsed.holder.since >= kept.until:
+                failed = end_of_move(lives=True, late=True, overtaken=True)
+            yield from self._cancelled(failed, before.epoch)
             self._waiters.granted(parsed, before.tenure[0], owner is not None)
             yield self._event("grant", reason, parsed.epoch, None, parsed)
         elif isinstance(parsed, Release | Terminate) and owner is not None:
@@ -123,7 +127,7 @@ class Story:
         kind, why = "evict" if why in EVICTIONS else "release", EVICTIONS.get(why, why)
         yield self._event(kind, why, owner.epoch, owner)
         assigned = self._waiters.assigned
-        if why == HANDED_OVER and assigned is not None:
+        if assigned is not None and assigned.session == owner.session:
             yield self._event("assigned", "unload", owner.epoch, owner, assigned)
 
     def _queued(self, record: Noted | None, before: Having) -> Iterator[Event]:
@@ -136,7 +140,7 @@ class Story:
         elif isinstance(record, Unassign) and kept is not None and record.number == kept.number:
             ended = record.reason
         yield from self._cancelled(ended, before.epoch, owner)
-        self._waiters.take(record)
+        self._waiters.take(record, self._state.owning)
         begun = self._waiters.assigned
         if begun is not None and (kept is None or begun.number != kept.number):
             source = owner if owner is not None and owner.session == begun.session else None

@@ -89,14 +89,12 @@ class Moving:
         if self._is_there(seen):
             one.move = self._state(log, seen.owner, "owned")
             return one
-        if going is not None and going.engine_id == self._target.id:  # the same hand-over (rule E4)
-            one.number = going.number
-            if going.until < self._until:
-                log.publish(replace(going, until=self._until))
-            self._inspect(one)
-            return one
+        if going is not None and going.engine_id == self._target.id:
+            return self._join(one, going)
         if going is not None:  # its destination has died
             log.withdraw(going, NO_DESTINATION)
+        for dead in seen.dead:
+            log.evict(dead)
         one.number = secrets.randbits(62)
         assign = Assign(
             one.number,
@@ -109,11 +107,22 @@ class Moving:
             self._until,
         )
         log.publish(assign)
+        first = log.waiters.assigned
+        if first is not None and first.number != one.number and first.engine_id == self._target.id:
+            return self._join(one, first)  # that of another caller
         self._inspect(one)
         if one.move.state != "failed":
             step = "assigned" if seen.owner is None else "releasing"
             source = None if seen.owner is None else seen.owner.holder
             log_change(log, seen.epoch, step, "unload", source, assign)
+        return one
+
+    def _join(self, one: One, going: Assign) -> One:
+        """Follow a hand-over to the same destination that is under way (rule E4)."""
+        one.number = going.number
+        if going.until < self._until:
+            one.log.publish(replace(going, until=self._until))
+        self._inspect(one)
         return one
 
     def _is_there(self, seen: Seen) -> bool:
@@ -235,7 +244,6 @@ def cancel_moves(host: ClusterEngine, topics: Sequence[str]) -> list[str]:
         log = host.followed(host.catalog.topic(name, False)[0])
         log.catch_up()
         assigned = log.waiters.assigned_at(now_ms())
-        if assigned is not None:
-            log.withdraw(assigned, "cancelled")
+        if assigned is not None and log.withdraw(assigned, "cancelled"):
             found.append(name)
     return found

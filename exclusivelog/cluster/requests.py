@@ -339,11 +339,13 @@ class Requests:
             owning.release(ANSWER_SECONDS)
             found = inspect(asking.topic, self._host.lives, self._host.id)
             raise refusal(asking, found, Verdict.BUSY)
-        self._log_losers(asking.topic, seen, owning.writer.holder)
-        failed = end_by_grant(shared=decision.verdict is Verdict.ADMIT, reason=reason)
+        self._grant(asking, owning, reason)
+        shares = decision.verdict is Verdict.ADMIT
+        if not shares:  # each session of others has ended
+            self._log_losers(asking.topic, seen, owning.writer.holder)
+        failed = end_by_grant(shared=shares, reason=reason)
         if failed and seen.assigned is not None:
             log_change(asking.topic, seen.epoch, "cancel", failed, None, seen.assigned)
-        self._grant(asking, owning, reason)
         return True
 
     def _log_losers(self, topic: TopicLog, seen: Seen, winner: Holder) -> None:
@@ -442,7 +444,7 @@ class Requests:
             topic.check()
             check_not_terminated(topic)
             if asking.refusal is not None:
-                self._try_again(asking, asking.refusal)
+                self._try_again(asking, asking.refusal, seen)
                 return
             queued = any(each.number == asking.number for each in seen.queue)
             if not queued and asking.number not in topic.waiters:
@@ -458,11 +460,11 @@ class Requests:
         except ExclusiveLogError as error:
             self._fail(asking, error)
 
-    def _try_again(self, asking: Asking, refusal: ExclusiveLogError) -> None:
-        """Try again to get a topic that is to be released to this engine."""
+    def _try_again(self, asking: Asking, refusal: ExclusiveLogError, seen: Seen) -> None:
+        """Try again to get a topic that was to be released to this engine."""
         if asking.deadline is not None and _core.monotonic() >= asking.deadline:
             self._fail(asking, late_release(asking.request.timeout, refusal))
-        else:
+        elif not awaits_release(asking, seen, judge(asking, seen).verdict):
             self._attempt(asking)
 
     @property

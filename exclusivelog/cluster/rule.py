@@ -199,6 +199,11 @@ class State:
         return self.session, self.owned, self.joins
 
     @property
+    def owning(self) -> int:
+        """The session that owns the topic; 0 if none does."""
+        return self.session if self.owned else 0
+
+    @property
     def owner(self) -> Grant | None:
         """The grant of the session that has the topic."""
         return self.grant if self.owned else None

@@ -252,7 +252,7 @@ class Check:
         self._compare(record.position)
 
     def _fold_foreign(self, data: bytes) -> None:
-        self.waiters.take(waiting.decode(data))
+        self.waiters.take(waiting.decode(data), self.state.owning)
         note = claimed.read(data) if self.name.startswith(PREFIX) else None
         if note is not None:
             self.holdings.fold(note)

@@ -25,6 +25,7 @@ it has read them back, and answers a late copy of a `Wait` with another `Leave`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,7 @@ __all__ = [
 
 MAGIC = b"XLW"
 VERSION = 1
+MOST_ENDED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +198,8 @@ def _record(row: list[Any]) -> Noted:
         (number,) = fields
         return Yields(int(number))
     if kind == "u":
-        number, reason = fields
-        return Unassign(int(number), str(reason))
+        number, *reason = fields  # an earlier version wrote no reason
+        return Unassign(int(number), str(reason[0]) if reason else "cancelled")
     if kind == "a":
         number, session, engine, name, pid, properties, since, until = fields
         return Assign(
@@ -229,6 +231,7 @@ class Waiters:
     def __init__(self) -> None:
         self._waiting: dict[int, Wait] = {}  # in the order of the log
         self.assigned: Assign | None = None  # it may have ended: see `assigned_at`
+        self._ended = deque[int](maxlen=MOST_ENDED)  # assignments, of which copies may come late
         self.yielding = 0  # the session that has agreed to release the topic; 0: none
         self.known: Known | None = None  # the priorities of waiters so far (rule D7)
         # The session with which the present series of hand-overs began: by it, producers find where
@@ -239,13 +242,13 @@ class Waiters:
         """The assignment that is in force at this time (ms since 1970)."""
         return self.assigned if self.assigned is not None and now < self.assigned.until else None
 
-    def take(self, record: Noted | None) -> None:
-        """Apply the next record."""
+    def take(self, record: Noted | None, owner: int | None = None) -> None:
+        """Apply the next record. `owner`: the session that owns the topic, 0 if none does; None: a
+        record of `records`."""
         if isinstance(record, Assign):
-            self._assign(record)
+            self._assign(record, owner)
         elif isinstance(record, Unassign):
-            if self.assigned is not None and self.assigned.number == record.number:
-                self.assigned = None
+            self._end_assigned(record.number)
         elif isinstance(record, Yields):
             self.yielding = record.number
         elif isinstance(record, Wait):
@@ -256,12 +259,25 @@ class Waiters:
             for number in record.numbers:
                 self._waiting.pop(number, None)
 
-    def _assign(self, record: Assign) -> None:
+    def _assign(self, record: Assign, owner: int | None) -> None:
         """The first valid one stays, and may get more time (rule E4); one that has ended is
-        replaced."""
+        replaced. It is valid if the topic has the owner that its sender has seen."""
         before = self.assigned
-        if before is None or record.since >= before.until or before.prolonged_by(record):
+        if record.number in self._ended:
+            return
+        if before is not None and record.since < before.until:
+            self.assigned = record if before.prolonged_by(record) else before
+        elif owner is None or record.session == owner:
+            self._end_assigned()
             self.assigned = record
+
+    def _end_assigned(self, number: int | None = None) -> None:
+        """End the assignment of this number (None: any)."""
+        assigned = self.assigned
+        if assigned is not None and number in (None, assigned.number):
+            number, self.assigned = assigned.number, None
+        if number is not None:
+            self._ended.append(number)
 
     def reason_of(self, grant: Grant, was_owned: bool, was_shared: bool) -> str:
         """Why the topic is granted by the next record, which counts (rule E5). `was_owned`: it has
@@ -280,14 +296,17 @@ class Waiters:
     def _is_reserved(self, holder: Holder, was_owned: bool) -> bool:
         """Is the topic kept for the engine of this holder, which is granted it?"""
         kept = self.assigned_at(holder.since)
-        return kept is not None and not was_owned and kept.engine_id == holder.engine_id
+        if kept is None or kept.engine_id != holder.engine_id:
+            return False
+        return not was_owned or not holder.access_mode.fences  # else its owner must be dead
 
     def granted(self, grant: Grant, last: int, was_owned: bool) -> None:
         """Apply a grant that counts. `last`: the session of the grant before it; `was_owned`: it
         takes the topic from that."""
         holder = grant.holder
         reserved = self._is_reserved(holder, was_owned)
-        assigned, self.assigned = self.assigned, None
+        assigned = self.assigned
+        self._end_assigned()
         moved = reserved and assigned is not None and assigned.session == last
         self.lineage = self.lineage if moved and self.lineage else grant.session
         if holder.access_mode.waits:
@@ -316,7 +335,8 @@ class Waiters:
 
     def joined(self) -> None:
         """Apply a join that counts: a shared producer has the topic that was assigned (rule E3)."""
-        self.assigned, self.lineage = None, 0
+        self._end_assigned()
+        self.lineage = 0
 
     def forget(self, engines: Iterable[str]) -> None:
         """Remove the waiters of dead engines."""
@@ -340,7 +360,8 @@ class Waiters:
         """Records from which the same state results."""
         assigned = [] if self.assigned is None else [self.assigned]
         yielding = [Yields(self.yielding)] if self.yielding else []
-        return [*self._waiting.values(), *assigned, *yielding]
+        ended = [Unassign(number, "") for number in self._ended]
+        return [*self._waiting.values(), *ended, *assigned, *yielding]
 
     def in_order(self) -> list[Wait]:
         """The waiters in the order of their promotion (rule D1)."""
@@ -377,9 +398,9 @@ class Queue:
         self._unread.pop((Wait, number), None)
         self._append(encode(Leave((number,))))
 
-    def take(self, record: Noted) -> None:
-        """Process the next record of the log."""
-        self.waiters.take(record)
+    def take(self, record: Noted, owner: int) -> None:
+        """Process the next record of the log; see `Waiters.take`."""
+        self.waiters.take(record, owner)
         if not isinstance(record, Leave):
             self._unread.pop((type(record), record.number), None)
         if isinstance(record, Wait):
