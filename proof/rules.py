@@ -350,10 +350,10 @@ MOVING_CONTROLS = {
         promoting, "promote", passes_over_those_who_settle
     ),
     "a request that will get the topic is refused": without(
-        admission, "awaits_release", lambda session, **facts: False
+        admission, "awaits_release", lambda mode, verdict, **facts: False
     ),
     "every refused request waits for a release": without(
-        admission, "awaits_release", lambda session, **facts: True
+        admission, "awaits_release", lambda mode, verdict, **facts: True
     ),
     "no engine is reminded to retry": without(Succession, "_retry_at", nothing),
     "an engine is reminded once only": without(

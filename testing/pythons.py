@@ -89,14 +89,16 @@ def with_library(version: str, path: str) -> Other:
             str(built),
             "--build-temp",
             str(home / "objects"),
+            LDFLAGS="-O0",  # it is compiled as it is linked, which takes a minute otherwise
         )
         _copy_python(built)
         mark.write_text(sources)
     return Other(version, str(python), built)
 
 
-def _run(*command: str) -> None:
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+def _run(*command: str, **environment: str) -> None:
+    env = {**os.environ, **environment}
+    subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True, text=True)
 
 
 def _copy_python(built: Path) -> None:

@@ -735,14 +735,13 @@ class TopicLog:
         )
 
     def withdraw(self, assigned: Assign, reason: str) -> bool:
-        """End a hand-over for this reason (rule E4). False if a grant came first."""
+        """End a hand-over for this reason (rule E4). False if it had ended already."""
         with self.changed:
-            epoch, owner, session = self.state.epoch, self.state.owner, self.state.session
+            epoch, owner = self.state.epoch, self.state.owner
         self.publish(Unassign(assigned.number, reason))
-        if self.state.session != session:
-            return False
-        self._log_withdrawal(assigned, reason, epoch, owner)
-        return True
+        if self.queue.withdrew:
+            self._log_withdrawal(assigned, reason, epoch, owner)
+        return self.queue.withdrew
 
     def withdraw_soon(self, assigned: Assign, reason: str) -> None:
         """The same, without waiting until the record is read back."""

@@ -383,6 +383,7 @@ class Queue:
         self.waiters = Waiters()
         self._host, self._append = host, append
         self._unread: dict[tuple[type, int], bytes] = {}  # records that were not read back yet
+        self.withdrew = False  # did the last `Unassign` of this engine end an assignment?
 
     def publish(self, record: Published) -> None:
         """Append a record; it is read back once it `is_published`."""
@@ -400,6 +401,9 @@ class Queue:
 
     def take(self, record: Noted, owner: int) -> None:
         """Process the next record of the log; see `Waiters.take`."""
+        if isinstance(record, Unassign) and not self.is_published(record):
+            assigned = self.waiters.assigned
+            self.withdrew = assigned is not None and assigned.number == record.number
         self.waiters.take(record, owner)
         if not isinstance(record, Leave):
             self._unread.pop((type(record), record.number), None)

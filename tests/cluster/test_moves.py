@@ -7,12 +7,17 @@ import secrets
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
+import msgpack
 import pytest
 
 import exclusivelog as xl
 from exclusivelog.admission import NO_DESTINATION
 from exclusivelog.cluster.following import Owning
+from exclusivelog.cluster.frames import Grant, Holder, sealed
+from exclusivelog.cluster.waiting import MAGIC, VERSION, Assign, Unassign, Waiters, decode
+from exclusivelog.types import AccessMode
 from testing.processes import EXCLUSIVE, FENCING, PATIENCE, SHARED, WAIT, until
 
 pytestmark = pytest.mark.once
@@ -227,3 +232,46 @@ def test_e5_history_tells_the_steps_of_a_move_and_why_it_failed(
         assert (event.source["producer"], event.priority, event.epoch) == ("owner", 3, 1)
     assert (cancel.reason, cancel.source, cancel.epoch) == ("another owner came first", None, 1)
     assert (grant.reason, grant.epoch) == ("fencing", 2)
+
+
+# ---- E4: records that come late ----------------------------------------------------------
+
+
+ASSIGN = Assign(5, 7, "there", "there", 1, {}, 10, 100)
+
+
+@pytest.mark.rule("E4")
+@pytest.mark.parametrize("late", [ASSIGN, replace(ASSIGN, until=200)], ids=["a copy", "more time"])
+@pytest.mark.parametrize("end", ["withdrawn", "granted"])
+def test_e4_nothing_revives_a_hand_over_that_has_ended(late: Assign, end: str) -> None:
+    waiters = Waiters()
+    waiters.take(ASSIGN, 7)
+    assert waiters.assigned == ASSIGN
+    if end == "withdrawn":
+        waiters.take(Unassign(5, "cancelled"), 7)
+    else:
+        holder = Holder("there", "there", 1, "p", AccessMode.EXCLUSIVE, since=20)
+        waiters.granted(Grant(2, 0, 8, holder), 7, was_owned=False)
+    again = Waiters()
+    for record in waiters.records():
+        again.take(record)
+    for each in (waiters, again):  # also from a checkpoint
+        each.take(late, 7)
+        assert each.assigned is None
+
+
+@pytest.mark.rule("E4")
+def test_e4_a_hand_over_is_void_if_another_owner_has_come_meanwhile() -> None:
+    waiters = Waiters()
+    waiters.take(ASSIGN, 9)
+    assert waiters.assigned is None
+    waiters.take(ASSIGN, 0)
+    assert waiters.assigned is None
+
+
+@pytest.mark.rule("H2")
+def test_h2_a_withdrawal_of_an_earlier_version_is_understood() -> None:
+    waiters = Waiters()
+    waiters.take(ASSIGN, 7)
+    waiters.take(decode(sealed(MAGIC, VERSION, msgpack.packb(["u", 5]))), 7)
+    assert waiters.assigned is None
