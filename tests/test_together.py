@@ -30,6 +30,6 @@ def test_what_a_dead_worker_has_left_is_run_by_the_others(tmp_path: Path) -> Non
     path.write_text("\n".join(line[4:] for line in TESTS.splitlines()))
     options = ["-q", "-p", "xdist", "-p", "conftest", "-n", "2", "--rootdir", tmp_path]
     output = run_pytest(*options, path, status=1)
-    crashes = re.findall(r"worker '(gw\d)' crashed while running '(.*)'", output)
-    assert [name for _, name in crashes] == ["test_some.py::test_that_kills_its_worker"]
+    crashes = re.findall(r"worker 'gw\d' crashed while running '(.*)'", output)
+    assert set(crashes) == {"test_some.py::test_that_kills_its_worker"}
     assert re.search(r"1 failed, 80 passed", output)
