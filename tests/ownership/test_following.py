@@ -280,12 +280,17 @@ def read_mail_late(
 ) -> threading.Event:
     """The engine reads its notifications this much later, or when the event is set."""
     now, read = threading.Event(), engine.backend.notifications.read
+    later, worker = threading.Event(), engine.backend.worker
 
     def read_late() -> None:
+        if threading.current_thread() is worker.thread:
+            later.set()
         now.wait(seconds)
         read()
 
     monkeypatch.setattr(engine.backend.notifications, "read", read_late)
+    worker.wake()  # what it is reading now, it reads before this
+    assert later.wait(PATIENCE)
     return now
 
 
