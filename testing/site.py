@@ -13,10 +13,10 @@ import pytest
 
 from testing.browser import browser, resize
 
-# How far the code of the first listing goes beyond its box, in CSS pixels.
+# How far code and output go beyond their boxes, in CSS pixels.
 CUT = """
-const code = document.querySelector(".highlight-python pre");
-return code.scrollWidth - code.clientWidth;
+const boxes = [...document.querySelectorAll("pre")];
+return Math.max(0, ...boxes.map((box) => box.scrollWidth - box.clientWidth));
 """
 WIDER = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 # A page of each kind: tables, pictures, code, the reference.
@@ -24,12 +24,14 @@ PAGES = ("docs/index", "README", "docs/howto/choose", "docs/performance", "docs/
 
 
 def problems(site: Path, page: Any) -> list[str]:
-    """What a reader could not see: code of the first program, or the edge of a page on a phone."""
+    """What a reader could not see: ends of code and output, or the edge of a page on a phone."""
     found = []
-    page.get((site / "README.html").as_uri())
     resize(page, 1280, 900)
-    if cut := page.execute_script(CUT):
-        found.append(f"README: its first listing is cut by {cut} px at 1280 px")
+    for file in sorted(site.rglob("*.html")):
+        page.get(file.as_uri())
+        if cut := page.execute_script(CUT):
+            name = file.relative_to(site).with_suffix("")
+            found.append(f"{name}: code or output is cut by {cut} px at 1280 px")
     resize(page, 390, 800)
     for name in PAGES:
         page.get((site / f"{name}.html").as_uri())

@@ -3,16 +3,18 @@ beside them, and its reference has every public name. `make docs` builds it and 
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import re
 import runpy
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import exclusivelog as xl
 from testing.pages import Reader, blocks, reader_of
 
 pytestmark = pytest.mark.once
@@ -168,3 +170,68 @@ def test_the_reference_has_every_public_name(module: str) -> None:
     if module == "exclusivelog.aio":
         names = {n for n in names if getattr(there, n) is not getattr(exclusivelog, n)}
     assert {f"{module}.{name}" for name in names} <= documented()
+
+
+# ---- the site ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def conf() -> ModuleType:
+    pytest.importorskip("sphinx_click")
+    spec = importlib.util.spec_from_file_location("conf_of_docs", ROOT / "docs/conf.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("parts", "summary"),
+    [
+        (["Open it. Then use it."], "Open it."),
+        (["Two: ", "x", ". More."], "Two."),
+        (["Whole without an end"], "Whole without an end"),
+        (["Open a producer (PIP-68; a table). More."], "Open a producer (PIP-68; a table)."),
+        (["{topic: position} of it. More."], "{topic: position} of it."),
+        (["At a time (a ", "x.y", "; naive: local). More."], "At a time (a x.y; naive: local)."),
+        (["Programs, e.g. workers. More."], "Programs, e.g. workers."),
+    ],
+)
+def test_a_summary_is_a_whole_sentence(conf: ModuleType, parts: list[str], summary: str) -> None:
+    from docutils import nodes
+
+    made = [nodes.literal("", p) if p.startswith("x") else nodes.Text(p) for p in parts]
+    shown = conf._first_sentence(nodes.paragraph("", "", *made))
+    assert "".join(node.astext() for node in shown) == summary
+
+
+def test_a_cut_summary_fails_the_build(conf: ModuleType, tmp_path: Path) -> None:
+    rows = "".join(
+        f"<tr class='row-odd'><td><p>{name}</p></td>\n<td><p>{text}</p></td></tr>"
+        for name, text in (("whole", "Is it (so)? No."), ("cut", "It is (None."), ("open", "It is"))
+    )
+    (tmp_path / "a.html").write_text(f'<table class="members docutils">{rows}</table>')
+    assert [line.partition(" is ")[0] for line in conf.cut_summaries(tmp_path)] == [
+        "a.html: cut",
+        "a.html: open",
+    ]
+
+
+def test_the_site_names_no_internal_base_class(conf: ModuleType) -> None:
+    for shown, bases in (
+        (xl.SharedMap, [MutableMapping]),
+        (xl.Topic, [object]),
+        (xl.OwnershipLostError, [xl.ExclusiveLogError]),
+        (xl.Engine, [object]),
+    ):
+        found = list(shown.__bases__)
+        conf.name_public_bases(None, "", shown, None, found)
+        assert found == bases
+
+
+def test_the_site_links_the_pages_that_docstrings_name(conf: ModuleType) -> None:
+    lines = ["See docs/cluster.md, and (docs/spark.md).", "", ">>> 1", "see docs/cluster.md"]
+    conf.as_restructured(None, "", "", None, None, lines)
+    clusters, spark = ":doc:`Clusters </docs/cluster>`", ":doc:`Spark on a log </docs/spark>`"
+    assert lines == [f"See {clusters}, and ({spark}).", *lines[1:3], "see docs/cluster.md"]
