@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import exclusivelog as xl
 from exclusivelog import _core
+from exclusivelog.cli import watchdog
 from exclusivelog.cli.output import printable_lines
 from exclusivelog.foreign import Ignoring, pass_on_foreign
 
@@ -70,22 +71,23 @@ def _run_in_turn(
     with engine.lock(name, timeout, priority=priority, on_lost=lambda *_: signals.wake()) as lock:
         signals.begin_to_pass_on()
         terminal = Terminal()
-        try:
-            process = started(command, lock.epoch, terminal)
-        except OSError as error:
-            pass_on_foreign(error)
-            tell(f"{command[0]}: {error.strerror}")
-            return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-        notify(f"STATUS=has lock {name}, epoch {lock.epoch}; runs {command[0]}")
-        running = Running(process, signals, grace, terminal)
-        try:
-            running.run_while(lambda: not lock.lost)
-            if not running.has_ended:
-                notify("STOPPING=1\nSTATUS=lost the lock")
-                tell(f"lock {name!r} was lost at epoch {lock.epoch}; the command is ended")
-        finally:
-            running.end()
-        return running.status()
+        with Watchdog() as on_death:
+            try:
+                process = started(command, lock.epoch, terminal, on_death)
+            except OSError as error:
+                pass_on_foreign(error)
+                tell(f"{command[0]}: {error.strerror}")
+                return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+            notify(f"STATUS=has lock {name}, epoch {lock.epoch}; runs {command[0]}")
+            running = Running(process, signals, grace, terminal)
+            try:
+                running.run_while(lambda: not lock.lost)
+                if not running.has_ended:
+                    notify("STOPPING=1\nSTATUS=lost the lock")
+                    tell(f"lock {name!r} was lost at epoch {lock.epoch}; the command is ended")
+            finally:
+                running.end()
+        return running.status()  # last: the watchdog must not kill another group of the same id
 
 
 def tell(text: str) -> None:
@@ -96,19 +98,55 @@ def tell(text: str) -> None:
 # ---- the command ---------------------------------------------------------------------------
 
 
-def started(command: Sequence[str], epoch: int, terminal: Terminal) -> subprocess.Popen[bytes]:
-    """Start the command in a process group of its own."""
+def started(
+    command: Sequence[str], epoch: int, terminal: Terminal, on_death: Watchdog
+) -> subprocess.Popen[bytes]:
+    """Start the command in a process group of its own, which dies with this process."""
     environment = {**os.environ, "EXCLUSIVELOG_EPOCH": str(epoch)}
     environment.pop("NOTIFY_SOCKET", None)  # of this process
     parent = os.getpid()
 
     def begin() -> None:
+        on_death.kill(os.getpgrp())
         terminal.give_to(os.getpgrp())
         _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:  # it has died before
             os._exit(BY_SIGNAL + signal.SIGKILL)
 
     return subprocess.Popen(command, env=environment, process_group=0, preexec_fn=begin)
+
+
+class Watchdog:
+    """Kills the command's process group once this process has died, however: PR_SET_PDEATHSIG kills
+    only the command itself. It is a process that reads a pipe; the pipe ends with this process, as
+    no other one has its writing end."""
+
+    def __init__(self) -> None:
+        # The reading end stays open here, too: to write to a dead watchdog must not fail.
+        self._reading, self._writing = os.pipe()
+        program = [sys.executable, "-I", "-S", os.path.abspath(watchdog.__file__)]
+        # What is typed, and signals to this process's group, do not reach another session.
+        self._process = subprocess.Popen(
+            program,
+            stdin=self._reading,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+        )
+
+    def kill(self, group: int) -> None:
+        """Let it kill this group. The command calls this itself, before it is executed."""
+        os.write(self._writing, b"%d" % group)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._reading)
+        os.close(self._writing)
 
 
 class Terminal:

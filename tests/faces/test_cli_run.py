@@ -233,6 +233,66 @@ def test_the_command_dies_with_its_parent(start: Start, engine: xl.Engine, said:
     until(lambda: has_ended(pid))
 
 
+# ---- its own death -----------------------------------------------------------------------
+
+# A command with a child, which is no child of `run`; both ignore SIGTERM.
+FAMILY = """
+    trap '' TERM
+    sh -c 'echo child $$ >> "$0"; exec sleep 3600' "$0" &
+    echo "$EXCLUSIVELOG_EPOCH $$" >> "$0"
+    wait
+"""
+
+
+def family(said: Path) -> list[int]:
+    """Wait for the command and its child; their process ids."""
+    until(lambda: sum(" " in line for line in lines(said)) == 2)
+    return [int(line.split()[1]) for line in lines(said) if " " in line]
+
+
+def watchdog_of(process: subprocess.Popen[bytes], *command: int) -> int:
+    """The child of this process that does not belong to its command."""
+    there = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+    [found] = [pid for pid in there.difference(command) if parent_of(pid) == process.pid]
+    return found
+
+
+def parent_of(pid: int) -> int:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+@pytest.mark.rule("C2")
+def test_the_process_group_of_the_command_dies_with_its_parent(start: Start, said: Path) -> None:
+    """Also if the whole process group of `run` is killed, as a shell kills a job."""
+    first = start("--", "sh", "-c", FAMILY, str(said), process_group=0)
+    found = family(said)
+    watchdog = watchdog_of(first, *found)
+    os.killpg(first.pid, signal.SIGKILL)
+    until(lambda: all(map(has_ended, [*found, watchdog])))
+
+
+def test_the_watchdog_ends_with_the_command(start: Start, said: Path) -> None:
+    process = start("--", "sh", "-c", WAITS, str(said))
+    watchdog = watchdog_of(process, begun(said)[1])
+    process.terminate()
+    assert process.wait(PATIENCE) == 3
+    assert has_ended(watchdog)
+
+
+def test_a_watchdog_that_is_killed_does_no_harm(start: Start, said: Path) -> None:
+    process = start("--", "sh", "-c", WAITS, str(said))
+    _, pid = begun(said)
+    watchdog = watchdog_of(process, pid)
+    os.kill(watchdog, signal.SIGKILL)
+    until(lambda: has_ended(watchdog))
+    process.send_signal(signal.SIGUSR1)
+    until(lambda: "USR1" in lines(said))
+    process.kill()
+    until(lambda: has_ended(pid))  # the command itself needs none
+
+
 @pytest.mark.rule("C3")
 def test_one_that_was_paused_ends_its_command_when_it_resumes(
     start: Start, engine: xl.Engine, said: Path
