@@ -450,12 +450,7 @@ class SharedMap(Expiring, MutableMapping[K, V]):
     ) -> tuple[bool, bytes | None]:
         """Set the value if it is `expected` (None: no value). Returns (matched, value before)."""
         if ttl is not None:
-            lasts = ttl_ms(ttl)
-
-            def compute(content: AnyContent) -> tuple[list[Item], tuple[bool, bytes | None]]:
-                return set_if(name, timed(data, self._deadline(lasts)), expected, content)
-
-            return self._append(compute, None, transaction)
+            return self._set_for(ttl_ms(ttl), name, data, expected, transaction)
         if transaction is not None:
             return self._append(partial(set_if, name, data, expected), None, transaction)
         found = self._set_at_once(name, data, expected, True)
@@ -467,6 +462,21 @@ class SharedMap(Expiring, MutableMapping[K, V]):
         if seen is not None and not seen.flushed:
             self._settle(seen)
         return made, old
+
+    def _set_for(
+        self,
+        lasts: int,
+        name: bytes,
+        data: bytes | None,
+        expected: Any,
+        transaction: Transaction | None,
+    ) -> tuple[bool, bytes | None]:
+        """As `_set`; the value expires after `lasts` milliseconds."""
+
+        def compute(content: AnyContent) -> tuple[list[Item], tuple[bool, bytes | None]]:
+            return set_if(name, timed(data, self._deadline(lasts)), expected, content)
+
+        return self._append(compute, None, transaction)
 
     def __setitem__(self, key: K, value: V | None) -> None:
         self._set(self._dump_written(key), self._codec.pack(value), _core.ANY)
