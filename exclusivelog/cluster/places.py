@@ -61,7 +61,7 @@ class Asked:
 
     @property
     def is_old(self) -> bool:
-        """Is the answer there since a while, and nobody has taken it?"""
+        """Has nobody taken the answer for so long that it may no longer be true?"""
         return self._over.is_set() and _core.monotonic() > self._ended + REMEMBER_LIVING_SECONDS
 
     def wait(self, seconds: float) -> bool:
@@ -148,8 +148,8 @@ class PulsarPlace:
         return Native(producer, repr(self))
 
     def lives(self, engine: str, patient: bool = True) -> bool:
-        """Does the engine of that id live? The broker answers late if it first pings a process that
-        is stopped. If not `patient`, it counts as living until then."""
+        """Does the engine of that id live? The broker answers late where it has to ping a stopped
+        process. If not `patient`, do not wait for such an answer: the engine counts as living."""
         with self._lock:
             until, found = self._known.get(engine, (0.0, None))
             if found is not None and _core.monotonic() < until:
