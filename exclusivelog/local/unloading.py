@@ -94,10 +94,11 @@ class Chunk:
                 raise MoveCancelled("the call was cancelled")
             self._engine.check_open()
             sources = {move.source.engine_id for _, move in releasing if move.source}
+            topics = {move.topic_id for _, move in releasing}
             # In short attempts: the call may be cancelled, or the engine closed, meanwhile.
             attempt = min(self._wish.until, time_limit(INSPECTED_AFTER, _core.now()))
             with contextlib.suppress(WaitTimeoutError):
-                self._engine.worker.evict_dead_engines(sources, attempt)
+                self._engine.worker.evict_dead_engines(sources, topics, attempt)
             self._await_release(releasing[-1][0], min(left, INSPECTED_AFTER), stopped)
             moves = self._inspect(self._begun)
 

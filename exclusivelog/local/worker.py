@@ -7,7 +7,7 @@ import functools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, logs, threads
@@ -283,18 +283,23 @@ class BackgroundWorker:
 
     def _evict_awaited(self) -> None:
         if self._pending.awaits:
-            self._evict(self._sessions.find_dead(self._pending.needed))
+            needed = self._pending.needed
+            self._evict(self._sessions.find_dead(needed), needed)
 
-    def evict_dead_engines(self, among: Iterable[str], until: int = 0) -> None:
-        """Evict the sessions of the dead engines among these (rules C2, C3). WaitTimeoutError if
-        that cannot begin before `until`."""
-        self._evict([engine for engine in self._sessions.find_dead() if engine in among], until)
+    def evict_dead_engines(self, among: Set[str], topics: Set[int], until: int = 0) -> None:
+        """Evict the sessions of the dead engines among these; of one that is only unresponsive,
+        those on these topics (rules C2, C3). WaitTimeoutError if that cannot begin before
+        `until`."""
+        dead = [engine for engine in self._sessions.find_dead() if engine in among]
+        self._evict(dead, lambda: topics, until)
 
-    def _evict(self, engines: Iterable[str], until: int = 0) -> None:
+    def _evict(
+        self, engines: Iterable[str], needed: Callable[[], Set[int]], until: int = 0
+    ) -> None:
         for engine in engines:
             # Other than owners, whose evictions are logged from their events.
             others: list[Session] = []
-            for evicted in self._sessions.evict(engine, until):
+            for evicted in self._sessions.evict(engine, needed, until):
                 self._notifications.read()
                 others += [each for each in evicted if not each.exclusive or not each.epoch]
             self._log_gone(others)

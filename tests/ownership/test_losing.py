@@ -289,6 +289,42 @@ def test_c3_hung_shared_producers_are_evicted_by_a_waiter(
     assert values(topic) == [b"x"]
 
 
+def hold_more(state: State) -> None:
+    """Hold topics that no other process wants, and wait for one."""
+    more = state.engine.topic("shared"), state.engine.topic("owned"), state.engine.topic("awaited")
+    state.kept["more"] = [more[0].producer(), more[1].producer(EXCLUSIVE)]
+    state.kept["waiting"] = more[2].producer_async(WAIT)
+
+
+def send_to_more(state: State) -> list[int]:
+    return [producer.send(b"x") for producer in state.kept["more"]]
+
+
+def still_waits(state: State) -> bool:
+    return not state.kept["waiting"].done()
+
+
+@pytest.mark.parametrize("by", ["a waiter", "a move"])
+def test_c3_a_hung_process_keeps_the_topics_that_no_other_needs(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker], by: str
+) -> None:
+    awaited = engine.topic("awaited").producer(EXCLUSIVE)
+    process = worker(name="hung", keepalive=1.0)
+    process.call(open_producer, EXCLUSIVE)
+    process.call(hold_more)
+    hang(process)
+    if by == "a move":
+        engine.unload("orders", to=engine.id, timeout=PATIENCE)
+    producer = topic.producer(WAIT, timeout=PATIENCE)
+    process.signal(signal.SIGCONT)
+    assert process.call(send_to_more) == [0, 0]
+    assert process.call(still_waits)
+    with pytest.raises(Failed, match="ProducerFencedError"):
+        process.call(send, b"zombie")
+    assert producer.send(b"x") == 0
+    awaited.close()
+
+
 def buffer(state: State, count: int) -> None:
     """Queue messages that are to be committed in a while."""
     assert state.producer is not None

@@ -1037,8 +1037,12 @@ class Sessions:
                 for engine in gone:
                     tables.notifications.drop(engine, 2**64 - 1)
 
-    def evict(self, engine: str, until: int = 0) -> Iterator[Sequence[Session]]:
+    def evict(
+        self, engine: str, needed: Callable[[], Set[int]] | None = None, until: int = 0
+    ) -> Iterator[Sequence[Session]]:
         """Remove a dead engine's sessions and promote the waiters for their topics (rule C2).
+        `needed` returns the topics that this engine needs: one that is only unresponsive keeps all
+        others (rule C3; None: it does not).
 
         Topics with the best waiters go first. A transaction takes a bounded number, so that no
         process waits long for the writer lock, and the first transaction only a few, so that the
@@ -1048,13 +1052,23 @@ class Sessions:
         size = EVICTED_AT_FIRST
         for waiters in (False, True):  # of these there may be ten thousand, and no topic needs them
             with self._ledger.read() as tables:
-                order = _by_urgency(tables, tables.sessions.of_engine(engine, NOT_EVICTED, waiters))
+                sessions = tables.sessions.of_engine(engine, NOT_EVICTED, waiters)
+                order = _by_urgency(tables, self._needed_of(sessions, needed))
             while order:
                 if not self._evict_some(engine, order[:size], until):
                     return
                 evicted, order = order[:size], order[size:]
                 size = EVICTED_AT_ONCE
                 yield evicted
+
+    def _needed_of(
+        self, sessions: list[Session], needed: Callable[[], Set[int]] | None
+    ) -> list[Session]:
+        """Those of a dead engine's sessions that are to be evicted."""
+        if needed is None or not sessions or not self.succession.exists(sessions[0]):
+            return sessions
+        topics = needed()
+        return [session for session in sessions if session.topic in topics]
 
     def _evict_some(self, engine: str, sessions: Sequence[Session], until: int) -> bool:
         """False if the engine was unresponsive, and has resumed meanwhile (rule C3)."""
