@@ -201,15 +201,27 @@ def workers_of(path: str) -> int:
     ],
 )
 def test_no_process_outlives_its_script(script: str, number: signal.Signals, path: str) -> None:
-    command = [sys.executable, str(EXAMPLES / script), "--path", path]
-    interrupted = number == signal.SIGINT
-    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as process:
-        until(lambda: workers_of(path) >= 2)  # of three, one of which may be killed soon
-        if interrupted:
-            os.killpg(process.pid, number)  # as a terminal does it
-        else:
-            process.kill()
-        _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == (130 if interrupted else -number)
-    assert unwarned(errors) == "" or not interrupted
+    status = 130 if number == signal.SIGINT else -number
+    runs = (_end_early(script, number, f"{path}-{attempt}") for attempt in range(10))
+    # On a busy machine, it may be over before it is found at work.
+    process, errors = next(run for run in runs if run[0].returncode != 0)
+    assert process.returncode == status
+    assert unwarned(errors) == "" or number == signal.SIGKILL
     until(lambda: processes_of(process.pid) == [])
+
+
+def _end_early(
+    script: str, number: signal.Signals, path: str
+) -> tuple[subprocess.Popen[bytes], bytes]:
+    """Run a script, and send it a signal when two of its workers are there."""
+    command = [sys.executable, str(EXAMPLES / script), "--path", path]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as process:
+        # Of three, one of which may be killed soon.
+        until(lambda: workers_of(path) >= 2 or process.poll() is not None)
+        with contextlib.suppress(ProcessLookupError):
+            if number == signal.SIGINT:
+                os.killpg(process.pid, number)  # as a terminal does it
+            else:
+                process.kill()
+        _, errors = process.communicate(timeout=PATIENCE)
+    return process, errors
