@@ -24,12 +24,17 @@ class OfThisProcess:
 
 
 class Closing(OfThisProcess):
-    """Base of classes with a `close()`: `with` calls it at the end of the block."""
+    """Base of classes with a `close()`: `with` calls it at the end of the block. On an object that
+    is over, `with` raises, as its other calls do: no block runs that relies on it."""
 
     __slots__ = ()
 
     def __enter__(self) -> Self:
+        self._check_enters()
         return self
+
+    def _check_enters(self) -> None:
+        """Raise unless it can be used."""
 
     def __exit__(
         self: _Closable,

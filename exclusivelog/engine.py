@@ -726,6 +726,9 @@ it is held by ...
         """True once it is closed, or inherited by a forked child."""
         return self.backend.forked or self.backend.closed
 
+    def _check_enters(self) -> None:
+        self.backend.check_open()
+
     def close(self) -> None:
         """Commit pending sends, release topics and claims, and end the threads. A second call does
         nothing, or finishes what an interrupted first call began.

@@ -69,8 +69,11 @@ class Lock(Closing):
         return self._lost
 
     def check(self) -> None:
-        """Raise OwnershipLostError unless the lock is held."""
+        """Raise OwnershipLostError unless the lock is held. So does `with lock`."""
         self.claim.check()
+
+    def _check_enters(self) -> None:
+        self.check()
 
     def close(self) -> None:
         """Release it: the next waiter gets it in the same transaction. Closing a closed or lost
@@ -140,10 +143,13 @@ class LockRequest:
             self._on_lost(lock, error)
 
     def timed_out(self, error: WaitTimeoutError) -> WaitTimeoutError:
-        """The error of a wait that was too long; says so if this engine holds the lock."""
+        """The error of a wait that was too long. The holder of a lock is an engine; says so if it
+        is this one."""
         holder, backend = error.holder, self._engine.backend
-        if holder is not None and holder.engine_id == backend.info.id:
-            error.args = (f"{error}. That is this engine: a lock is not reentrant",)
+        if holder is not None:
+            text = str(error).replace(f"producer {holder.producer_name!r} of engine", "engine")
+            own = holder.engine_id == backend.info.id
+            error.args = (text + ". That is this engine: a lock is not reentrant" * own,)
         return error
 
 

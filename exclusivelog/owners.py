@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Self
 
 from exclusivelog import _core
 from exclusivelog.arguments import check_timeout
@@ -104,8 +105,7 @@ class OwnerWatch(Closing):
 
     def _take(self) -> Event | None:
         """The next change, if it is there."""
-        if self._closed:
-            raise watch_closed(self._topic)
+        self._check_enters()
         return self._changes.take()
 
     def _take_last(self, timeout: float | None) -> Event:
@@ -131,8 +131,16 @@ class OwnerWatch(Closing):
                 return
             yield event
 
-    def __iter__(self) -> Iterator[Event]:
-        return self.follow()
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Event:
+        """The next change; waits for it without a limit."""
+        return self.read_next()
+
+    def _check_enters(self) -> None:
+        if self._closed:
+            raise watch_closed(self._topic)
 
     def close(self) -> None:
         """End the watch; a thread that waits in `read_next` gets EngineClosedError."""

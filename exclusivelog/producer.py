@@ -465,6 +465,9 @@ class Producer(SendingProducer, Closing):
         self._sender = ProducerSender(engine, topic, session, options, this)
         session.subscribe(self._sender, owner=True)  # its callbacks need the whole producer
 
+    def _check_enters(self) -> None:
+        self._sender.check()
+
     # ---- facts ---------------------------------------------------------------------------
 
     @property

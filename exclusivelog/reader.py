@@ -443,6 +443,9 @@ class Reader(GroupMember, Closing):
 
     # ---- close ---------------------------------------------------------------------------
 
+    def _check_enters(self) -> None:
+        self.cursor.check()
+
     def close(self) -> None:
         """End reading; a thread that waits in `read_next` gets EngineClosedError."""
         if self.cursor.close() and self.membership is not None:
@@ -709,6 +712,9 @@ class GroupReader(GroupMember, Closing):
                 f"this reader of group {self.group!r} is closed; open a new one"
             )
         self.readers[0].cursor.check()
+
+    def _check_enters(self) -> None:
+        self._check_usable()
 
     def close(self) -> None:
         """End reading; a thread that waits in `read_next` gets EngineClosedError."""

@@ -89,9 +89,10 @@ class RoleClaim(Claim):
         return self._role
 
     def _lost_error(self) -> OwnershipLostError:
-        role = f"role {self._role.name!r}"
+        kind = self._role._kind
+        role = f"{kind} {self._role.name!r}"
         if self._role.closed:
-            return OwnershipLostError(f"{role} was closed; request it again with engine.role")
+            return OwnershipLostError(f"{role} was closed; request it again with engine.{kind}")
         successor = self._session.successor()
         if successor is not None:
             return OwnershipLostError(
@@ -100,7 +101,7 @@ class RoleClaim(Claim):
             )
         return OwnershipLostError(
             f"{role} with epoch {self._role.epoch} was lost: another owner has taken it or a "
-            "part of it. Request it again with engine.role"
+            f"part of it. Request it again with engine.{kind}"
         )
 
     def _lose(self, error: OwnershipLostError) -> None:
@@ -112,7 +113,7 @@ class RoleClaim(Claim):
         self._role.close()
 
     def __repr__(self) -> str:
-        return f"<Claim of role {self._role.name!r}, epoch {self._role.epoch}>"
+        return f"<Claim of {self._role._kind} {self._role.name!r}, epoch {self._role.epoch}>"
 
 
 class Role(Closing):
@@ -134,9 +135,15 @@ class Role(Closing):
     """
 
     def __init__(
-        self, engine: Opened, seat: Producer, parts: RoleParts, on_lost: OnLost | None
+        self,
+        engine: Opened,
+        seat: Producer,
+        parts: RoleParts,
+        on_lost: OnLost | None,
+        kind: str = "role",
     ) -> None:
         session = seat._session
+        self._kind = kind  # what errors call it
         self.name = seat.topic.removeprefix(PREFIX)
         self.epoch = session.epoch
         self._engine: EngineBackend = engine.backend
@@ -158,6 +165,9 @@ class Role(Closing):
         for number, membership in zip(self._claimants, self._memberships.values(), strict=True):
             roles.keep(number, membership)
         roles.keep(self.claim.id, Listening(self.claim))
+
+    def _check_enters(self) -> None:
+        self.claim.check()
 
     # ---- facts ---------------------------------------------------------------------------
 
@@ -434,7 +444,7 @@ class RoleFuture(GrantFuture[Role]):
         opened = self._engine.open_session(self._topic, session, last_sequence, _OPTIONS)
         seat = Producer(self._engine, self._topic, opened, _OPTIONS)
         try:
-            self.granted = Role(self.engine, seat, found, self._on_lost)
+            self.granted = Role(self.engine, seat, found, self._on_lost, self._kind)
         except BaseException:
             seat._sender.session.abandon()
             raise

@@ -150,6 +150,7 @@ class Claim(OfThisProcess):
             self._released = True
 
     def __enter__(self) -> Claim:
+        self.check()
         return self
 
     def __exit__(
@@ -646,6 +647,7 @@ class Transaction(OfThisProcess):
             self._forget()
 
     def __enter__(self) -> Transaction:
+        self._check_open()
         self._caller = this_caller()
         return self
 

@@ -127,6 +127,11 @@ class Handle(Wrapper[T], Closing, Generic[T]):
         closing: Any = self.sync
         await in_thread(closing.close)
 
+    async def __aenter__(self) -> Self:
+        entered: Any = self.sync
+        entered._check_enters()
+        return self
+
 
 class Openable(Handle[T], Generic[T]):
     """A handle that is opened when it is awaited or entered. Awaiting an open one returns it.
@@ -158,7 +163,8 @@ class Openable(Handle[T], Generic[T]):
         return self._opened().__await__()
 
     async def __aenter__(self) -> Self:
-        return await self._opened()
+        await self._opened()
+        return await super().__aenter__()
 
     async def close(self) -> None:
         """Close it, as the synchronous object; closing twice does nothing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from typing import Self
 
 from exclusivelog import _core
 from exclusivelog.aio.readers import Following, Watch
@@ -40,5 +40,9 @@ class OwnerWatch(Following[SyncOwnerWatch, Event]):
                 return watch._take_last(timeout)
             await Watch.of(changes).wait(mark, min(left, READER_LOOK_UP_SECONDS))
 
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self.follow()
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        """The next change; waits for it without a limit."""
+        return await self.read_next()

@@ -12,7 +12,7 @@ import functools
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, cast, overload
+from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, cast, overload
 
 from exclusivelog import _core, serde
 from exclusivelog.aio.calls import deliverable, in_task, in_thread, like, shielded
@@ -21,7 +21,7 @@ from exclusivelog.aio.readers import Following, Reader
 from exclusivelog.aio.topics import Topic
 from exclusivelog.aio.transactions import Transaction, sync_transaction, unwrapped
 from exclusivelog.arguments import check_timeout
-from exclusivelog.errors import WaitTimeoutError
+from exclusivelog.errors import TopicTerminatedError, WaitTimeoutError
 from exclusivelog.state import map as _map
 from exclusivelog.state import past as _past
 from exclusivelog.state import state as _state
@@ -647,5 +647,12 @@ class MapWatch(Following[_past.MapWatch[K, V], MapChange[K, V]], Generic[K, V]):
                 left = None if end is None else max(0.0, end - _core.monotonic())
                 self.sync._take(await Reader(self.sync.reader).read_next(left))
 
-    def __aiter__(self) -> AsyncIterator[MapChange[K, V]]:
-        return self.follow()
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> MapChange[K, V]:
+        """The next change; waits for it without a limit."""
+        try:
+            return await self.read_next()
+        except TopicTerminatedError:
+            raise StopAsyncIteration from None

@@ -53,6 +53,7 @@ class Claim(Wrapper[SyncClaim], _NoWith):
         await in_thread(self.sync.release)
 
     async def __aenter__(self) -> Self:
+        self.check()
         return self
 
     async def __aexit__(
@@ -131,6 +132,7 @@ class Transaction(Wrapper[SyncTransaction], _NoWith):
         self.sync.abort()
 
     async def __aenter__(self) -> Self:
+        self.sync._check_open()
         return self
 
     async def __aexit__(

@@ -11,7 +11,7 @@ import datetime as dt
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.arguments import as_int, check_timeout
@@ -19,6 +19,7 @@ from exclusivelog.backend import TopicStore
 from exclusivelog.closing import Closing
 from exclusivelog.errors import (
     DeserializationError,
+    EngineClosedError,
     OffsetTrimmedError,
     TopicTerminatedError,
     WaitTimeoutError,
@@ -162,6 +163,7 @@ class MapWatch(Closing, Generic[K, V]):
         if existing:
             self._changes.extend((n, None, data, start - 1) for n, data in self._items.items())
         self.reader = topic.reader(start)  # aio waits with it
+        self._closed = False
 
     @property
     def position(self) -> int:
@@ -177,6 +179,7 @@ class MapWatch(Closing, Generic[K, V]):
         """
         check_timeout(timeout)
         end = None if timeout is None else _core.monotonic() + timeout
+        self._check_enters()
         while not self._changes:
             left = None if end is None else max(0.0, end - _core.monotonic())
             try:
@@ -228,9 +231,25 @@ class MapWatch(Closing, Generic[K, V]):
                 return
             yield change
 
-    def __iter__(self) -> Iterator[MapChange[K, V]]:
-        return self.follow()
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> MapChange[K, V]:
+        """The next change; waits for it without a limit. StopIteration at the end of a terminated
+        topic."""
+        try:
+            return self.read_next()
+        except TopicTerminatedError:
+            raise StopIteration from None
+
+    def _check_enters(self) -> None:
+        if self._closed:
+            raise EngineClosedError(
+                f"this watch of the map in topic {self._topic!r} is closed; open a new one"
+            )
 
     def close(self) -> None:
-        """Close its reader. Closing twice does nothing."""
+        """End the watch; a thread that waits in `read_next` gets EngineClosedError. Closing twice
+        does nothing."""
+        self._closed = True
         self.reader.close()

@@ -625,6 +625,9 @@ class Shared(_core.SharedBase, Closing):
         if self._closed:
             raise closed_error(self.topic.name)
 
+    def _check_enters(self) -> None:
+        self._check_open()
+
     def _check_outside(self) -> None:
         if self._inside == threading.get_ident():
             raise RuntimeError(

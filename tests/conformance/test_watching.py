@@ -42,6 +42,15 @@ def test_it_tells_every_change_of_this_topic_and_no_other(
     assert found[2].target["producer"] == "second"
 
 
+@pytest.mark.rule("E5")
+def test_it_is_an_iterator(topic: xl.Topic) -> None:
+    with topic.watch_owner() as watch:
+        with topic.producer(EXCLUSIVE):
+            assert next(watch).kind == "grant"
+        assert iter(watch) is watch
+        assert next(watch).kind == "release"
+
+
 @pytest.mark.long
 @pytest.mark.on_broker
 @pytest.mark.rule("C2")

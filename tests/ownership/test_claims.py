@@ -116,8 +116,8 @@ def test_f5_using_a_revoked_claim_raises(engine) -> None:
     first.release()  # as closing a stale session, it has no effect on others (rule B3)
     assert second.is_valid
     assert second.generations == {"b": 2}
-    with first:
-        pass
+    with pytest.raises(xl.OwnershipLostError, match="released"), first:
+        pytest.fail("the block has run")
     assert second.is_valid
 
 

@@ -469,7 +469,7 @@ def test_i6_writes_of_many_threads_are_seen_each_once(shared: Map) -> None:
     assert [c.offset for c in changes] == list(range(400))
 
 
-def test_i6_so_it_is_for_asyncio(path: str) -> None:
+def test_i6_so_is_one_of_asyncio(path: str) -> None:
     async def play() -> list[Any]:
         async with aio.open(path) as engine:
             async with aio.SharedMap(engine.topic("m")) as shared:
@@ -686,6 +686,36 @@ def test_i2_get_with_a_default_is_typed_as_that_of_a_dict(topic: xl.Topic) -> No
         assert_type(numbers.get("a"), int | None)
         assert_type(numbers.get("a", "none"), int | str)
         assert (numbers.get("a", 0), numbers.get("a")) == (0, None)
+
+
+def test_i6_a_watch_is_an_iterator(shared: Map, topic: xl.Topic) -> None:
+    with shared.watch(existing=True) as watch:
+        shared.put("a", 1)
+        shared.put("a", 2)
+        assert next(watch).value == 1
+        assert iter(watch) is watch
+        shared.close()
+        topic.terminate()
+        assert [change.value for change in watch] == [2]
+        with pytest.raises(StopIteration):
+            next(watch)
+
+
+def test_i6_so_it_is_for_asyncio(path: str) -> None:
+    async def run() -> None:
+        async with aio.open(path, name="aio") as engine:
+            topic = await engine.topic("elsewhere")
+            async with aio.SharedMap(topic) as shared, shared.watch() as watch:
+                owners = await topic.watch_owner()
+                await shared.put("a", 1)
+                assert (await anext(watch)).value == 1
+                assert (await anext(owners)).kind == "grant"
+                await shared.close()
+                await topic.terminate()
+                with pytest.raises(StopAsyncIteration):
+                    await anext(watch)
+
+    asyncio.run(run())
 
 
 def test_i6_a_watch_begins_where_readers_do(shared: Map, topic: xl.Topic) -> None:

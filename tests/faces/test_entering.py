@@ -1,0 +1,102 @@
+"""`with` on an object that is over raises, as its other calls do: a block that relies on a lock, a
+claim or a producer does not run without it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog import aio
+
+pytestmark = pytest.mark.once
+LOST, CLOSED = xl.OwnershipLostError, xl.EngineClosedError
+
+
+def map_on(engine: xl.Engine) -> Any:
+    return xl.SharedMap(engine.topic("map"))
+
+
+# What it is, how it is opened, and the error of a `with` after it was closed.
+OBJECTS: dict[str, tuple[Callable[[xl.Engine], Any], type[Exception], str]] = {
+    "lock": (lambda e: e.lock("a"), LOST, "lock 'a' was closed; request it again with engine.lock"),
+    "role": (lambda e: e.role("a"), LOST, "role 'a' was closed; .* engine.role"),
+    "claim": (lambda e: e.own("g", {"a": None}), LOST, "was released; make a new one"),
+    "producer": (lambda e: e.topic("a").producer(), CLOSED, "is closed; open a new one"),
+    "reader": (lambda e: e.topic("a").reader(), CLOSED, "reader of topic 'a' is closed"),
+    "group": (lambda e: e.reader(["a"], group="g"), CLOSED, "reader of group 'g' is closed"),
+    "map": (map_on, CLOSED, "state of topic 'map' is closed"),
+    "watch": (lambda e: map_on(e).watch(), CLOSED, "watch of the map in topic 'map' is closed"),
+    "owners": (lambda e: e.topic("a").watch_owner(), CLOSED, "watch of the owner of topic 'a'"),
+    "transaction": (lambda e: e.transaction(), xl.TransactionAbortedError, "is committed; begin"),
+    "engine": (lambda e: xl.open(e.path, name="again"), CLOSED, "engine 'again' on .* is closed"),
+}
+
+
+@pytest.mark.rule("B4", "F5")
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_f5_no_block_runs_with_what_is_closed(engine: xl.Engine, kind: str) -> None:
+    open_it, error, text = OBJECTS[kind]
+    engine.topic("a")
+    found: AbstractContextManager[Any] = open_it(engine)
+    with found as inside:
+        assert inside is found
+    with pytest.raises(error, match=text), found:
+        pytest.fail("the block has run")
+
+
+@pytest.mark.rule("B4", "F5")
+def test_f5_of_two_who_enter_a_lock_in_turn_one_holds_it(engine: xl.Engine, path: str) -> None:
+    """As loops of `threading.Lock` do."""
+    lock = engine.lock("job")
+    with lock:
+        pass
+    with (
+        xl.open(path, name="other") as there,
+        there.lock("job") as other,
+        pytest.raises(LOST, match="lock 'job' was closed"),
+        lock,
+    ):
+        pytest.fail(f"{lock} and {other} were held at once")
+
+
+@pytest.mark.rule("B4", "F5")
+def test_f5_no_block_runs_with_what_was_lost(engine: xl.Engine, path: str) -> None:
+    lock, claim = engine.lock("job"), engine.own("g", {"a": None})
+    producer = engine.topic("a").producer("exclusive")
+    with xl.open(path, name="other") as there:
+        with there.role("job", access_mode="exclusive_with_fencing"):
+            with pytest.raises(LOST, match="lock 'job' with epoch 1 was lost"), lock:
+                pytest.fail("the block has run")
+        with there.own("g", {"a": None}), pytest.raises(LOST, match="was revoked"), claim:
+            pytest.fail("the block has run")
+        with there.topic("a").producer("exclusive_with_fencing"):
+            with pytest.raises(xl.ProducerFencedError):
+                producer.send(b"late")
+            with pytest.raises(xl.ProducerFencedError), producer:
+                pytest.fail("the block has run")
+
+
+@pytest.mark.rule("B4", "F5")
+def test_f5_nor_with_one_of_asyncio(path: str) -> None:
+    async def run() -> None:
+        async with aio.open(path) as engine:
+            topic = await engine.topic("a")
+            lock = await engine.lock("job")
+            opened: list[Any] = [lock, await engine.own("g", {"a": None}), await topic.producer()]
+            opened += [await topic.reader(), await aio.SharedMap(topic), engine.transaction()]
+            for one in opened:
+                async with one:
+                    pass
+                with pytest.raises((LOST, CLOSED, xl.TransactionAbortedError)):
+                    async with one:
+                        pytest.fail(f"the block has run with {one}")
+        with pytest.raises(CLOSED):
+            async with engine:
+                pytest.fail("the block has run")
+
+    asyncio.run(run())
