@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, Unpack, overload
 
-from exclusivelog.arguments import as_int, check_flag, check_name
+from exclusivelog.arguments import as_int, check_flag, check_name, is_url
 from exclusivelog.backend import CAPABILITIES, EngineBackend
 from exclusivelog.closing import Closing
 from exclusivelog.errors import TopicNotFoundError
@@ -706,7 +706,7 @@ it is held by ...
         this again with the same path to repeat the backup. Raises LedgerFullError if there is no
         room; LedgerError if `path` contains anything else, lies in the ledger, cannot be written,
         or is the target of another backup that is running; LedgerCorruptedError if the ledger is
-        damaged; ValueError if `path` is empty.
+        damaged; ValueError if `path` is empty or a URL.
 
         >>> with xl.open(path) as engine:
         ...     engine.backup(f"{path}-backup")
@@ -717,6 +717,11 @@ it is held by ...
         self.backend.check_open()
         if not os.fspath(path):
             raise ValueError("path is empty; name the directory that the backup goes into")
+        if is_url(path):
+            raise ValueError(
+                f"{path} is no directory; to copy a ledger to a cluster: "
+                f"exclusivelog mirror {self.path} --to {path}"
+            )
         self.backend.backup(os.path.abspath(path))
 
     # ---- close ---------------------------------------------------------------------------

@@ -18,7 +18,9 @@ from exclusivelog.cli.program import (
     PATH,
     Argument,
     as_json,
+    is_stream,
     ledger_path,
+    naming,
     open_to_read,
     program,
     start_of,
@@ -43,7 +45,7 @@ ARROW_BYTES = 8 << 20
     metavar="[FILE]",
     required=False,
     type=PATH,
-    help="Where to write. Default: stdout.",
+    help="Where to write. Default: stdout, as with -.",
 )
 @click.option(
     "--format",
@@ -80,21 +82,23 @@ def export(
     value_base64, and such a key in key_base64. In CSV, the column `missing` tells a message without
     a key or value from one whose key or value is empty. `import` reads each of the formats. Parquet
     needs the extra arrow. --json changes the line about FILE that this command prints, not the
-    content of FILE.
+    content of FILE. With -, that line goes to stderr.
     """
     kind = kind or format_of(file or "")
-    if kind == "parquet" and file is None:
+    to_stdout = is_stream(file)
+    if kind == "parquet" and to_stdout:
         raise click.UsageError("Parquet cannot be written to stdout; give FILE")
     with open_to_read(path) as engine:
         here = engine.topic(topic, create=False)
         stop = here.next_offset if end is None else _offset(here, end)
-        with here.reader() as reader, _written(file, force) as out:
+        with here.reader() as reader, _written(None if to_stdout else file, force) as out:
             reader.seek(start_of(start, "--from"))
             wanted = Wanted(reader, stop, None if key is None else os.fsencode(key))
             WRITERS[kind](wanted, out)
     if file is not None:
         facts = {"file": file, "messages": wanted.count}
-        print_result(facts, f"{file}: {wanted.count:,} messages", as_json)
+        text = f"{'stdout' if to_stdout else file}: {wanted.count:,} messages"
+        print_result(facts, text, as_json, sys.stderr if to_stdout else None)
 
 
 def format_of(file: str) -> str:
@@ -118,19 +122,31 @@ def _written(file: str | None, force: bool) -> Iterator[IO[bytes]]:
     if file is None:
         yield sys.stdout.buffer
         return
+    _check_replaceable(file, force)
+    target = os.path.realpath(file)  # a symbolic link stays one
+    part = f"{target}.{os.urandom(4).hex()}.part"  # unique: another export to FILE may be running
+    with naming(file, "written"):
+        try:
+            with open(part, "xb") as out:
+                yield out
+                out.flush()
+                os.fsync(out.fileno())
+            os.replace(part, target)
+        except BaseException:
+            with Ignoring(OSError):
+                os.unlink(part)
+            raise
+
+
+def _check_replaceable(file: str, force: bool) -> None:
+    if os.path.isdir(file):
+        raise IsADirectoryError(f"{file} is a directory; give the name of a file in it")
+    if os.path.exists(file) and not os.path.isfile(
+        file
+    ):  # to replace /dev/stdout breaks the system
+        raise FileExistsError(f"{file} is no regular file; to write to it: - > {file}")
     if os.path.exists(file) and not force:
         raise FileExistsError(f"{file} exists; give --force to replace it")
-    part = f"{file}.{os.urandom(4).hex()}.part"  # unique: another export to FILE may be running
-    try:
-        with open(part, "xb") as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(part, file)
-    except BaseException:
-        with Ignoring(OSError):
-            os.unlink(part)
-        raise
 
 
 # ---- the messages to export --------------------------------------------------------------

@@ -29,7 +29,9 @@ from exclusivelog.cli.program import (
     PATH,
     Argument,
     as_json,
+    is_stream,
     ledger_path,
+    naming,
     open_to_write,
     program,
     topic_name,
@@ -54,7 +56,7 @@ Record = dict[str, Any]  # the arguments of `send`
     metavar="[FILE]",
     required=False,
     type=PATH,
-    help="What to read. Default: stdin.",
+    help="What to read. Default: stdin, as with -.",
 )
 @click.option(
     "--format",
@@ -98,8 +100,9 @@ def import_messages(
                     raise _with_advice(error, work) from None
         if _is_regular(source) and _state_of(source) != before:
             raise ValueError(
-                f"{file or 'stdin'} was changed while it was read, so a repetition would not "
-                f"recognise what is imported; give that --name {producer.name}"
+                f"{'stdin' if is_stream(file) else file} was changed while it was read, so a "
+                "repetition would not recognise what is imported; give that --name "
+                f"{producer.name}"
             )
     _tell_result(topic, work, as_json)
 
@@ -132,7 +135,10 @@ def _tell_result(topic: str, work: Import, as_json: bool) -> None:
 
 
 def _opened(file: str | None) -> io.FileIO:
-    return io.FileIO(0, closefd=False) if file is None else io.FileIO(file)
+    if file is None or is_stream(file):
+        return io.FileIO(0, closefd=False)
+    with naming(file, "read", "; to read stdin, give - or no FILE"):
+        return io.FileIO(file)
 
 
 def _state_of(source: io.FileIO) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Self
 
@@ -46,13 +46,13 @@ def lead(
     priority: int,
     timeout: float | None,
     grace: float,
-    keepalive: float,
+    options: Mapping[str, Any],
 ) -> int:
-    """Wait for the lock, and run the command; its exit status."""
+    """Wait for the lock, and run the command; its exit status. `options` are those of `open`."""
     engine_name = os.path.basename(command[0]) or None
     with Signals() as signals:
         try:
-            with xl.open(path, engine_name, keepalive=keepalive) as engine:
+            with xl.open(path, engine_name, **options) as engine:
                 return _run_in_turn(engine, name, command, priority, timeout, grace, signals)
         except Signalled as ended:
             return BY_SIGNAL + ended.number

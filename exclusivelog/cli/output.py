@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TextIO
 
 import exclusivelog as xl
 
@@ -77,9 +77,11 @@ def read_some_of(reader: xl.Reader, most: int) -> list[xl.Message]:
     return found
 
 
-def print_result(facts: Mapping[str, object], text: str, as_json: bool) -> None:
-    """Print the result of a command, as a JSON object or as text."""
-    print(json.dumps(facts) if as_json else printable_lines(text))
+def print_result(
+    facts: Mapping[str, object], text: str, as_json: bool, file: TextIO | None = None
+) -> None:
+    """Print the result of a command, as a JSON object or as text. Default of `file`: stdout."""
+    print(json.dumps(facts) if as_json else printable_lines(text), file=file)
 
 
 # ---- tables ------------------------------------------------------------------------------

@@ -37,6 +37,12 @@ ADVICE = tuple(
         (r" and open it with readonly=True, or read a backup", ", or read a backup"),
         (r"topic\.compression\(\.\.\.\)", "exclusivelog compression PATH TOPIC METHOD"),
         (r"admin=, --admin", "--admin"),
+        (r"check_policies=False, --", "--"),
+        (r"^admin= ?", "--admin "),
+        (r"^token_file= ?", "--token-file "),
+        (r"^tls_trust_certs= ?", "--tls-trust-certs "),
+        (r"^check_policies= ?", "--unchecked-policies "),
+        (r"^keepalive=", "--keepalive "),
         (r"^(topic)=('.*?') is internal", r"\1 \2 is internal"),
         (
             r"open (?:it|the ledger) with a larger map_size",
@@ -163,9 +169,22 @@ def _exit_status_of_a_shell() -> Iterator[None]:
             raise
         from exclusivelog.cli.output import printable_lines  # here: help does not need it
 
-        text = printable_lines(f"exclusivelog: {advised(str(error))}")
+        text = printable_lines(f"exclusivelog: {advised(_text_of(error))}")
         _tell(lambda: print(text, file=sys.stderr))
         leave(1)
+
+
+def _text_of(error: BaseException) -> str:
+    """The text of an error; of one of the system, the file and what is wrong, without its number.
+
+    >>> _text_of(FileNotFoundError(2, "No such file or directory", "page/index.html"))
+    'page/index.html: No such file or directory'
+    """
+    if isinstance(error, xl.ExclusiveLogError) or not isinstance(error, OSError):
+        return str(error)
+    names = (each for each in (error.filename, error.filename2) if each is not None)
+    parts = (*(os.fsdecode(name) for name in names if not isinstance(name, int)), error.strerror)
+    return ": ".join(filter(None, parts)) or str(error)
 
 
 def advised(text: str) -> str:
@@ -225,6 +244,24 @@ def program(context: click.Context) -> None:
 
 # Accepts any path, also one that is not a directory: opening the ledger raises the clearer error.
 PATH = click.Path(readable=False)
+
+
+def is_stream(file: str | None) -> bool:
+    """Does an argument FILE mean stdin or stdout? A file of that name is ./-"""
+    return file is None or file == "-"
+
+
+@contextlib.contextmanager
+def naming(file: str, done: str, advice: str = "") -> Iterator[None]:
+    """Let an error of the system name the file that cannot be, say, read."""
+    try:
+        yield
+    except xl.ExclusiveLogError:
+        raise
+    except OSError as error:
+        pass_on_foreign(error)
+        text = f"{file} cannot be {done}: {error.strerror}{advice}"
+        raise xl.ExclusiveLogError(text) from None
 
 
 # ---- the log, and access to a cluster -----------------------------------------------------

@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from exclusivelog.cli import names
-from exclusivelog.cli.program import Argument, leave, local_path, program
+from exclusivelog.cli.program import Argument, access, leave, ledger_path, program
 
 
 @program.command()
-@local_path
+@ledger_path
 @click.argument(
     "name",
     cls=Argument,
@@ -70,9 +70,11 @@ def run(
 
     Under systemd with Type=notify, the unit is ready once it waits; its status says if it leads.
 
-    PATH is created if it does not exist.
+    PATH is created if it does not exist. On a cluster, the broker decides when a silent process
+    loses the lock: leave --keepalive out.
     """
     from exclusivelog.cli.leading import lead  # here: help does not need it
 
-    status = lead(path, name, command, priority, timeout, grace, keepalive)
+    options = {"keepalive": keepalive, **access()}
+    status = lead(path, name, command, priority, timeout, grace, options)
     leave(status)

@@ -222,4 +222,4 @@ def test_options_of_a_cluster_are_refused_for_a_directory(path: str) -> None:
     xl.open(path).close()
     done = CliRunner().invoke(program, ["topics", path, "--admin", "http://127.0.0.1:1"])
     assert done.exit_code == 1
-    assert json.dumps(done.stderr).count("admin= is for clusters") == 1
+    assert json.dumps(done.stderr).count("--admin is for clusters") == 1

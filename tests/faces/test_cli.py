@@ -18,6 +18,7 @@ import subprocess
 import sys
 import typing
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -461,6 +462,28 @@ def test_a_topic_that_is_not_there_is_named(engine, path) -> None:
         assert "no topic 'nope'" in refusal(command, path, "nope")
         assert "no topic 'oders'; did you mean 'orders'?" in refusal(command, path, "oders")
     assert engine.topics() == ["orders"]
+
+
+def test_a_backup_by_a_url_is_refused(engine, path, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = "pulsar://broker:6650/a/b"
+    for command in ("backup", "restore"):
+        assert f"mirror {path} --to {url}" in refusal(command, path, url)
+    assert list(tmp_path.iterdir()) == [Path(path)]
+
+
+def test_a_lock_on_a_cluster_takes_the_options_of_a_cluster() -> None:
+    run_there = ("run", "pulsar://127.0.0.1:1/a/b", "job", "--admin", "http://127.0.0.1:2")
+    assert refusal(*run_there, "--", "true").startswith("http://127.0.0.1:2: the admin API cannot")
+    said = refusal("run", "memory://here", "job", "--keepalive", "5", "--", "true")
+    assert said.startswith("--keepalive 5.0: the cluster's broker decides")
+
+
+def test_an_option_is_named_as_it_is_typed(engine, path) -> None:
+    assert refusal("topics", path, "--admin", "x").startswith("--admin is for clusters")
+    url = "pulsar://127.0.0.1:1/a/b"
+    assert refusal("topics", url, "--admin", "x").startswith("--admin 'x' is no URL of an admin")
+    assert refusal("topics", url, "--token-file", "/no").startswith("/no: No such file")
 
 
 @pytest.mark.sampled

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -258,7 +259,26 @@ def test_endings_that_import_does_not_know_are_refused(path, tmp_path) -> None:
     assert not os.path.exists(path)
     assert lines("import", path, "t", str(tmp_path / "x.json"), "--format", "jsonl")
     assert b"FILE" in run("import", path, "t", "--format", "parquet").stderr
-    assert "No such file" in refusal("import", path, "t", str(tmp_path / "none.csv"))
+    none = str(tmp_path / "none.csv")
+    reason = "cannot be read: No such file or directory; to read stdin, give - or no FILE"
+    assert refusal("import", path, "t", none) == f"{none} {reason}"
+    assert refusal("import", path, "t", str(tmp_path)).startswith(f"{tmp_path} cannot be read: Is ")
+
+
+@pytest.mark.parametrize("kind", FORMATS[:2])
+def test_a_dash_is_stdout_and_stdin(orders, tmp_path, monkeypatch, kind) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("export", orders, "orders", "-", "--format", kind)
+    assert (done.returncode, done.stderr) == (0, b"stdout: 9 messages\n")
+    assert done.stdout == run("export", orders, "orders", "--format", kind).stdout
+    given = run("import", orders, "copy", "-", "--format", kind, stdin=done.stdout)
+    assert given.stdout == b"copy: 9 messages imported\n"
+    assert contents(orders, "copy") == contents(orders, "orders")
+    for command in ("export", "import"):
+        refused = run(command, orders, "orders", "-", "--format", "parquet")
+        assert (refused.returncode, refused.stdout) == (2, b"")
+        assert b"; give FILE" in refused.stderr
+    assert list(tmp_path.iterdir()) == [Path(orders)]
 
 
 def test_import_spoils_no_map(engine, path) -> None:

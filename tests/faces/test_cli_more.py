@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -188,6 +189,27 @@ def test_an_export_that_fails_leaves_no_file(orders, tmp_path) -> None:
     assert list(tmp_path.iterdir()) == [Path(orders)]
     assert "'other'" in refusal("export", orders, "other", str(file))
     assert list(tmp_path.iterdir()) == [Path(orders)]
+
+
+def test_an_export_names_a_file_that_cannot_be_written(orders, tmp_path) -> None:
+    away, pipe = str(tmp_path / "away" / "x.csv"), str(tmp_path / "pipe.csv")
+    os.mkfifo(pipe)
+    said = f"{away} cannot be written: No such file or directory"
+    assert refusal("export", orders, "orders", away) == said
+    for force in ((), ("--force",)):
+        assert "is a directory" in refusal("export", orders, "orders", str(tmp_path), *force)
+        assert "no regular file; to write" in refusal("export", orders, "orders", pipe, *force)
+    assert stat.S_ISFIFO(os.stat(pipe).st_mode)
+
+
+def test_a_symbolic_link_to_an_exported_file_stays_one(orders, tmp_path) -> None:
+    link, file = tmp_path / "link.jsonl", tmp_path / "there" / "file"
+    file.parent.mkdir()
+    link.symlink_to(file)
+    for force in ((), ("--force",)):
+        assert run("export", orders, "orders", str(link), *force).returncode == 0
+    assert link.is_symlink()
+    assert file.read_bytes().count(b"\n") == 4
 
 
 def test_times_are_taken_where_offsets_are(orders) -> None:
