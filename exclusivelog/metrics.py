@@ -28,7 +28,7 @@ OF_LEDGER = (
     ("engines", GAUGE, "engines", "Engines that have the ledger open."),
     ("unresponsive_engines", GAUGE, "unresponsive",
      "Engines that have been silent for longer than their keepalive."),
-    ("waiters", GAUGE, "waiters", "Producers that wait in the queues of all topics."),
+    ("waiters", GAUGE, "waiters", "Requests that wait in the queues of topics, locks and roles."),
     ("appended_messages", COUNTER, "appended_messages", "Messages that were appended."),
     ("appended_bytes", COUNTER, "appended_bytes", "Bytes that were appended, with headers."),
     ("flushed_messages", HISTOGRAM, "flushed_messages", "Messages that one flush made durable."),

@@ -385,8 +385,9 @@ class EngineStats(_Figures):
     values. If a process is killed, the event that it was about to count may be missing. Sizes are
     in bytes, times in seconds.
 
-    - `topics`, `engines`, `waiters`: the numbers of topics, of open engines, and of producers that
-      wait in queues.
+    - `topics`, `engines`: the numbers of topics, and of open engines. `waiters`: how many requests
+      wait in the queues of topics, locks and roles; one for a role waits in those of its topics,
+      too.
     - `unresponsive`: engines whose processes exist, but have not sent a heartbeat for longer than
       their `keepalive`. `engines` does not count them.
     - `groups`: each reader group on each topic, with its lag in messages.

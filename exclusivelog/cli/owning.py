@@ -10,6 +10,7 @@ import click
 
 import exclusivelog as xl
 from exclusivelog.cli import names
+from exclusivelog.cli.locks import in_use, print_holders, role_facts, subject_of
 from exclusivelog.cli.output import (
     announcement_of,
     party_of,
@@ -47,15 +48,22 @@ MOVES = ("topic", "state", "epoch", "from", "to", "reason")
 @click.option("--history", is_flag=True, help="Show every change of ownership so far instead.")
 @as_json
 def owners(path: str, topic: str | None, history: bool, as_json: bool) -> None:
-    """Show each topic's owner, its hand-over if one is under way, and its queue in order."""
+    """Show each topic's owner, its hand-over if one is under way, and its queue in order.
+
+    Without TOPIC, also show the holder and the waiters of each lock and role.
+    """
     with open_to_read(path) as engine:
         if history:
             _show_events(engine.history(topic), as_json)
             return
         names = engine.topics() if topic is None else [topic]
+        roles = [*in_use(engine)] if topic is None else []
         if as_json:
             for name in names:
                 for facts in owner_facts(engine.topic(name)):
+                    print(json.dumps(facts))
+            for info in roles:
+                for facts in role_facts(info):
                     print(json.dumps(facts))
             return
         print_table(
@@ -77,6 +85,7 @@ def owners(path: str, topic: str | None, history: bool, as_json: bool) -> None:
         for name in names:
             if said := announcement_of(engine.topic(name)):
                 print(f"topic {name!r}, announced: {said}")
+        print_holders(roles)
         inside = engine.inside()
         if inside is not None:
             print(
@@ -189,7 +198,7 @@ def _show_events(events: Iterable[xl.Event], as_json: bool) -> None:
         (
             (
                 time_of(event.time),
-                event.topic,
+                subject_of(event),
                 event.epoch,
                 event.kind,
                 event.reason,

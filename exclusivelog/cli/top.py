@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import click
 
 import exclusivelog as xl
+from exclusivelog.cli import locks
 from exclusivelog.cli.findings import findings
+from exclusivelog.cli.locks import RoleLine, role_cells, role_line
 from exclusivelog.cli.messaging import parts_of
 from exclusivelog.cli.output import fields_of, holder_of, lags_of, print_table, printable
 from exclusivelog.cli.program import (
@@ -31,6 +33,7 @@ from exclusivelog.cli.program import (
 SORTS = ("rate", "topic", "messages", "waiters", "lag")
 COLUMNS = ("topic", "messages/s", "messages", "epoch", "owner", "waiters", "lag")
 EVENTS_SHOWN = 8
+ROLES_SHOWN = 8  # on a terminal
 HELP = "s sort   / filter   j k select   m messages   u unload   ? help   q quit"
 KEYS = (
     ("s", "sort by the next column"),
@@ -63,8 +66,8 @@ ARROWS = {"A": "k", "B": "j"}
 def top(
     path: str, interval: float, samples: int | None, sort: str, pattern: str, as_json: bool
 ) -> None:
-    """Show a live view: the topics with their rates, owners and lag, the engines, and the latest
-    changes of ownership.
+    """Show a live view: the topics with their rates, owners and lag, the locks and roles with their
+    holders and waiters, the engines, and the latest changes of ownership.
 
     A cluster stores no events, so no changes are shown; use `owners --history` for them.
 
@@ -107,6 +110,7 @@ class Sample(NamedTuple):
     events: list[str]
     findings: list[str]  # what `check` would say is wrong, but for locks that last
     unresponsive: frozenset[str]  # ids of engines
+    roles: Sequence[RoleLine] = ()  # the locks and roles that have a holder or a waiter
 
 
 class Watch:
@@ -150,7 +154,8 @@ class Watch:
         found = [each.text for each in findings(stats, self._engine.inside())]
         silent = frozenset(engine.id for engine in stats.unresponsive)
         events = list(self._events)
-        return Sample(lines, flushes, self._engine.engines(), events, found, silent)
+        roles = [role_line(info) for info in locks.in_use(self._engine)]
+        return Sample(lines, flushes, self._engine.engines(), events, found, silent, roles)
 
     def messages(self, name: str) -> list[str]:
         """The latest messages of a topic, a line each."""
@@ -174,9 +179,9 @@ class Watch:
 
 def _event_text(event: xl.Event) -> str:
     clock = time.strftime("%H:%M:%S", time.localtime(event.time / 1000))
-    what = event.topic or f"{event.group}/{event.resource}"
     parties = [party["engine_name"] for party in (event.source, event.target) if party]
-    return f"{clock} {what} {event.kind} ({event.reason}): {' -> '.join(map(str, parties))}"
+    change = f"{locks.subject_of(event)} {event.kind} ({event.reason})"
+    return f"{clock} {change}: {' -> '.join(map(str, parties))}"
 
 
 # ---- display -----------------------------------------------------------------------------
@@ -229,6 +234,7 @@ def _print(sample: Sample, view: View, as_json: bool, first: bool) -> None:
     if as_json:
         facts = {
             "topics": [line._asdict() for line in view.lines(sample)],
+            "roles": [line._asdict() for line in sample.roles],
             "flushes": sample.flushes,
             "engines": [fields_of(engine) for engine in sample.engines],
             "events": sample.events,
@@ -238,6 +244,8 @@ def _print(sample: Sample, view: View, as_json: bool, first: bool) -> None:
         return
     print(end="" if first else "\n")
     print_table(COLUMNS, map(_cells, view.lines(sample)))
+    if sample.roles:
+        print_table(locks.COLUMNS, map(role_cells, sample.roles))
     print_table(("engine", "id", "pid", "heartbeat"), map(_engine_cells, sample.engines))
     print_table(("event",), ((event,) for event in sample.events))
     if sample.findings:
@@ -265,7 +273,8 @@ def _draw(
     from rich.text import Text
 
     lines = view.lines(sample)
-    room = max(3, height - len(sample.engines) - len(below) - len(sample.findings) - 10)
+    others = len(sample.engines) + len(below) + len(sample.findings) + _height_of_roles(sample)
+    room = max(3, height - others - 10)
     first = max(0, min(view.selected - room // 2, len(lines) - room))
     # If there is no room for all, those become narrower that may be wrapped; their cells are not.
     columns = [Column(name, no_wrap=name not in ("topic", "owner")) for name in COLUMNS]
@@ -288,10 +297,31 @@ def _draw(
         Text(title, style="bold", overflow="ellipsis", no_wrap=True),
         *bad,
         topics,
+        *_roles_table(sample.roles),
         engines,
         *events,
         Text(said, style="dim"),
     )
+
+
+def _height_of_roles(sample: Sample) -> int:
+    shown = min(len(sample.roles), ROLES_SHOWN)
+    return shown + 4 + (len(sample.roles) > shown) if shown else 0
+
+
+def _roles_table(roles: Sequence[RoleLine]) -> Iterator[Any]:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    if not roles:
+        return
+    table = Table(*locks.COLUMNS, box=box.SIMPLE_HEAD, expand=True)
+    for line in roles[:ROLES_SHOWN]:
+        table.add_row(*(Text(cell, overflow="ellipsis", no_wrap=True) for cell in role_cells(line)))
+    yield table
+    if len(roles) > ROLES_SHOWN:
+        yield Text(f"{len(roles) - ROLES_SHOWN:,} locks and roles more: see owners", style="dim")
 
 
 # ---- the screen --------------------------------------------------------------------------

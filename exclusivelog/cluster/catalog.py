@@ -18,6 +18,7 @@ from exclusivelog.cluster.verifying import verify
 from exclusivelog.errors import UnsupportedError
 from exclusivelog.refusals import no_topic
 from exclusivelog.types import (
+    PREFIX,
     Announcement,
     ClaimInfo,
     EngineInfo,
@@ -122,7 +123,11 @@ class ClusterCatalog:
     def stats(self) -> EngineStats:
         """This engine's counters, and its facts about topics, engines and queues."""
         messages, size = self._engine.registry.pending()
-        followed = [each for each in self._engine.topics.all() if not is_internal(each.name)]
+        followed = [
+            each
+            for each in self._engine.topics.all()
+            if not is_internal(each.name) or each.name.startswith(PREFIX)  # of a lock
+        ]
         return EngineStats(
             topics=len(self.topics()),
             engines=len(self.engines()),

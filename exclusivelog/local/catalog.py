@@ -20,7 +20,7 @@ from exclusivelog.local.names import (
 )
 from exclusivelog.local.ownership import steps
 from exclusivelog.local.ownership.claims import Claims
-from exclusivelog.local.ownership.role_rows import list_roles
+from exclusivelog.local.ownership.role_rows import count_waiters, list_roles
 from exclusivelog.local.records import describe, owner_info
 from exclusivelog.local.shm.locks import lasting_locks
 from exclusivelog.local.storage.figures import counted
@@ -124,6 +124,8 @@ class LocalCatalog:
         """The figures of `EngineStats`."""
         self._engine.check_open()
         rows, damaged = topic_rows(self._ledger)
+        with self._ledger.read() as tables:
+            waiting_for_roles = count_waiters(tables)
         appenders = [each.sending.appender for each in self._engine.registry.sessions()]
         usage = self._ledger.usage
         sizes: dict[str, Any] = usage.sizes()
@@ -133,7 +135,7 @@ class LocalCatalog:
             **counted(self._ledger),
             **self._changes(),
             topics=len(rows) + damaged,
-            waiters=sum(row.waiting for row in rows),
+            waiters=sum(row.waiting for row in rows) + waiting_for_roles,
             engines=len(self.engines()),
             unresponsive=tuple(self._ledger.lockfile.slots.unresponsive()),
             disk_free_bytes=None if disk is None else disk.free,

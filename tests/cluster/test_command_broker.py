@@ -86,7 +86,7 @@ WORKS = [
     ("owners URL orders --history", r"\torders\t1\tgrant\trequest\t-\tp of here "),
     ("claims URL", r"^shards\ts1\t4\tclaim\there\t"),
     ("roles URL", r"^nightly\t1\t.*\there\t"),
-    ("roles URL nightly --history", r"\t__role__/nightly\t1\tgrant\trequest\t-\t"),
+    ("roles URL nightly --history", r"\tlock or role nightly\t1\tgrant\trequest\t-\t"),
     ("groups URL", r"^billing\torders\t1\t3\there\t"),
     ("tail URL orders", r"^0\t1\t.*\tp\tk\tone\ta=b\n1\t1\t.*\ttwo\n2\t.*\(none\)\n3\t.*\\xff$"),
     ("tail URL orders -n 1 --json", r'^\{"offset": 3, "epoch": 1'),

@@ -88,6 +88,7 @@ def test_others_wait_in_order_of_priority_and_arrival(engine: xl.Engine, rival: 
             threads.append(threading.Thread(target=wait, args=(name, priority)))
             threads[-1].start()
             until(lambda count=count: len(waiters(engine)) == count + 1)
+            assert engine.stats().waiters == count + 1
     for thread in threads:
         thread.join(PATIENCE)
     assert order == ["first", "second", "third"]

@@ -111,6 +111,31 @@ def test_topics_and_owners_show_who_holds_and_who_waits(engine, path, worker) ->
     assert (facts["owner"], facts["waiters"]) == (f"p1 (pid {holder.pid})", "1")
 
 
+def test_owners_shows_who_holds_a_lock_and_who_waits(engine, path) -> None:
+    pid = str(os.getpid())
+    with engine.lock("free"):
+        pass
+    with engine.lock("job", priority=2), xl.open(path, name="next") as other:
+        waiting = other.role_async("job", priority=1)
+        until(lambda: any(info.waiters for info in engine.roles()))
+        topics, header, *rows = lines("owners", path)
+        assert (topics[0], header[0]) == ("topic", "lock or role")
+        assert [[*row[:2], *row[3:6], row[7]] for row in rows] == [
+            ["job", "holds", "2", "1", "test", pid],
+            ["job", "waits", "1", "-", "next", pid],
+        ]
+        facts = [json.loads(line) for (line,) in lines("owners", path, "--json")]
+        assert [(each["role"], each["state"], each.get("epoch")) for each in facts] == [
+            ("job", "holds", 1),
+            ("job", "waits", None),
+        ]
+        waiting.cancel()
+    assert {row[1] for row in lines("owners", path, "--history")[1:]} == {
+        "lock or role free",
+        "lock or role job",
+    }
+
+
 def test_claims_are_listed_and_their_history_told(engine, path) -> None:
     first = engine.own("shards", {"s1": None, "s2": 7})
     engine.own({"lonely": None})

@@ -258,6 +258,28 @@ def test_topics_owners_waiters_lags_and_hand_overs(engine: xl.Engine, client: Cl
     assert (found["waiters"], found["findings"]) == (1, [])
 
 
+def test_who_holds_a_lock_and_who_waits(engine: xl.Engine, path: str, client: Client) -> None:
+    with engine.lock("free"):
+        pass
+    with engine.lock("job"), xl.open(path, name="next") as other:
+        waiting = other.role_async("job")
+        until(lambda: client.ask("ledger")["waiters"] == 1)
+        found = client.ask("ledger")
+        waiting.cancel()
+    assert found["topics"] == []
+    assert found["roles"] == [
+        {
+            "role": "job",
+            "epoch": 1,
+            "holder": f"test (pid {os.getpid()})",
+            "waiters": 1,
+            "queue": [f"next (pid {os.getpid()})"],
+        }
+    ]
+    assert {row["what"] for row in found["events"]} == {"lock or role free", "lock or role job"}
+    assert client.ask("ledger")["roles"] == []
+
+
 def offsets(found: Any) -> list[int]:
     return [row["offset"] for row in found["messages"]]
 
@@ -335,6 +357,18 @@ def test_a_map_is_shown_as_it_is_and_as_it_was(engine: xl.Engine, client: Client
     assert "at 1w: it takes" in client.error("map", 400, topic="settings", at="1w")
     engine.topic("orders")
     assert client.error("map", 400, topic="orders") == "topic 'orders' holds messages, no map"
+
+
+def test_a_map_shows_when_its_keys_expire(engine: xl.Engine, client: Client) -> None:
+    with xl.SharedMap(engine.topic("settings")) as settings:
+        settings.put("always", "x")
+        settings.put("soon", "x", ttl=1000)
+        until_when = settings.expires_at("soon")
+    assert until_when is not None
+    expires = {
+        row["key"]["text"]: row["expires"] for row in client.ask("map", topic="settings")["entries"]
+    }
+    assert expires == {"always": None, "soon": round(until_when.timestamp() * 1000)}
 
 
 def test_wrong_requests_are_told(topic: xl.Topic, client: Client) -> None:
@@ -468,8 +502,12 @@ def test_the_page_in_a_browser(
     topic, settings = engine.topic(HOSTILE), engine.topic("settings")
     with xl.SharedMap(settings, value=xl.serde.json) as shared:
         shared.put(HOSTILE, HOSTILE)
-        shared.put("later", 1)
-    with topic.producer("exclusive", name=HOSTILE) as producer, browser(1280, dark=dark) as page:
+        shared.put("later", 1, ttl=1000)
+    with (
+        engine.lock("job"),
+        topic.producer("exclusive", name=HOSTILE) as producer,
+        browser(1280, dark=dark) as page,
+    ):
         producer.send(HOSTILE.encode(), key=HOSTILE, properties={HOSTILE: HOSTILE})
         page.get(f"http://127.0.0.1:{client.port}{client.root}")
 
@@ -489,6 +527,7 @@ def test_the_page_in_a_browser(
             )
 
         until(lambda: shows("topics", HOSTILE))
+        assert shows("roles", f"job\t1\ttest (pid {os.getpid()})")
         page.execute_script("document.querySelector('#topics button').click()")
         until(lambda: shows("messages", HOSTILE))
         producer.send(b"one that came later")
@@ -507,6 +546,8 @@ def test_the_page_in_a_browser(
         until(lambda: shows("keys", "1 of 1 keys, at offset 1"))
         assert shows("entries", HOSTILE)
         assert not shows("entries", "later")
+        submit("past", at="")
+        until(lambda: shows("entries", "later\t1\t20"))  # of the year in which it expires
         assert page.title.endswith("exclusivelog")
         assert page.execute_script("return document.querySelectorAll('img, script').length") == 1
         assert [each for each in complaints(page) if "400" not in each] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import termios
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.cli import top
+from exclusivelog.cli import locks, top
 from testing import recording
 from testing.operations import PAGE
 from testing.pages import blocks
@@ -108,6 +109,51 @@ def test_keys_show_messages_and_help(path, terminal) -> None:
     terminal.see("0 of 2 topics")
     terminal.type("q")
     assert terminal.wait() == 0
+
+
+def test_it_shows_who_holds_a_lock_and_who_waits(engine, path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(locks, "QUEUE_SHOWN", 1)
+    watch = top.Watch(engine)
+    with engine.lock("job"), engine.lock("other"), xl.open(path, name="next") as next_one:
+        futures = [next_one.role_async("job") for _ in range(2)]
+        until(lambda: watch.sample().roles[0].waiters == 2)
+        sample, pid = watch.sample(), os.getpid()
+        for future in futures:
+            future.cancel()
+    assert sample.lines == []
+    assert any("lock or role job grant (request): test" in event for event in sample.events)
+    top._print(sample, top.View("rate", ""), False, True)
+    shown = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert shown[1:4] == [
+        [*locks.COLUMNS],
+        ["job", "1", f"test (pid {pid})", "2", f"next (pid {pid}), 1 more"],
+        ["other", "1", f"test (pid {pid})", "0", "-"],
+    ]
+    top._print(sample, top.View("rate", ""), True, True)
+    job, _ = json.loads(capsys.readouterr().out)["roles"]
+    assert job == {
+        "role": "job",
+        "epoch": 1,
+        "holder": f"test (pid {pid})",
+        "waiters": 2,
+        "queue": [f"next (pid {pid})"],
+    }
+    assert not watch.sample().roles  # those that are free are left out
+
+
+def test_a_screen_shows_the_first_locks_and_how_many_more(monkeypatch) -> None:
+    from rich.console import Console
+
+    monkeypatch.setattr(top, "ROLES_SHOWN", 2)
+    roles = [locks.RoleLine(f"job-{n}", 1, "p", 0, []) for n in range(5)]
+    names = [top.Line(f"topic-{n}", 0.0, 0, 0, "-", 0, None) for n in range(50)]
+    console = Console(width=80, height=40, file=io.StringIO())
+    sample = BAD._replace(lines=names, roles=roles)
+    console.print(top._draw("log", sample, top.View("rate", ""), [], 40, top.HELP))
+    printed = console.file.getvalue()
+    assert re.findall(r"job-\d", printed) == ["job-0", "job-1"]
+    assert "3 locks and roles more" in printed
+    assert len(printed.splitlines()) <= 40
 
 
 BAD = top.Sample(

@@ -205,6 +205,16 @@ def test_a_promotion_is_measured_in_the_process_that_was_promoted(
     assert topic.engine.stats().waiters == 0
 
 
+def test_requests_for_locks_and_roles_wait_too(engine: xl.Engine, topic: xl.Topic) -> None:
+    with engine.lock("job"), engine.role("billing", topics=["invoices"]):
+        waiting = [engine.role_async("job"), engine.role_async("billing", topics=["invoices"])]
+        until(lambda: sum(len(info.waiters) for info in engine.roles()) == 2)
+        assert engine.stats().waiters == 2 + len(engine.topic("invoices").waiters)
+        for future in waiting:
+            future.cancel()
+        until(lambda: engine.stats().waiters == 0)
+
+
 def test_checkpoints_are_counted(topic: xl.Topic) -> None:
     with topic.producer() as producer:
         producer.send(b"x" * 10_000)

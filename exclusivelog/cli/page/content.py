@@ -16,6 +16,7 @@ from typing import Any
 
 import exclusivelog as xl
 from exclusivelog.cli.findings import findings
+from exclusivelog.cli.locks import in_use, role_line, subject_of
 from exclusivelog.cli.output import (
     decoded,
     holder_of,
@@ -29,7 +30,7 @@ from exclusivelog.cli.program import start_of
 from exclusivelog.state.past import map_at
 
 MOST_TOPICS = 200
-MOST_ROWS = 100  # of engines, groups, owners and waiters
+MOST_ROWS = 100  # of engines, groups, locks and roles, owners and waiters
 MOST_EVENTS = 30
 MOST_MESSAGES = 50
 MOST_KEYS = 200
@@ -60,7 +61,8 @@ class Content:
     # ---- the ledger ----------------------------------------------------------------------
 
     def ledger(self, query: Query) -> Answer:
-        """Topics whose names have the text `filter`, engines, groups, the latest events."""
+        """Topics whose names have the text `filter`, locks and roles, engines, groups, the latest
+        events."""
         stats = self._engine.stats()
         lags = lags_of(stats)
         names = self._engine.topics()
@@ -74,6 +76,7 @@ class Content:
             "topic_count": len(names),
             "found_count": len(wanted),
             "topics": list(self._topic_rows(wanted, lags)),
+            "roles": self._role_rows(),
             "engine_count": stats.engines,
             "engines": [_engine_row(each) for each in self._engine.engines()[:MOST_ROWS]],
             "groups": [_group_row(each) for each in stats.groups[:MOST_ROWS]],
@@ -95,6 +98,16 @@ class Content:
                     "moving": len(topic.transfers),
                     "lag": lags.get(name),
                 }
+
+    def _role_rows(self) -> list[Answer]:
+        return [
+            {
+                **line._asdict(),
+                "holder": printable(line.holder),
+                "queue": [*map(printable, line.queue)],
+            }
+            for line in map(role_line, islice(in_use(self._engine), MOST_ROWS))
+        ]
 
     def _events(self) -> list[Answer]:
         try:
@@ -135,8 +148,8 @@ class Content:
             }
 
     def map(self, query: Query) -> Answer:
-        """The keys of a map that begin with `prefix`, and their values, as they were at `at`: an
-        offset, a time, an age; now, without it."""
+        """The keys of a map that begin with `prefix`, with their values, and when they expire, as
+        they were at `at`: an offset, a time, an age; now, without it."""
         topic = self._named(query)
         if topic.kind != "map":
             raise ValueError(f"topic {topic.name!r} holds {topic.kind}, no map")
@@ -154,6 +167,7 @@ class Content:
             {
                 "key": _shown(key, reads.get("key")),
                 "value": _shown(entries[key], reads.get("value")),
+                "expires": found.until(key),
             }
             for key in wanted[:MOST_KEYS]
         ]
@@ -261,7 +275,7 @@ def _owner_row(facts: Mapping[str, Any]) -> Answer:
 def _event_row(event: xl.Event) -> Answer:
     return {
         "time": event.time,
-        "what": printable(event.topic or f"{event.group}/{event.resource}"),
+        "what": printable(subject_of(event)),
         "kind": event.kind,
         "reason": event.reason,
         "epoch": event.epoch,

@@ -89,6 +89,12 @@ function showLedger(found) {
   at("findings").hidden = !found.findings.length;
   at("findings").querySelector("ul").replaceChildren(...found.findings.map((text) => element("li", text)));
   showTopics(found);
+  at("locks").hidden = !found.roles.length;
+  fill(at("roles"), [
+    ["lock or role", "name", (row) => row.role], ["epoch", "n", (row) => number(row.epoch)],
+    ["holder", "name", (row) => row.holder], ["waiters", "n", (row) => number(row.waiters)],
+    ["queue", "name", (row) => queued(row)],
+  ], found.roles, "none");
   fill(at("events"), [
     ["time", "", (row) => clock(row.time)], ["what", "name", (row) => row.what],
     ["kind", "", (row) => row.kind], ["reason", "", (row) => row.reason], ["epoch", "n", (row) => row.epoch],
@@ -104,6 +110,11 @@ function showLedger(found) {
     ["position", "n", (row) => number(row.position)], ["lag", "n", (row) => number(row.lag)],
     ["reader", "name", (row) => (row.engine === null ? "-" : `${row.engine} (pid ${row.pid})`)],
   ], found.groups, "none");
+}
+
+function queued(row) {
+  const hidden = row.waiters - row.queue.length;
+  return [...row.queue, ...(hidden ? [`${number(hidden)} more`] : [])].join(", ");
 }
 
 function showTopics(found) {
@@ -168,6 +179,7 @@ async function showMap(name, query) {
   say("keys", `${number(found.found)} of ${number(found.count)} keys, at offset ${number(found.at)}`);
   fill(at("entries"), [
     ["key", "value", (row) => shown(row.key)], ["value", "value", (row) => shown(row.value)],
+    ["expires", "", (row) => clock(row.expires)],
   ], found.entries, "none");
 }
 

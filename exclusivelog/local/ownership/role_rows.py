@@ -169,6 +169,11 @@ def role_topics(tables: Tables) -> list[tuple[str, int]]:
     return found
 
 
+def count_waiters(tables: Tables) -> int:
+    """How many requests wait for roles."""
+    return sum(tables.topics.get(topic).waiting for _, topic in role_topics(tables))
+
+
 # ---- what is a part of a role ------------------------------------------------------------
 
 
