@@ -192,9 +192,9 @@ class Table:
         return table
 
 
-def shares(natural: Sequence[int], room: int) -> list[int]:
+def shares(natural: Sequence[int], room: int, least: int = LEAST_WIDTH) -> list[int]:
     """The widths of columns with these natural widths in a total width of `room`: the widest become
-    narrower. Empty if a column would be narrower than `LEAST_WIDTH`.
+    narrower. Empty if one of these would be narrower than `least`.
 
     >>> shares([5, 10], 80), shares([5, 100, 30], 60), shares([60, 60, 60], 40)
     ([5, 10], [5, 28, 27], [])
@@ -204,11 +204,26 @@ def shares(natural: Sequence[int], room: int) -> list[int]:
     for place, column in enumerate(order):
         fair = left // (len(order) - place)
         if widths[column] > fair:
-            if fair < LEAST_WIDTH:
+            if fair < least:
                 return []
             widths[column] = fair
         left -= widths[column]
     return widths
+
+
+def shortened(text: str, width: int) -> str:
+    """The text, without its middle if it is wider than this on a terminal: names often differ only
+    at their ends.
+
+    >>> shortened("orders-2026-01", 9), shortened("orders", 9)
+    ('orde…6-01', 'orders')
+    """
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(text) <= width:
+        return text
+    end = (width - 1) // 2
+    return f"{set_cell_size(text, width - 1 - end)}…{set_cell_size(text[::-1], end)[::-1]}"
 
 
 def decoded(data: bytes) -> str:

@@ -21,7 +21,15 @@ from exclusivelog.cli import locks
 from exclusivelog.cli.findings import findings
 from exclusivelog.cli.locks import RoleLine, role_cells, role_line
 from exclusivelog.cli.messaging import parts_of
-from exclusivelog.cli.output import fields_of, holder_of, lags_of, print_table, printable
+from exclusivelog.cli.output import (
+    fields_of,
+    holder_of,
+    lags_of,
+    print_table,
+    printable,
+    shares,
+    shortened,
+)
 from exclusivelog.cli.program import (
     access_arguments,
     as_json,
@@ -32,6 +40,10 @@ from exclusivelog.cli.program import (
 
 SORTS = ("rate", "topic", "messages", "waiters", "lag")
 COLUMNS = ("topic", "messages/s", "messages", "epoch", "owner", "waiters", "lag")
+ENGINE_COLUMNS = ("engine", "id", "pid", "heartbeat")
+# Columns that become narrower if there is no room.
+NAMES = {"topic", "owner", "engine", "lock or role", "holder", "queue"}
+BESIDE, BETWEEN = 4, 2  # the spaces of a table beside and between its columns
 EVENTS_SHOWN = 8
 ROLES_SHOWN = 8  # on a terminal
 HELP = "s sort   / filter   j k select   m messages   u unload   ? help   q quit"
@@ -246,7 +258,7 @@ def _print(sample: Sample, view: View, as_json: bool, first: bool) -> None:
     print_table(COLUMNS, map(_cells, view.lines(sample)))
     if sample.roles:
         print_table(locks.COLUMNS, map(role_cells, sample.roles))
-    print_table(("engine", "id", "pid", "heartbeat"), map(_engine_cells, sample.engines))
+    print_table(ENGINE_COLUMNS, map(_engine_cells, sample.engines))
     print_table(("event",), ((event,) for event in sample.events))
     if sample.findings:
         print_table(("finding",), ((text,) for text in sample.findings))
@@ -265,28 +277,28 @@ def _below(sample: Sample, view: View, watch: Watch) -> list[str]:
 
 
 def _draw(
-    path: str, sample: Sample, view: View, below: Sequence[str], height: int, said: str
+    path: str, sample: Sample, view: View, below: Sequence[str], size: tuple[int, int], said: str
 ) -> Any:
-    from rich import box
     from rich.console import Group
-    from rich.table import Column, Table
     from rich.text import Text
+
+    width, height = size
 
     lines = view.lines(sample)
     others = len(sample.engines) + len(below) + len(sample.findings) + _height_of_roles(sample)
     room = max(3, height - others - 10)
     first = max(0, min(view.selected - room // 2, len(lines) - room))
-    # If there is no room for all, those become narrower that may be wrapped; their cells are not.
-    columns = [Column(name, no_wrap=name not in ("topic", "owner")) for name in COLUMNS]
-    topics = Table(*columns, box=box.SIMPLE_HEAD, expand=True)
-    for number, line in enumerate(lines[first : first + room], first):
-        style = "reverse" if number == view.selected else ""
-        cells = (Text(cell, overflow="ellipsis", no_wrap=True) for cell in _cells(line))
-        topics.add_row(*cells, style=style)
-    engines = Table("engine", "id", "pid", "heartbeat", box=box.SIMPLE_HEAD, expand=True)
-    for engine in sample.engines:
-        style = BAD if engine.id in sample.unresponsive else ""
-        engines.add_row(*map(Text, _engine_cells(engine)), style=style)
+    shown = enumerate(lines[first : first + room], first)
+    topics = _table(
+        COLUMNS,
+        [(_cells(line), "reverse" if n == view.selected else "") for n, line in shown],
+        width,
+    )
+    engines = _table(
+        ENGINE_COLUMNS,
+        [(_engine_cells(e), BAD if e.id in sample.unresponsive else "") for e in sample.engines],
+        width,
+    )
     title = (
         f"{len(lines):,} of {len(sample.lines):,} topics by {view.sort}   "
         f"{sample.flushes:,.0f} flushes/s   {time.strftime('%H:%M:%S')}   {path}"
@@ -297,7 +309,7 @@ def _draw(
         Text(title, style="bold", overflow="ellipsis", no_wrap=True),
         *bad,
         topics,
-        *_roles_table(sample.roles),
+        *_roles_table(sample.roles, width),
         engines,
         *events,
         Text(said, style="dim"),
@@ -309,19 +321,45 @@ def _height_of_roles(sample: Sample) -> int:
     return shown + 4 + (len(sample.roles) > shown) if shown else 0
 
 
-def _roles_table(roles: Sequence[RoleLine]) -> Iterator[Any]:
-    from rich import box
-    from rich.table import Table
+def _roles_table(roles: Sequence[RoleLine], width: int) -> Iterator[Any]:
     from rich.text import Text
 
     if not roles:
         return
-    table = Table(*locks.COLUMNS, box=box.SIMPLE_HEAD, expand=True)
-    for line in roles[:ROLES_SHOWN]:
-        table.add_row(*(Text(cell, overflow="ellipsis", no_wrap=True) for cell in role_cells(line)))
-    yield table
+    yield _table(locks.COLUMNS, [(role_cells(line), "") for line in roles[:ROLES_SHOWN]], width)
     if len(roles) > ROLES_SHOWN:
         yield Text(f"{len(roles) - ROLES_SHOWN:,} locks and roles more: see owners", style="dim")
+
+
+def _table(names: Sequence[str], rows: Sequence[tuple[Sequence[str], str]], width: int) -> Any:
+    """A table of rows and their styles, as wide as the screen."""
+    from rich import box
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    # If names do not fit even when they are shortened, rich makes their columns narrower.
+    columns = [Column(name, no_wrap=name not in NAMES) for name in names]
+    table = Table(*columns, box=box.SIMPLE_HEAD, collapse_padding=True, expand=True)
+    widths = _widths(names, [cells for cells, _ in rows], width)
+    for cells, style in rows:
+        fitting = map(shortened, cells, widths)
+        table.add_row(
+            *(Text(cell, overflow="ellipsis", no_wrap=True) for cell in fitting), style=style
+        )
+    return table
+
+
+def _widths(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """The widths of the columns: those of names get what the others leave."""
+    from rich.cells import cell_len
+
+    natural = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
+    flexible = [place for place, name in enumerate(names) if name in NAMES]
+    wanted = [natural[place] for place in flexible]
+    room = width - BESIDE - BETWEEN * (len(names) - 1) - (sum(natural) - sum(wanted))
+    for place, share in zip(flexible, shares(wanted, room, 3), strict=False):
+        natural[place] = share
+    return natural
 
 
 # ---- the screen --------------------------------------------------------------------------
@@ -340,7 +378,7 @@ def _full_screen(path: str, watch: Watch, view: View, interval: float, samples: 
         while True:
             shown = said if asked is None else asked.text()
             below = _below(sample, view, watch)
-            live.update(_draw(path, sample, view, below, console.height, shown), refresh=True)
+            live.update(_draw(path, sample, view, below, console.size, shown), refresh=True)
             key = keys.next(max(0.0, due - time.monotonic()))
             if key is None:
                 left = None if left is None else left - 1

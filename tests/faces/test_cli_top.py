@@ -8,8 +8,11 @@ import os
 import re
 import termios
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from rich.cells import cell_len
+from rich.console import Console
 
 import exclusivelog as xl
 from exclusivelog.cli import locks, top
@@ -142,14 +145,12 @@ def test_it_shows_who_holds_a_lock_and_who_waits(engine, path, capsys, monkeypat
 
 
 def test_a_screen_shows_the_first_locks_and_how_many_more(monkeypatch) -> None:
-    from rich.console import Console
-
     monkeypatch.setattr(top, "ROLES_SHOWN", 2)
-    roles = [locks.RoleLine(f"job-{n}", 1, "p", 0, []) for n in range(5)]
+    roles = [locks.RoleLine(f"{'x' * 90}job-{n}", 1, "p", 0, []) for n in range(5)]
     names = [top.Line(f"topic-{n}", 0.0, 0, 0, "-", 0, None) for n in range(50)]
     console = Console(width=80, height=40, file=io.StringIO())
     sample = BAD._replace(lines=names, roles=roles)
-    console.print(top._draw("log", sample, top.View("rate", ""), [], 40, top.HELP))
+    console.print(top._draw("log", sample, top.View("rate", ""), [], (80, 40), top.HELP))
     printed = console.file.getvalue()
     assert re.findall(r"job-\d", printed) == ["job-0", "job-1"]
     assert "3 locks and roles more" in printed
@@ -168,11 +169,9 @@ BAD = top.Sample(
 
 @pytest.mark.parametrize("no_color", [False, True])
 def test_bad_news_are_red_and_headings_whole(no_color, monkeypatch) -> None:
-    from rich.console import Console
-
     monkeypatch.setenv("NO_COLOR", "1" if no_color else "")
     console = Console(width=80, force_terminal=True, color_system="standard", file=io.StringIO())
-    console.print(top._draw("log", BAD, top.View("rate", ""), [], 24, top.HELP))
+    console.print(top._draw("log", BAD, top.View("rate", ""), [], (80, 24), top.HELP))
     printed = console.file.getvalue()
     said, silent, well = (
         next(line for line in printed.splitlines() if text in line)
@@ -181,6 +180,32 @@ def test_bad_news_are_red_and_headings_whole(no_color, monkeypatch) -> None:
     assert ["\x1b[1;31m" in line for line in (said, silent, well)] == [not no_color] * 2 + [False]
     plain = re.sub(r"\x1b\[[0-9;]*m", "", printed)
     assert next(line for line in plain.splitlines() if "waiters" in line).split() == [*top.COLUMNS]
+
+
+@pytest.mark.parametrize(
+    ("start", "owner", "whole"),
+    [
+        ("a-topic-with-a-long-name-", "-", True),
+        ("a-topic-with-a-long-name-of-many-parts-", "producer-17 (pid 12345)", False),
+        ("注文" * 30, "p" * 60, False),
+    ],
+)
+def test_names_that_differ_at_their_ends_look_different(start, owner, whole) -> None:
+    """At 80 columns: whole if there is room, else without their middles."""
+    names = [f"{start}{number}" for number in range(3)]
+    found = [top.Line(name, 1e3, 1000, 12345, owner, 10, 9) for name in names]
+    sample = top.Sample(found, 0.0, [], [], [], frozenset())
+    drawn = on_80_columns(top._draw("log", sample, top.View("topic", ""), [], (80, 24), top.HELP))
+    shown = [line.split("  ")[1].strip() for line in drawn if "12345 " in line]
+    assert len(set(shown)) == 3
+    assert (shown == names) is whole
+    assert max(map(cell_len, drawn)) == 80
+
+
+def on_80_columns(drawn: Any) -> list[str]:
+    console = Console(width=80, file=io.StringIO())
+    console.print(drawn)
+    return console.file.getvalue().splitlines()
 
 
 def until_selected(terminal: Terminal, topic: str) -> None:
