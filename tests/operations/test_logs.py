@@ -21,6 +21,7 @@ import exclusivelog as xl
 from exclusivelog import logs
 from exclusivelog.local.shm import slots
 from exclusivelog.local.storage import checkpointer, usage
+from exclusivelog.local.storage.changes import silence
 from testing.operations import PAGE, ROOT, lines_of, table
 from testing.processes import PATIENCE, Worker, open_producer, send, stop_outside, until
 
@@ -225,12 +226,14 @@ def test_c3_an_unresponsive_owner_is_named_with_how_long_it_was_silent(
     stop_outside(topic.engine.path, process.pid)
     try:
         topic.producer("wait_for_exclusive", timeout=PATIENCE).close()
+        until(lambda: heard("engine_gone"))
     finally:
         process.signal(signal.SIGCONT)
-    until(lambda: heard("engine_gone"))
     record = only(heard("engine_gone"))
     assert (record.reason, record.engine) == ("unresponsive", "stopped")
     assert re.search(r"silent for [0-9.]+ s", record.getMessage())
+    there = topic.engine.backend.ledger.lockfile.slots
+    until(lambda: silence(there, record.engine_id) == "it has resumed since")
 
 
 def test_a_dead_engine_of_many_topics_is_one_line_for_a_transaction(

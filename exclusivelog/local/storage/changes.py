@@ -35,7 +35,10 @@ def log_changes(path: str, records: Iterable[object], slots: Slots) -> None:
 
 
 def silence(slots: Slots, engine: str) -> str:
-    """How long an engine has been silent, as text, if the lock file still has its slot."""
+    """How long an engine that was evicted has been silent, as text, if the lock file still has its
+    slot."""
+    if slots.find(engine) is not None:
+        return "it has resumed since"
     seconds = slots.silent_for(engine)
     return "last heartbeat unknown" if seconds is None else f"silent for {seconds:.1f} s"
 
