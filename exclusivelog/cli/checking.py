@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
+import sys
+from collections.abc import Iterator
 
 import click
 
@@ -14,9 +17,11 @@ from exclusivelog.cli.program import (
     PATH,
     Argument,
     as_json,
+    is_stream,
     leave,
     ledger_path,
     maybe_topics,
+    naming,
     open_to_read,
     program,
 )
@@ -103,7 +108,9 @@ def audit(path: str, topics: tuple[str, ...], as_json: bool) -> None:
 
 @program.command()
 @ledger_path
-@click.argument("page", cls=Argument, metavar="PAGE", type=PATH, help="The HTML file to write.")
+@click.argument(
+    "page", cls=Argument, metavar="PAGE", type=PATH, help="The HTML file to write. With -, stdout."
+)
 @maybe_topics
 @as_json
 def report(path: str, page: str, topics: tuple[str, ...], as_json: bool) -> None:
@@ -112,7 +119,24 @@ def report(path: str, page: str, topics: tuple[str, ...], as_json: bool) -> None
 
     gc.disable()  # as above
     with open_to_read(path) as engine:
-        told = report(engine, page, topics or None)
+        with _page_file(page) as file:
+            told = report(engine, file, topics or None)
     facts = {"page": page, "topics": len(told.stories), "take_overs": len(told.silences)}
-    text = f"{page}: {facts['topics']} topics, {facts['take_overs']} take-overs"
-    print_result(facts, text, as_json)
+    where = "stdout" if is_stream(page) else page
+    text = f"{where}: {facts['topics']} topics, {facts['take_overs']} take-overs"
+    print_result(facts, text, as_json, sys.stderr if is_stream(page) else None)
+
+
+@contextlib.contextmanager
+def _page_file(page: str) -> Iterator[str]:
+    """The file to write the page to; if that is stdout, one that is copied to it."""
+    if not is_stream(page):
+        with naming(page, "written"):
+            yield page
+        return
+    import shutil  # here: help does not need them
+    import tempfile
+
+    with tempfile.NamedTemporaryFile() as file:
+        yield file.name
+        shutil.copyfileobj(file, sys.stdout.buffer)

@@ -12,7 +12,7 @@ from exclusivelog.arguments import is_url
 from exclusivelog.cli.names import ENGINE_NAME
 from exclusivelog.cli.output import counts_of, jsonable, print_result, print_table
 from exclusivelog.cli.program import (
-    PATH,
+    DIRECTORY,
     Argument,
     as_json,
     leave,
@@ -86,7 +86,7 @@ def _show_compression(stats: xl.TopicStats, as_json: bool) -> None:
     "to",
     cls=Argument,
     metavar="TO",
-    type=PATH,
+    type=DIRECTORY,
     help="A new or empty directory, or one with an unfinished backup.",
 )
 @as_json
@@ -105,14 +105,14 @@ def backup(path: str, to: str, as_json: bool) -> None:
     "backup",
     cls=Argument,
     metavar="BACKUP",
-    type=PATH,
+    type=DIRECTORY,
     help="The directory that `backup` has written.",
 )
 @click.argument(
     "path",
     cls=Argument,
     metavar="PATH",
-    type=PATH,
+    type=DIRECTORY,
     help="Where to create the log: a new or empty directory.",
 )
 @as_json
@@ -143,7 +143,7 @@ def restore(backup: str, path: str, as_json: bool) -> None:
     "--backup",
     "to",
     metavar="TO",
-    type=PATH,
+    type=DIRECTORY,
     help="A new or empty directory for the backup. Default: PATH.format-N.",
 )
 @click.option("--despite-damage", is_flag=True, help="Upgrade although the ledger is damaged.")

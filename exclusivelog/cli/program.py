@@ -246,6 +246,21 @@ def program(context: click.Context) -> None:
 PATH = click.Path(readable=False)
 
 
+class _Directory(click.Path):
+    """The same for what is no single file: - is refused, which elsewhere is stdin or stdout."""
+
+    def convert(self, value: Any, param: Any, ctx: click.Context | None) -> Any:
+        """The path."""
+        if value == "-":
+            self.fail(
+                "this needs a directory, and - is a stream; one of that name is ./-", param, ctx
+            )
+        return super().convert(value, param, ctx)
+
+
+DIRECTORY = _Directory(readable=False)
+
+
 def is_stream(file: str | None) -> bool:
     """Does an argument FILE mean stdin or stdout? A file of that name is ./-"""
     return file is None or file == "-"
@@ -337,7 +352,7 @@ def access_options(command: Command) -> Command:
 
 
 local_path = click.argument(
-    "path", cls=Argument, metavar="PATH", type=PATH, help="The directory of the log."
+    "path", cls=Argument, metavar="PATH", type=DIRECTORY, help="The directory of the log."
 )
 
 
@@ -347,7 +362,7 @@ def ledger_path(command: Command) -> Command:
         "path",
         cls=Argument,
         metavar="PATH",
-        type=PATH,
+        type=DIRECTORY,
         help="The directory of the log, or a namespace of a cluster: "
         "pulsar://host:6650/tenant/namespace.",
     )

@@ -63,7 +63,7 @@ def run(
     EXCLUSIVELOG_EPOCH. If the lock is lost, the process group of the command gets SIGTERM, and
     SIGKILL after --grace; so does what the command leaves of its group when it ends. If this
     process is killed, the process group is killed at once, because the lock is free then. A process
-    that leaves the group, as setsid does, goes on.
+    that leaves the group, as setsid and timeout do, goes on.
 
     Signals are passed on, and so is the exit status: 128+n if signal n has ended the command, 127
     if there is no such command, 126 if it cannot be executed, 1 if the wait was too long.

@@ -521,6 +521,10 @@ def test_an_option_is_named_as_it_is_typed(engine, path) -> None:
         ["tail", "PATH", "t", "-n", "-1"],
         ["send", "PATH", "t", "v", "--mode", "exklusive"],
         ["send", "PATH", "t", "v", "--property", "x"],
+        ["send", "-", "t", "v"],
+        ["backup", "PATH", "-"],
+        ["restore", "-", "PATH"],
+        ["upgrade", "PATH", "--backup", "-"],
     ],
 )
 def test_wrong_arguments_are_explained(arguments, engine, path) -> None:

@@ -202,6 +202,17 @@ def test_an_export_names_a_file_that_cannot_be_written(orders, tmp_path) -> None
     assert stat.S_ISFIFO(os.stat(pipe).st_mode)
 
 
+@pytest.mark.long
+def test_a_report_goes_to_stdout(orders, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("report", orders, "-")
+    assert (done.returncode, done.stderr) == (0, b"stdout: 1 topics, 0 take-overs\n")
+    assert done.stdout.lower().startswith(b"<!doctype html>")
+    assert list(tmp_path.iterdir()) == [Path(orders)]
+    away = str(tmp_path / "away" / "page.html")
+    assert refusal("report", orders, away) == f"{away} cannot be written: No such file or directory"
+
+
 def test_a_symbolic_link_to_an_exported_file_stays_one(orders, tmp_path) -> None:
     link, file = tmp_path / "link.jsonl", tmp_path / "there" / "file"
     file.parent.mkdir()
