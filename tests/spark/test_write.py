@@ -27,6 +27,7 @@ from exclusivelog.spark.errors import SourceError
 from exclusivelog.spark.options import batch_write_options, stream_write_options
 from exclusivelog.spark.source import Job, Staged, StreamWriter
 from exclusivelog.spark.staging import Directory, Piece, Stage, check_arrived, parts, staged
+from testing.pages import blocks
 from testing.patience import PATIENCE
 from tests.spark.sparks import (
     as_bytes,
@@ -45,6 +46,7 @@ from tests.spark.sparks import (
 pytestmark = pytest.mark.once
 
 STAGING = "log/staging"
+PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 
 
 def part(*items: bytes | None) -> Columns:
@@ -569,6 +571,35 @@ def test_foreach_batch_with_the_batch_s_number(spark, path, tmp_path) -> None:
     )
     finish(query)
     assert values(path, "out") == as_bytes(range(20))
+
+
+@pytest.mark.long
+def test_the_running_sums_of_the_page_are_stored_once(spark, path, tmp_path) -> None:
+    [text] = [b.text for b in blocks(PAGE.read_text()) if "sums-by-customer" in b.text]
+    program = text.replace("/data/log", path).replace("/data/sums", str(tmp_path / "sums"))
+
+    def send(cents: int) -> None:
+        with xl.open(path) as engine, engine.topic("orders").producer(serializer="json") as orders:
+            orders.send_many([{"customer": name, "cents": cents} for name in ("ann", "ann", "ben")])
+
+    def run() -> list[tuple[bytes, bytes]]:
+        names = {"spark": spark}
+        exec(program, names)
+        try:
+            names["query"].processAllAvailable()
+        finally:
+            names["query"].stop()
+        with xl.open(path, readonly=True) as engine:
+            return [(message.raw_key, message.raw_value) for message in engine.topic("sums")]
+
+    send(10)
+    assert sorted(run()) == [(b"ann", b"20"), (b"ben", b"10")]
+    send(1)
+    found = run()
+    assert sorted(found[2:]) == [(b"ann", b"22"), (b"ben", b"11")]
+    for file in [*(tmp_path / "sums/commits").glob("1"), *(tmp_path / "sums/commits").glob(".1.*")]:
+        file.unlink()  # a crash before Spark has noted the commit: the batch is run again
+    assert run() == found
 
 
 @pytest.mark.long
