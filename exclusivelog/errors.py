@@ -429,6 +429,9 @@ class WaitTimeoutError(ExclusiveLogError, TimeoutError):
 class TransactionAbortedError(ExclusiveLogError):
     """The transaction was rolled back, and none of it is in the log (rule G3).
 
+    A commit raises it if a map or state was written to since the transaction first wrote to it
+    (rule I8): run the whole transaction again.
+
     >>> txn = engine.transaction()
     >>> txn.abort()
     >>> txn.commit()

@@ -806,13 +806,18 @@ class SharedMap(Expiring, MutableMapping[K, V]):
         """Return the map as it was before the message at an offset, or at a time (a datetime;
         naive: local time).
 
-        Raises OffsetTrimmedError if the messages from then were trimmed, and no snapshot is old
-        enough.
+        A write of several keys, or a transaction, is several messages of the same time. At an
+        offset between them, the map has a part of that write. At a time it has all of a write or
+        nothing, so `at(topic[offset].published_at)` is the map before the whole write.
+
+        Raises OffsetTrimmedError if any messages were trimmed, and the newest snapshot is later.
 
         >>> with xl.SharedMap(topic) as settings:
-        ...     _ = settings.put("a", 1), settings.put("a", 2)
+        ...     settings.put_all({"host": "db-1", "port": 1})
         ...     settings.at(0), settings.at(1), settings.at(2)
-        ({}, {'a': 1}, {'a': 2})
+        ...     settings.at(topic[1].published_at)
+        ({}, {'host': 'db-1'}, {'host': 'db-1', 'port': 1})
+        {}
         """
         self._check()
         return self._codec.load_all(self._entries_at(when))

@@ -12,7 +12,8 @@ The guarantees, and their rules:
    (G5, G6). Without it, a read sees all writes of this process, and those of other processes up to
    some earlier moment; later reads never see an older state.
 3. A write that has returned is as durable as the engine's `durability` says (H1). One that
-   raised has appended nothing, unless the error has `maybe_written` set (B9, I3).
+   raised has appended nothing, unless the error has `maybe_written` set (B9, I3) or is that of the
+   function that reads its result.
 4. An owner that was paused, killed or forked cannot write any more (B2, C2, C3): its write is
    retried once this process owns the topic again.
 5. User functions cannot change the state, and may be called more than once. What they return is
@@ -220,8 +221,9 @@ class SharedState(Shared, Generic[S, Op]):
         none, and apply them; return `read_fn(state)`, or None without it.
 
         If there are no operations, nothing is appended. `ops_fn` may be called more than once.
-        `read_fn` is called before the operations are durable; its result is returned once they
-        are (rules I3, I5). Raises StateError if an operation cannot be applied.
+        Its exception reaches the caller, and nothing is appended; after an exception of `read_fn`,
+        the operations are in the log. `read_fn` is called before they are durable; its result is
+        returned once they are (rules I3, I5). Raises StateError if an operation cannot be applied.
 
         - `transaction`: append them when that commits; both functions see what the transaction has
           written so far. See `SharedMap.put`. From the second write on, or with `read_fn`, the
