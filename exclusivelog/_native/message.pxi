@@ -164,7 +164,7 @@ cdef class Message:
 
     def __repr__(self):
         return (f"<Message offset={self.offset} epoch={self.epoch} key={_short(self.raw_key)} "
-                f"value={_short(self.raw_value)} producer={self.producer_name!r}>")
+                f"value={_short(self.raw_value)} producer_name={self.producer_name!r}>")
 
 
 # Python's part of the library gives the core this function (see notebook.py).

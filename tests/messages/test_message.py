@@ -197,11 +197,11 @@ def test_the_repr_of_a_message_is_short(topic) -> None:
         producer.send(b"x" * 5_000_000, key=b"k" * 41)
         producer.send(b"x" * 40)
     assert [repr(message) for message in topic.reader(deserializer="json")] == [
-        "<Message offset=0 epoch=0 key=b'key' value=b'value' producer='p'>",
-        "<Message offset=1 epoch=0 key=None value=None producer='p'>",
+        "<Message offset=0 epoch=0 key=b'key' value=b'value' producer_name='p'>",
+        "<Message offset=1 epoch=0 key=None value=None producer_name='p'>",
         f"<Message offset=2 epoch=0 key={b'k' * 40!r}... (41 bytes) "
-        f"value={b'x' * 40!r}... (5000000 bytes) producer='p'>",
-        f"<Message offset=3 epoch=0 key=None value={b'x' * 40!r} producer='p'>",
+        f"value={b'x' * 40!r}... (5000000 bytes) producer_name='p'>",
+        f"<Message offset=3 epoch=0 key=None value={b'x' * 40!r} producer_name='p'>",
     ]
 
 
