@@ -1,4 +1,4 @@
-"""docs/howto/gunicorn.md: its service under gunicorn, whose leading worker is killed."""
+"""docs/howto/gunicorn.md: its service under gunicorn, whose leading worker is killed or paused."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def service(path: str, tmp_path: Path) -> Iterator[str]:
     address = f"127.0.0.1:{free_port()}"
     for name, text in re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE.read_text(), re.S):
         text = text.replace("data/log", path).replace("127.0.0.1:8000", address)
+        text = text.replace("keepalive=5.0", "keepalive=2.0")
         (tmp_path / name).write_text(text.replace("workers = 3", "workers = 2"))
     # gunicorn loses a SIGTERM of a worker that is just starting, and kills it after this time.
     command = [sys.executable, "-m", "gunicorn", "--graceful-timeout", "3", "service:app"]
@@ -94,3 +95,25 @@ def test_each_order_is_billed_once_though_the_leading_worker_is_killed(
         last = order(service, "pears")
         until(lambda: bills(engine)[-1:] == [last])
         assert bills(engine) == list(range(last + 1))
+
+
+@pytest.mark.long
+def test_the_leading_worker_takes_orders_again_after_a_pause(service: str, path: str) -> None:
+    order(service, "apples")
+    with xl.open(path, readonly=True) as engine:
+        until(lambda: leader(engine))
+        paused = leader(engine)
+        until(lambda: engine.topic("bills").waiters)
+        os.kill(paused, signal.SIGSTOP)
+        try:
+            until(lambda: leader(engine) not in (0, paused))
+        finally:
+            os.kill(paused, signal.SIGCONT)
+
+        def taken_by_it() -> bool:
+            number = order(service, "pears")
+            return engine.topic("orders")[number].producer_name.startswith(f"engine-{paused}-")
+
+        until(taken_by_it)
+        until(lambda: len(bills(engine)) == len(engine.topic("orders")))
+        assert bills(engine) == list(range(len(engine.topic("orders"))))
