@@ -56,7 +56,7 @@ def test_one_engine_at_a_time_holds_it_and_the_epoch_grows(
     with engine.lock("job") as lock:
         assert (lock.name, lock.epoch, lock.is_valid, bool(lock.lost)) == ("job", 1, True, False)
         lock.check()
-        with pytest.raises(xl.WaitTimeoutError, match=r"lock 'job' .* of engine 'test'"):
+        with pytest.raises(xl.WaitTimeoutError, match=r"lock 'job' .* held by engine 'test'"):
             rival.lock("job", timeout=0)
         with rival.lock("another"):  # a lock of its own
             pass
