@@ -139,4 +139,6 @@ def _page_file(page: str) -> Iterator[str]:
 
     with tempfile.NamedTemporaryFile() as file:
         yield file.name
-        shutil.copyfileobj(file, sys.stdout.buffer)
+        with naming("stdout", "written"):
+            shutil.copyfileobj(file, sys.stdout.buffer)
+            sys.stdout.buffer.flush()

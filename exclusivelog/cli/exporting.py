@@ -120,7 +120,9 @@ def _offset(topic: xl.Topic, end: str) -> int:
 def _written(file: str | None, force: bool) -> Iterator[IO[bytes]]:
     """A file that appears when it is complete; or stdout."""
     if file is None:
-        yield sys.stdout.buffer
+        with naming("stdout", "written"):
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
         return
     _check_replaceable(file, force)
     target = os.path.realpath(file)  # a symbolic link stays one

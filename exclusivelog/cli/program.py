@@ -38,11 +38,9 @@ ADVICE = tuple(
         (r"topic\.compression\(\.\.\.\)", "exclusivelog compression PATH TOPIC METHOD"),
         (r"admin=, --admin", "--admin"),
         (r"check_policies=False, --", "--"),
-        (r"^admin= ?", "--admin "),
-        (r"^token_file= ?", "--token-file "),
-        (r"^tls_trust_certs= ?", "--tls-trust-certs "),
         (r"^check_policies= ?", "--unchecked-policies "),
-        (r"^keepalive=", "--keepalive "),
+        (r", or None(?: for never)?$", ""),
+        (r"; open\(\) creates it$", ""),
         (r"^(topic)=('.*?') is internal", r"\1 \2 is internal"),
         (
             r"open (?:it|the ledger) with a larger map_size",
@@ -57,6 +55,11 @@ class _Command(click.Command):
         """Read the arguments."""
         ctx.meta[TYPED] = tuple(args)
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. An error is printed while its context can tell what is typed for it."""
+        with _exit_status_of_a_shell():
+            return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The examples, which are not folded."""
@@ -169,7 +172,7 @@ def _exit_status_of_a_shell() -> Iterator[None]:
             raise
         from exclusivelog.cli.output import printable_lines  # here: help does not need it
 
-        text = printable_lines(f"exclusivelog: {advised(_text_of(error))}")
+        text = printable_lines(f"exclusivelog: {_as_parameter(advised(_text_of(error)))}")
         _tell(lambda: print(text, file=sys.stderr))
         leave(1)
 
@@ -196,6 +199,28 @@ def advised(text: str) -> str:
     for pattern, said in ADVICE:
         text = pattern.sub(said, text)
     return text
+
+
+KEYWORD = re.compile(r"(\w+)= ?")
+METAVAR = re.compile("[A-Z]+")
+
+
+def _as_parameter(text: str) -> str:
+    """An error about an argument of the library, about what is typed for it: --timeout 5 instead of
+    timeout=5, and TOPIC instead of topic=."""
+    found, context = KEYWORD.match(text), click.get_current_context(silent=True)
+    if found is None or context is None:
+        return text
+    typed = (_shown_as(each) for each in context.command.params if each.name == found[1])
+    name = next(typed, None)
+    return text if name is None else f"{name} {text[found.end() :]}"
+
+
+def _shown_as(parameter: click.Parameter) -> str:
+    metavar = METAVAR.search(parameter.human_readable_name)
+    if isinstance(parameter, click.Argument) and metavar is not None:
+        return metavar[0]
+    return max(parameter.opts, key=len)
 
 
 def _tell(write: Callable[[], None]) -> None:
@@ -271,7 +296,7 @@ def naming(file: str, done: str, advice: str = "") -> Iterator[None]:
     """Let an error of the system name the file that cannot be, say, read."""
     try:
         yield
-    except xl.ExclusiveLogError:
+    except (xl.ExclusiveLogError, BrokenPipeError):  # the latter has an exit status of its own
         raise
     except OSError as error:
         pass_on_foreign(error)

@@ -370,8 +370,9 @@ class Cluster(Closing):
             reason = getattr(error, "reason", error)  # urllib wraps what comes in the middle
             if isinstance(reason, BaseException) and is_raised_by_a_handler(reason):
                 raise reason from None
+            why = getattr(reason, "strerror", None) or reason
             raise ClusterError(
-                f"{access.admin}: the admin API cannot be reached: {error}; give its URL (admin=, "
+                f"{access.admin}: the admin API cannot be reached: {why}; give its URL (admin=, "
                 "--admin)"
             ) from None
         try:

@@ -99,10 +99,10 @@ def test_errors_are_one_line(topic: xl.Topic, namespace: Namespace, tmp_path: Pa
     (tmp_path / "random").write_bytes(b"\xff\xfe")
     to = [path, "--to", namespace.url, *admin]
     for arguments, said in (
-        ([*to, "--token-file", tmp_path / "nothing"], "nothing'"),
-        ([*to, "--token-file", tmp_path], f"directory: '{tmp_path}'"),
+        ([*to, "--token-file", tmp_path / "nothing"], "nothing: No such file or directory"),
+        ([*to, "--token-file", tmp_path], f"{tmp_path}: Is a directory"),
         ([*to, "--token-file", tmp_path / "random"], "random' is no token"),
-        ([*to, "--tls-trust-certs", tmp_path / "nothing"], "nothing'"),
+        ([*to, "--tls-trust-certs", tmp_path / "nothing"], "nothing: No such file or directory"),
         ([*to, "--tls-trust-certs", tmp_path / "random"], "random' has no certificates"),
         ([path, "--to", "pulsar://127.0.0.1:1/a/b"], "cannot be reached"),
         ([path, "nothing", "--to", namespace.url, *admin], "nothing"),

@@ -11,6 +11,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import select
 import shlex
 import signal
@@ -504,11 +505,28 @@ def test_a_lock_on_a_cluster_takes_the_options_of_a_cluster() -> None:
     assert said.startswith("--keepalive 5.0: the cluster's broker decides")
 
 
-def test_an_option_is_named_as_it_is_typed(engine, path) -> None:
-    assert refusal("topics", path, "--admin", "x").startswith("--admin is for clusters")
-    url = "pulsar://127.0.0.1:1/a/b"
-    assert refusal("topics", url, "--admin", "x").startswith("--admin 'x' is no URL of an admin")
-    assert refusal("topics", url, "--token-file", "/no").startswith("/no: No such file")
+def test_an_argument_is_named_as_it_is_typed(engine, path, tmp_path) -> None:
+    used = str(tmp_path / "used")
+    os.mkdir(used)
+    (tmp_path / "used" / "file").touch()
+    there = "pulsar://127.0.0.1:1/a/b"
+    for words, said in (
+        (("topics", path, "--admin", "x"), "--admin is for clusters; a local ledger takes none"),
+        (("topics", there, "--admin", "x"), "--admin 'x' is no URL of an admin API; it takes "),
+        (("topics", there, "--token-file", "/no"), "/no: No such file or directory"),
+        (("topics", there, "--admin", "http://127.0.0.1:1"), UNREACHABLE),
+        (("run", path, "job", "--timeout", "nan", "--", "true"), "--timeout nan: it takes seconds"),
+        (("run", path, "", "--", "true"), "NAME '': it takes 1 to 255 bytes of UTF-8"),
+        (("send", path, "", "x"), "TOPIC '': it takes 1 to 255 bytes of UTF-8"),
+        (("send", path, "t", "x", "--priority", "9" * 20), "--priority 99999999999999999999: it "),
+        (("run", used, "job", "--", "true"), f"{used} has other files ('file') but no ledger; "),
+    ):
+        told = refusal(*words)
+        assert told.startswith(said)
+        assert not re.search(r"\bNone\b|Errno|open\(\)", told)
+
+
+UNREACHABLE = "http://127.0.0.1:1: the admin API cannot be reached: Connection refused; give its "
 
 
 @pytest.mark.sampled

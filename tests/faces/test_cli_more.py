@@ -202,6 +202,18 @@ def test_an_export_names_a_file_that_cannot_be_written(orders, tmp_path) -> None
     assert stat.S_ISFIFO(os.stat(pipe).st_mode)
 
 
+def test_a_full_stdout_is_named_and_no_result_told(orders) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*PROGRAM, "export", orders, "orders", "-"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=PATIENCE,
+        )
+    assert done.stderr == b"exclusivelog: stdout cannot be written: No space left on device\n"
+    assert done.returncode == 1
+
+
 @pytest.mark.long
 def test_a_report_goes_to_stdout(orders, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)

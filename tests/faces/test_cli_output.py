@@ -340,11 +340,9 @@ def test_each_advice_is_about_a_text_of_the_library() -> None:
         "topic.compression(...)",
         "admin=, --admin",
         "check_policies=False, --unchecked-policies",
-        "admin=_without_secrets(admin)!r is no URL",
-        "token_file=os.fspath(file)!r is empty",
-        "tls_trust_certs=file!r has no certificates",
         "option= is for clusters",  # such as check_policies
-        "keepalive=keepalive!r: it takes seconds above 0",
+        "seconds from 0 on, or None",
+        "open() creates it",
         "is internal to the library",
         "open the ledger with a larger map_size",
     )
