@@ -34,7 +34,7 @@ KILLS, RATE = 20, 4000.0  # as in demo.py, which is not imported for the help te
     "--events", metavar="N", type=click.IntRange(min=1), help="Send only the first N events."
 )
 @click.option(
-    "--rate", metavar="N", type=click.FloatRange(min=1), default=RATE, help="Events per second."
+    "--rate", metavar="N", type=click.FloatRange(1, 1e9), default=RATE, help="Events per second."
 )
 @click.option(
     "--report",

@@ -65,7 +65,7 @@ ARROWS = {"A": "k", "B": "j"}
 @click.option(
     "--interval",
     metavar="SECONDS",
-    type=click.FloatRange(min=0.1),
+    type=click.FloatRange(0.1, 86_400),
     default=1.0,
     help="Between two samples.",
 )

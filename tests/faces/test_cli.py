@@ -543,6 +543,8 @@ UNREACHABLE = "http://127.0.0.1:1: the admin API cannot be reached: Connection r
         ["backup", "PATH", "-"],
         ["restore", "-", "PATH"],
         ["upgrade", "PATH", "--backup", "-"],
+        ["top", "PATH", "--interval", "inf"],
+        ["demo", "--rate", "inf"],
     ],
 )
 def test_wrong_arguments_are_explained(arguments, engine, path) -> None:
