@@ -34,7 +34,8 @@ class Closing(OfThisProcess):
         return self
 
     def _check_enters(self) -> None:
-        """Raise unless it can be used."""
+        """Raise if it is over, as far as this process knows. It asks nobody: if that fails, nothing
+        would close it."""
 
     def __exit__(
         self: _Closable,

@@ -69,11 +69,12 @@ class Lock(Closing):
         return self._lost
 
     def check(self) -> None:
-        """Raise OwnershipLostError unless the lock is held. So does `with lock`."""
+        """Raise OwnershipLostError unless the lock is held. `with lock` does so only if it was
+        closed, or this process knows that it was lost."""
         self.claim.check()
 
     def _check_enters(self) -> None:
-        self.check()
+        self.claim._check_enters()
 
     def close(self) -> None:
         """Release it: the next waiter gets it in the same transaction. Closing a closed or lost

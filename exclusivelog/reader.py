@@ -100,6 +100,7 @@ class Reader(GroupMember, Closing):
         self.membership: GroupCursor | None = None
         self._begin_alone()
         self._is_part = False  # of a GroupReader, which is in transactions instead
+        self._closed = False
         self.continues_at = 0  # of a group's reader, after a transaction has aborted
         self.topic_id = topic
         self.topic = name
@@ -444,10 +445,12 @@ class Reader(GroupMember, Closing):
     # ---- close ---------------------------------------------------------------------------
 
     def _check_enters(self) -> None:
-        self.cursor.check()
+        if self._closed:
+            self.cursor.check()
 
     def close(self) -> None:
         """End reading; a thread that waits in `read_next` gets EngineClosedError."""
+        self._closed = True
         if self.cursor.close() and self.membership is not None:
             self.membership.end()
 
@@ -714,7 +717,8 @@ class GroupReader(GroupMember, Closing):
         self.readers[0].cursor.check()
 
     def _check_enters(self) -> None:
-        self._check_usable()
+        if self._closed:
+            self._check_usable()
 
     def close(self) -> None:
         """End reading; a thread that waits in `read_next` gets EngineClosedError."""

@@ -106,7 +106,12 @@ class RoleClaim(Claim):
 
     def _lose(self, error: OwnershipLostError) -> None:
         """The role was lost: call the role's `on_lost`."""
+        self._revoked = True
         self._role._lose(self._lost_error() if error.successor is None else error)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._role.closed or self._revoked
 
     def release(self) -> None:
         """Release the role, as `Role.close`."""
@@ -167,7 +172,7 @@ class Role(Closing):
         roles.keep(self.claim.id, Listening(self.claim))
 
     def _check_enters(self) -> None:
-        self.claim.check()
+        self.claim._check_enters()
 
     # ---- facts ---------------------------------------------------------------------------
 

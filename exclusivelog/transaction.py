@@ -78,7 +78,7 @@ class Claim(OfThisProcess):
         self._engine: EngineBackend = engine.backend
         self._session = session
         self._on_lost = on_lost
-        self._released = False
+        self._released = self._revoked = False
 
     @property
     def id(self) -> int:
@@ -122,6 +122,7 @@ class Claim(OfThisProcess):
 
     def _lose(self, error: OwnershipLostError) -> None:
         """The claim was revoked: call `on_lost`."""
+        self._revoked = True
         on_lost = self._on_lost
         if on_lost is not None and not self._released:
             self._engine.call_soon(lambda: on_lost(self, error))
@@ -150,8 +151,20 @@ class Claim(OfThisProcess):
             self._released = True
 
     def __enter__(self) -> Claim:
-        self.check()
+        self._check_enters()
         return self
+
+    def _check_enters(self) -> None:
+        """Raise unless it is held, as far as this process knows: to ask may fail, which would leave
+        it held."""
+        self._engine.check_open()
+        if self._is_over:
+            raise self._lost_error()
+
+    @property
+    def _is_over(self) -> bool:
+        """Is it known here that it is not held any more?"""
+        return self._released or self._revoked
 
     def __exit__(
         self,

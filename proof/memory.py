@@ -368,7 +368,9 @@ class Transactions:
 
     def evict(self, state: State, engine: str) -> State:
         """A waiting engine's background thread evicts the sessions of a dead one."""
-        return self._run(state, "evict", engine, lambda: list(self.sessions.evict(engine)))[1]
+        return self._run(
+            state, "evict", engine, lambda: list(self.sessions.evict(engine, lambda: {TOPIC}))
+        )[1]
 
     def begin(self, state: State, target: int) -> State:
         """The topic is to be handed over."""

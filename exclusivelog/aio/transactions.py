@@ -53,7 +53,7 @@ class Claim(Wrapper[SyncClaim], _NoWith):
         await in_thread(self.sync.release)
 
     async def __aenter__(self) -> Self:
-        self.check()
+        self.sync._check_enters()
         return self
 
     async def __aexit__(

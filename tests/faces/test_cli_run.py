@@ -133,7 +133,7 @@ def test_the_next_one_begins_when_the_command_has_ended(
     _, error = once.communicate(timeout=PATIENCE)
     assert once.returncode == 1
     assert b"lock 'job' was not granted" in error
-    assert b"of engine 'sh'" in error  # named for the command
+    assert b"held by engine 'sh'" in error  # named for the command
     first.send_signal(signal.SIGTERM)
     assert first.wait(PATIENCE) == 3
     epoch, _ = begun(said, 2)
@@ -271,6 +271,24 @@ def test_the_process_group_of_the_command_dies_with_its_parent(start: Start, sai
     watchdog = watchdog_of(first, *found)
     os.killpg(first.pid, signal.SIGKILL)
     until(lambda: all(map(has_ended, [*found, watchdog])))
+
+
+@pytest.mark.rule("C2")
+def test_a_service_manager_s_sigterm_does_not_end_the_watchdog(start: Start, said: Path) -> None:
+    """It sends SIGTERM to all processes of a service; `run` may be killed after that."""
+    process = start("--", "sh", "-c", FAMILY, str(said))
+    found = family(said)
+    watchdog = watchdog_of(process, *found)
+    until(lambda: ignores(watchdog, signal.SIGTERM))
+    os.kill(watchdog, signal.SIGTERM)
+    process.kill()
+    until(lambda: all(map(has_ended, [*found, watchdog])))
+
+
+def ignores(pid: int, number: signal.Signals) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    [mask] = [line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:")]
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def test_the_watchdog_ends_with_the_command(start: Start, said: Path) -> None:
