@@ -24,7 +24,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.local import files as files_module
-from exclusivelog.local.storage import segments
+from exclusivelog.local.storage import opening, segments
 from exclusivelog.local.storage.segments import REFERENCE, REFERENCE_MAGIC, Segments
 from testing.children import child, finish, line, tell
 from testing.disks import disk, leave, needs_strace
@@ -226,6 +226,28 @@ OUTLIVES = """
 
 
 @pytest.mark.long
+@pytest.mark.rule("H5")
+def test_h5_a_checkpoint_may_close_a_segment_beside_an_opening(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which looks at the mounts of all open files."""
+    look, looks = opening.refuse_elsewhere, []
+    with xl.open(path) as engine:
+        send(engine, "t")
+        open_here = engine.ledger.segments
+        assert open_here.newest is not None
+
+        def look_late(*arguments: Any) -> None:
+            looks.append(arguments)
+            if len(looks) == 1:
+                open_here._close_newest()
+            look(*arguments)
+
+        monkeypatch.setattr(opening, "refuse_elsewhere", look_late)
+        xl.open(path, name="second").close()
+    assert len(looks) == 2
+
+
 def test_g5_what_was_read_outlives_topic_file_and_engine_also_in_a_fork(path) -> None:
     finish(OUTLIVES, path)
 

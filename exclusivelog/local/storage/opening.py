@@ -235,9 +235,18 @@ class OpenFiles:
     def refuse_elsewhere(self, power: bool) -> None:
         """LedgerError if one of the open files is where an engine may not write it. `power`:
         acknowledged messages must survive a power loss (rule H5)."""
-        if self._presence is not None:
+        if self._presence is None:
+            return
+        while True:
+            newest = self.segments.newest
             files = {**self._presence.files, **self.environment.files, **self.segments.files}
-            refuse_elsewhere(self.directory, files, power)
+            try:
+                refuse_elsewhere(self.directory, files, power)
+                return
+            except OSError:
+                if newest is self.segments.newest:
+                    raise
+                # A checkpoint has closed it meanwhile: its descriptor is another file's, or none.
 
     @property
     def written_in_place(self) -> dict[str, tuple[int, int | None]]:

@@ -200,6 +200,12 @@ class Segments:
         return os.path.join(self.path, _name(segment))
 
     @property
+    def newest(self) -> tuple[int, int] | None:
+        """The segment that is open to write: (its number, descriptor). Another object after each
+        change."""
+        return self._newest
+
+    @property
     def files(self) -> dict[str, int]:
         """What is open to write: {name: descriptor} of the directory and the newest segment."""
         place, newest = self._place, self._newest
