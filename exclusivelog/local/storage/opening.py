@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from exclusivelog import _core, logs, threads
 from exclusivelog.errors import LedgerCorruptedError, LedgerError
-from exclusivelog.foreign import Ignoring
+from exclusivelog.foreign import Ignoring, pass_on_foreign
 from exclusivelog.local.blocks import SpareRoom, own_blocks, unshare
 from exclusivelog.local.files import DATA, JOURNAL, Directory
 from exclusivelog.local.shm.lockfile import JOURNAL_OFFSET, TOPICS, LockFile
@@ -243,7 +243,8 @@ class OpenFiles:
             try:
                 refuse_elsewhere(self.directory, files, power)
                 return
-            except OSError:
+            except OSError as error:
+                pass_on_foreign(error)
                 if newest is self.segments.newest:
                     raise
                 # A checkpoint has closed it meanwhile: its descriptor is another file's, or none.
