@@ -234,15 +234,22 @@ class Reader:
         return done.stdout + done.stderr
 
     def _await(self, block: Block, job: Job) -> None:
-        """Wait until the job has printed that, and pass it."""
+        """Wait until the job has printed that, and pass it. Two lines, which may be of two threads,
+        may come in either order."""
+        lines = block.text.strip().splitlines()
+        texts = [block.text, "\n".join(lines[::-1])] if len(lines) == 2 else [block.text]
         deadline = time.monotonic() + PATIENCE
-        while (match := re.match(pattern(block.text) + "(?=\n)", job.seen, re.DOTALL)) is None:
+        while True:
+            for text in texts:
+                match = re.match(pattern(text) + "(?=\n)", job.seen, re.DOTALL)
+                if match is not None:
+                    self._learn(text, match)
+                    job.pass_by(match.end() + 1)
+                    return
             assert time.monotonic() < deadline, (
                 f"line {block.line}:\n{block.text}\nbut:\n{job.seen}"
             )
             time.sleep(0.01)
-        self._learn(block.text, match)
-        job.pass_by(match.end() + 1)
 
     def _compare(self, block: Block, found: str, after: str = "") -> None:
         lines = "\n".join(line.rstrip() for line in found.strip().splitlines())
