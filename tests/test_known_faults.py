@@ -652,7 +652,9 @@ def test_an_engine_that_is_back_before_it_is_evicted_is_told(
             owners[1].close()
             with monkeypatch.context() as patch:
                 patch.setattr(Slots, "alive", overdue)
-                list(engine.backend.sessions.evict(other.id))
+                names = ("held", "awaited", "granted")
+                needed = {engine.backend.catalog.topic(name, False)[0] for name in names}
+                list(engine.backend.sessions.evict(other.id, lambda: needed))
         until(lambda: told)
         assert held.state == "fenced"
         assert isinstance(awaited.exception(timeout=PATIENCE), FENCED)

@@ -1038,11 +1038,11 @@ class Sessions:
                     tables.notifications.drop(engine, 2**64 - 1)
 
     def evict(
-        self, engine: str, needed: Callable[[], Set[int]] | None = None, until: int = 0
+        self, engine: str, needed: Callable[[], Set[int]], until: int = 0
     ) -> Iterator[Sequence[Session]]:
-        """Remove a dead engine's sessions and promote the waiters for their topics (rule C2).
-        `needed` returns the topics that this engine needs: one that is only unresponsive keeps all
-        others (rule C3; None: it does not).
+        """Remove a dead engine's sessions and promote the waiters for their topics (rule C2). Of an
+        engine that is only unresponsive, remove those on topics that `needed` returns: the ones for
+        which the caller waits (rule C3).
 
         Topics with the best waiters go first. A transaction takes a bounded number, so that no
         process waits long for the writer lock, and the first transaction only a few, so that the
@@ -1061,11 +1061,9 @@ class Sessions:
                 size = EVICTED_AT_ONCE
                 yield evicted
 
-    def _needed_of(
-        self, sessions: list[Session], needed: Callable[[], Set[int]] | None
-    ) -> list[Session]:
+    def _needed_of(self, sessions: list[Session], needed: Callable[[], Set[int]]) -> list[Session]:
         """Those of a dead engine's sessions that are to be evicted."""
-        if needed is None or not sessions or not self.succession.exists(sessions[0]):
+        if not sessions or not self.succession.exists(sessions[0]):
             return sessions
         topics = needed()
         return [session for session in sessions if session.topic in topics]
