@@ -4,7 +4,7 @@
   for the whole page; what it prints is what the block after `<!-- prints -->` says.
 - In a `console` block each `$ command` is run; what follows it is what it prints. A command that
   ends in `&` goes on in the background; `<!-- ann prints -->` before a block is what the one with
-  the argument `ann` prints next.
+  the argument `ann` prints next; `<!-- ann prints, in any order -->` before lines of two threads.
 - `...` stands for anything. Process ids differ: a `pid 4711` that a page shows is known from then
   on, also in commands.
 - `<!-- before: code -->` before a block is Python that is run first, unseen by readers.
@@ -32,6 +32,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -46,6 +47,7 @@ BLOCK = re.compile(
 )
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 PID = re.compile(r"\bpid (\d+)")
+ANY_ORDER = ", in any order"
 SHELL = ("cat", "kill", "ls", "mkdir", "rm", "cp", "mv", "python", "pytest", "echo")
 
 
@@ -159,7 +161,7 @@ class Reader:
             exec(block.mark.removeprefix("before: "), self._names)
         if block.mark == "prints":
             self._compare(block, self._printed)
-        elif match := re.fullmatch(r"(\w[\w-]*) prints", block.mark):
+        elif match := re.fullmatch(rf"(\w[\w-]*) prints({ANY_ORDER})?", block.mark):
             self._await(block, self._jobs[match[1]])
         elif block.language == "python":
             self._python(block)
@@ -234,10 +236,10 @@ class Reader:
         return done.stdout + done.stderr
 
     def _await(self, block: Block, job: Job) -> None:
-        """Wait until the job has printed that, and pass it. Two lines, which may be of two threads,
-        may come in either order."""
-        lines = block.text.strip().splitlines()
-        texts = [block.text, "\n".join(lines[::-1])] if len(lines) == 2 else [block.text]
+        """Wait until the job has printed that, and pass it."""
+        texts = [block.text]
+        if block.mark.endswith(ANY_ORDER):
+            texts = ["\n".join(lines) for lines in permutations(block.text.strip().splitlines())]
         deadline = time.monotonic() + PATIENCE
         while True:
             for text in texts:
