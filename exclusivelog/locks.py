@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 
 from exclusivelog import _core
@@ -23,7 +24,8 @@ class Lock(Closing):
     """A lock that this process holds. `engine.lock` returns it; threads may share it.
 
     It is held until its `with` block ends, or `close()` is called, or its engine closes or its
-    process ends: dropping this object does not release it. It is not reentrant.
+    process ends: dropping this object does not release it. It is not reentrant, and is entered
+    once: `with` raises RuntimeError in an inner block or another thread.
 
     A process that is paused for longer than its `keepalive` loses the lock, and does not know that
     when it resumes. What must not happen then has to be checked where it takes effect:
@@ -40,6 +42,7 @@ class Lock(Closing):
     def __init__(self, role: Role) -> None:
         self._role = role
         self._lost = Loss(lambda: role.claim.is_valid)
+        self._first_block = threading.Lock()
 
     @property
     def name(self) -> str:
@@ -74,7 +77,13 @@ class Lock(Closing):
         self.claim.check()
 
     def _check_enters(self) -> None:
+        """Let one block begin: the end of a second one would release the lock under the first."""
         self.claim._check_enters()
+        if not self._first_block.acquire(blocking=False):
+            raise RuntimeError(
+                f"{self!r} was entered already, by an outer block or another thread, and its end "
+                "releases the lock; acquire it there by another engine.lock, which waits"
+            )
 
     def close(self) -> None:
         """Release it: the next waiter gets it in the same transaction. Closing a closed or lost

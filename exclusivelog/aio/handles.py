@@ -221,6 +221,12 @@ class Opening(_NoWith, Coroutine[Any, None, T], Generic[T]):
 
     async def __aenter__(self) -> T:
         self._opened = await self
+        if isinstance(self._opened, Handle):
+            try:
+                await self._opened.__aenter__()  # this is its block
+            except BaseException:
+                await finished(self._leave(self._opened))
+                raise
         return self._opened
 
     async def __aexit__(self, *exception: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import aio
 from exclusivelog.local.storage.ledger import Ledger
-from testing.processes import until
+from testing.handovers import begin
+from testing.processes import PATIENCE, until
 
 pytestmark = pytest.mark.once
 LOST, CLOSED = xl.OwnershipLostError, xl.EngineClosedError
@@ -86,6 +88,43 @@ def test_f5_no_block_runs_with_what_is_known_to_be_lost(engine: xl.Engine, path:
                 producer.send(b"late")
             with pytest.raises(xl.ProducerFencedError), producer:
                 pytest.fail("the block has run")
+
+
+@pytest.mark.rule("A1")
+@pytest.mark.parametrize("where", ["an inner block", "another thread", "asyncio"])
+def test_a1_one_block_runs_with_a_lock(engine: xl.Engine, path: str, where: str) -> None:
+    """The end of a second one would release it under the first."""
+    text = "was entered already"
+    with xl.open(path, name="other") as other:
+        if where == "asyncio":
+            asyncio.run(_enter_twice(path, text))
+        else:
+            with engine.lock("job") as lock:
+                run = begin if where == "another thread" else _run_here
+                entered = run(lock.__enter__)
+                with pytest.raises(RuntimeError, match=text):
+                    entered.result(PATIENCE)
+                assert lock.is_valid
+                with pytest.raises(xl.WaitTimeoutError):
+                    other.lock("job", timeout=0)
+        other.lock("job", timeout=0).close()
+
+
+def _run_here(call: Callable[[], Any]) -> Future[Any]:
+    done: Future[Any] = Future()
+    try:
+        done.set_result(call())
+    except RuntimeError as error:
+        done.set_exception(error)
+    return done
+
+
+async def _enter_twice(path: str, text: str) -> None:
+    async with aio.open(path) as engine, engine.lock("job") as lock:
+        with pytest.raises(RuntimeError, match=text):
+            async with lock:
+                pytest.fail("the block has run")
+        assert lock.is_valid
 
 
 @pytest.mark.rule("B4", "F5")
