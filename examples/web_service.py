@@ -41,26 +41,18 @@ class Order(BaseModel):
 async def lead(engine: xl.Engine, owed: xl.SharedMap[str, int]) -> None:
     """Write invoices whenever this worker owns their topic; the next one goes on where it stops."""
     async for term in engine.topic(INVOICES).terms(serializer="json"):
-        async with term as invoices:
-            orders = engine.topic(ORDERS).reader(group="invoicing", deserializer="json")
-            async with orders:
-                await write_invoices(engine, orders, invoices, owed)
+        orders = engine.topic(ORDERS).reader(group="invoicing", deserializer="json")
+        async with term as invoices, orders:
+            async for order in orders.follow():
+                async with engine.transaction() as txn:
+                    await write(order, invoices, owed, txn)
+                    txn.commit_cursor(orders)
 
 
-async def write_invoices(
-    engine: xl.Engine, orders: xl.Reader, invoices: xl.Producer, owed: xl.SharedMap[str, int]
-) -> None:
-    """One for each order, and all that belongs to it in one transaction."""
-    async for order in orders.follow():
-        async with engine.transaction() as txn:
-            await write_invoice(order, invoices, owed, txn)
-            txn.commit_cursor(orders)
-
-
-async def write_invoice(
+async def write(
     order: Message, invoices: xl.Producer, owed: xl.SharedMap[str, int], txn: xl.Transaction
 ) -> None:
-    """Its number is its offset: there are no gaps."""
+    """Write an order's invoice. Its number is its offset: there are no gaps."""
     customer, cents = order.value["customer"], order.value["cents"]
     await invoices.send({"order": order.offset, **order.value}, transaction=txn)
     await owed.update(customer, lambda before: (before or 0) + cents, transaction=txn)

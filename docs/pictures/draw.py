@@ -265,10 +265,23 @@ def seconds(cell: str) -> float:
     return float(number) * SECONDS[unit]
 
 
-def bars(title: str, rows: list[tuple[str, str, float]], least: float | None = None) -> Drawing:
+def amount(cell: str) -> float:
+    """The first number of a cell, such as 46.6 k/s; the middle of a range, such as 40 to 46 M/s."""
+    told = re.match(r"([\d.]+)(?: to ([\d.]+))?", cell)
+    assert told is not None, cell
+    return (float(told[1]) + float(told[2] or told[1])) / 2
+
+
+def bars(
+    title: str,
+    rows: list[tuple[str, str, float]],
+    least: float | None = None,
+    ours: str = "exclusivelog",
+) -> Drawing:
     """A bar for each row (name, what is written beside it, value), ours in another colour.
 
     - `least`: where a logarithmic scale begins. None: a linear one from 0.
+    - `ours`: a pattern of the beginning of our names.
     """
     left, long, height = 320, 340, 26
     d = Drawing(title, 760, 44 + height * len(rows))
@@ -278,9 +291,9 @@ def bars(title: str, rows: list[tuple[str, str, float]], least: float | None = N
         share = number / most
         if least is not None:
             share = math.log(number / least) / math.log(most / least)
-        y, ours = 38 + height * at, name.startswith("exclusivelog")
-        d.text(left - 8, y + 14, name, anchor="end", bold=ours)
-        fill = EPOCHS[1] if ours else BAR
+        y, own = 38 + height * at, re.match(ours, name) is not None
+        d.text(left - 8, y + 14, name, anchor="end", bold=own)
+        fill = EPOCHS[1] if own else BAR
         d.box(left, y, max(2.0, round(long * share, 1)), 18, radius=2, edge="none", fill=fill)
         d.text(left + long * share + 8, y + 14, told, ink=GREY)
     return d
@@ -298,6 +311,27 @@ def process_sends() -> Drawing:
     return bars("A send in process (p50, logarithmic; shorter is better)", rows, least=1e-7)
 
 
+def shared_flush() -> Drawing:
+    """P5; without the row of the bound, which has three figures."""
+    rows = [
+        (f"exclusivelog, {name}" if name[0].isdigit() and "bare" not in name else name, told)
+        for name, told, _ in table("durable senders")
+        if not name.startswith("bound")
+    ]
+    title = "Durable sends of several threads or processes (sum; longer is better)"
+    return bars(title, [(name, told, amount(told)) for name, told in rows])
+
+
+def reads() -> Drawing:
+    """P6, as multiples of the rate of py-lmdb's cursor."""
+    rows = [("py-lmdb's cursor", "1 x", 1.0)]
+    for name, _, ratio in table("| rate | against"):
+        if name.startswith(("for ", "read_arrow")):
+            told = ratio.partition(" x")[0] + " x"
+            rows.append((name, told, amount(told)))
+    return bars("Messages read each second (longer is better)", rows, ours="for|read_arrow")
+
+
 PICTURES = {
     "failover": failover,
     "one-writer": one_writer,
@@ -305,6 +339,8 @@ PICTURES = {
     "hand-over": hand_over,
     "durable-sends": durable_sends,
     "process-sends": process_sends,
+    "shared-flush": shared_flush,
+    "reads": reads,
 }
 
 if __name__ == "__main__":
