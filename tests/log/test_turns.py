@@ -16,6 +16,7 @@ from exclusivelog.local.storage.ledger import Ledger
 from testing.processes import PATIENCE, State, until, within
 
 LARGE = bytes(140_000)
+FEW = 20  # 1 to 3 on a quiet machine, up to 8 on a busy one; a starved send waits for thousands
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_k4_a_send_waits_for_few_transactions_of_its_producer(
         return send() - begun
 
     before = [within(waited_for) for _ in range(40)]
-    assert sorted(before)[len(before) // 2] <= 4, before
+    assert sorted(before)[len(before) // 2] <= FEW, before
 
 
 def test_k4_no_transaction_begins_before_a_send_that_waited_for_the_last_one(
