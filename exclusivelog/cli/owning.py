@@ -50,41 +50,27 @@ MOVES = ("topic", "state", "epoch", "from", "to", "reason")
 def owners(path: str, topic: str | None, history: bool, as_json: bool) -> None:
     """Show each topic's owner, its hand-over if one is under way, and its queue in order.
 
-    Without TOPIC, also show the holder and the waiters of each lock and role.
+    Without TOPIC, also show the holder and the waiters of each lock and role; TOPIC may be the
+    name of one.
     """
     with open_to_read(path) as engine:
+        topics, roles = _subjects(engine, topic)
         if history:
-            _show_events(engine.history(topic), as_json)
+            for info in roles if topic is not None else ():
+                _show_events(engine.history(role=info.name), as_json)
+            if topics or topic is None:
+                _show_events(engine.history(topic), as_json)
             return
-        names = engine.topics() if topic is None else [topic]
-        roles = [*in_use(engine)] if topic is None else []
         if as_json:
-            for name in names:
+            for name in topics:
                 for facts in owner_facts(engine.topic(name)):
                     print(json.dumps(facts))
             for info in roles:
                 for facts in role_facts(info):
                     print(json.dumps(facts))
             return
-        print_table(
-            (
-                "topic",
-                "state",
-                "producer",
-                "mode",
-                "priority",
-                "epoch",
-                "engine",
-                "engine id",
-                "pid",
-                "since",
-            ),
-            (row for name in names for row in _owner_rows(engine.topic(name))),
-            spare=("engine id", "priority", "mode"),
-        )
-        for name in names:
-            if said := announcement_of(engine.topic(name)):
-                print(f"topic {name!r}, announced: {said}")
+        if topics or topic is None:
+            _print_owners(engine, topics)
         print_holders(roles)
         inside = engine.inside()
         if inside is not None:
@@ -92,6 +78,37 @@ def owners(path: str, topic: str | None, history: bool, as_json: bool) -> None:
                 f"engine {inside.name!r} (id {inside.id}, pid {inside.pid}), silent for "
                 f"{inside.heartbeat_age:.1f} s, is in the critical section; all writers wait for it"
             )
+
+
+def _subjects(engine: xl.Engine, name: str | None) -> tuple[list[str], list[xl.RoleInfo]]:
+    """The topics, and the locks and roles, that are to be shown: all, or those of this name."""
+    if name is None:
+        return engine.topics(), [*in_use(engine)]
+    roles = [info for info in engine.roles() if info.name == name]
+    is_topic = not roles or name in engine.topics()
+    return [name] if is_topic else [], roles
+
+
+def _print_owners(engine: xl.Engine, topics: Sequence[str]) -> None:
+    print_table(
+        (
+            "topic",
+            "state",
+            "producer",
+            "mode",
+            "priority",
+            "epoch",
+            "engine",
+            "engine id",
+            "pid",
+            "since",
+        ),
+        (row for name in topics for row in _owner_rows(engine.topic(name))),
+        spare=("engine id", "priority", "mode"),
+    )
+    for name in topics:
+        if said := announcement_of(engine.topic(name)):
+            print(f"topic {name!r}, announced: {said}")
 
 
 def _owner_rows(topic: xl.Topic) -> Iterator[Sequence[object]]:

@@ -130,7 +130,17 @@ def test_owners_shows_who_holds_a_lock_and_who_waits(engine, path) -> None:
             ("job", "holds", 1),
             ("job", "waits", None),
         ]
+        assert lines("owners", path, "job") == [header, *rows]
+        assert [json.loads(line) for (line,) in lines("owners", path, "job", "--json")] == facts
+        engine.topic("job")  # a topic of that name is another thing
+        topics, lock, *both = lines("owners", path, "job")
+        assert (topics[0], lock, both) == ("topic", header, rows)
         waiting.cancel()
+    told = lines("owners", path, "free", "--history")[1:]
+    assert [row[1:4] for row in told] == [
+        ["lock or role free", "1", "grant"],
+        ["lock or role free", "1", "release"],
+    ]
     assert {row[1] for row in lines("owners", path, "--history")[1:]} == {
         "lock or role free",
         "lock or role job",

@@ -284,6 +284,25 @@ def offsets(found: Any) -> list[int]:
     return [row["offset"] for row in found["messages"]]
 
 
+def test_it_says_how_many_of_a_long_list_it_leaves_out(
+    engine: xl.Engine, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "MOST_ROWS", 2)
+    topic = engine.topic("orders")
+    for number in range(3):
+        with topic.reader(group=f"g{number}") as reader:
+            reader.commit()
+    with topic.producer("exclusive"), engine.lock("a"), engine.lock("b"), engine.lock("c"):
+        waiting = [topic.producer_async("wait_for_exclusive") for _ in range(4)]
+        until(lambda: len(topic.waiters) == 4)
+        found, there = client.ask("ledger"), client.ask("topic", topic="orders")
+        for each in waiting:
+            each.cancel()
+    assert found["more"] == {"roles": 1, "engines": 0, "groups": 1}
+    assert [len(found[name]) for name in ("roles", "engines", "groups")] == [2, 1, 2]
+    assert (len(there["owners"]), there["more"]) == (2, 3)
+
+
 def test_messages_are_found_by_offset_time_and_key(
     topic: xl.Topic, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -62,8 +62,9 @@ class Content:
 
     def ledger(self, query: Query) -> Answer:
         """Topics whose names have the text `filter`, locks and roles, engines, groups, the latest
-        events."""
+        events. `more`: how many of a list are left out."""
         stats = self._engine.stats()
+        roles, engines = [*in_use(self._engine)], self._engine.engines()
         lags = lags_of(stats)
         names = self._engine.topics()
         wanted = [name for name in names if query.get("filter", "") in name]
@@ -76,11 +77,16 @@ class Content:
             "topic_count": len(names),
             "found_count": len(wanted),
             "topics": list(self._topic_rows(wanted, lags)),
-            "roles": self._role_rows(),
+            "roles": [_role_row(each) for each in roles[:MOST_ROWS]],
             "engine_count": stats.engines,
-            "engines": [_engine_row(each) for each in self._engine.engines()[:MOST_ROWS]],
+            "engines": [_engine_row(each) for each in engines[:MOST_ROWS]],
             "groups": [_group_row(each) for each in stats.groups[:MOST_ROWS]],
             "events": self._events(),
+            "more": {
+                "roles": _left_out(roles),
+                "engines": _left_out(engines),
+                "groups": _left_out(stats.groups),
+            },
         }
 
     def _topic_rows(self, names: Iterable[str], lags: Mapping[str, int]) -> Iterator[Answer]:
@@ -99,16 +105,6 @@ class Content:
                     "lag": lags.get(name),
                 }
 
-    def _role_rows(self) -> list[Answer]:
-        return [
-            {
-                **line._asdict(),
-                "holder": printable(line.holder),
-                "queue": [*map(printable, line.queue)],
-            }
-            for line in map(role_line, islice(in_use(self._engine), MOST_ROWS))
-        ]
-
     def _events(self) -> list[Answer]:
         try:
             events = self._engine.topic("__events__", create=False)
@@ -120,15 +116,17 @@ class Content:
     # ---- a topic -------------------------------------------------------------------------
 
     def topic(self, query: Query) -> Answer:
-        """Owners, hand-overs under way and waiters of a topic, in the order of the queue."""
+        """Owners, hand-overs under way and waiters of a topic, in the order of the queue; `more`:
+        how many are left out."""
         topic = self._named(query)
-        rows = islice(owner_facts(topic), MOST_ROWS)
+        rows = [*owner_facts(topic)]
         return {
             "name": topic.name,
             "kind": topic.kind,
             "first": topic.first_offset,
             "next": topic.next_offset,
-            "owners": [_owner_row(each) for each in rows],
+            "owners": [_owner_row(each) for each in rows[:MOST_ROWS]],
+            "more": _left_out(rows),
         }
 
     def messages(self, query: Query) -> Answer:
@@ -241,6 +239,17 @@ def _cut(text: str) -> str:
 
 
 # ---- rows --------------------------------------------------------------------------------
+
+
+def _left_out(rows: Sequence[object]) -> int:
+    """How many of these are not shown."""
+    return max(0, len(rows) - MOST_ROWS)
+
+
+def _role_row(info: xl.RoleInfo) -> Answer:
+    line = role_line(info)
+    queue = [*map(printable, line.queue)]
+    return {**line._asdict(), "holder": printable(line.holder), "queue": queue}
 
 
 def _engine_row(engine: xl.EngineInfo) -> Answer:

@@ -29,8 +29,9 @@ function element(tag, text, kind) {
   return made;
 }
 
-// A table's columns are [heading, class, function of a row]; a function may return a node.
-function fill(table, columns, rows, none) {
+// A table's columns are [heading, class, function of a row]; a function may return a node. `more`: how
+// many rows are left out.
+function fill(table, columns, rows, none, more = 0) {
   const head = element("tr", document.createDocumentFragment());
   for (const [heading, kind] of columns) head.append(element("th", heading, kind === "n" ? "n" : ""));
   const lines = rows.map((row) => {
@@ -38,8 +39,8 @@ function fill(table, columns, rows, none) {
     for (const [, kind, cell] of columns) line.append(element("td", cell(row), kind));
     return line;
   });
-  if (!rows.length) {
-    const line = element("tr", element("td", none, "soft"));
+  if (more || !rows.length) {
+    const line = element("tr", element("td", more ? `${number(more)} more` : none, "soft"));
     line.firstChild.colSpan = columns.length;
     lines.push(line);
   }
@@ -94,7 +95,7 @@ function showLedger(found) {
     ["lock or role", "name", (row) => row.role], ["epoch", "n", (row) => number(row.epoch)],
     ["holder", "name", (row) => row.holder], ["waiters", "n", (row) => number(row.waiters)],
     ["queue", "name", (row) => queued(row)],
-  ], found.roles, "none");
+  ], found.roles, "none", found.more.roles);
   fill(at("events"), [
     ["time", "", (row) => clock(row.time)], ["what", "name", (row) => row.what],
     ["kind", "", (row) => row.kind], ["reason", "", (row) => row.reason], ["epoch", "n", (row) => row.epoch],
@@ -103,13 +104,13 @@ function showLedger(found) {
   fill(at("engines"), [
     ["engine", "name", (row) => row.name], ["id", "", (row) => row.id], ["pid", "n", (row) => row.pid],
     ["heartbeat", "n", (row) => `${row.heartbeat_age} s ago`], ["properties", "name", (row) => row.properties],
-  ], found.engines, "no program has the ledger open to write");
+  ], found.engines, "no program has the ledger open to write", found.more.engines);
   at("readers").hidden = !found.groups.length;
   fill(at("groups"), [
     ["group", "name", (row) => row.group], ["topic", "name", (row) => row.topic],
     ["position", "n", (row) => number(row.position)], ["lag", "n", (row) => number(row.lag)],
     ["reader", "name", (row) => (row.engine === null ? "-" : `${row.engine} (pid ${row.pid})`)],
-  ], found.groups, "none");
+  ], found.groups, "none", found.more.groups);
 }
 
 function queued(row) {
@@ -147,7 +148,7 @@ async function showTopic(name) {
     ["mode", "", (row) => row.mode], ["priority", "n", (row) => row.priority], ["epoch", "n", (row) => row.epoch],
     ["engine", "name", (row) => row.engine], ["pid", "n", (row) => row.pid],
     ["since", "", (row) => (row.until ? `until ${clock(row.until)}` : clock(row.since))],
-  ], found.owners, "no owner, and no waiter");
+  ], found.owners, "no owner, and no waiter", found.more);
   at("topic").hidden = false;
 }
 
