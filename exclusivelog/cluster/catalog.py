@@ -10,6 +10,7 @@ from exclusivelog import _core, logs
 from exclusivelog.arguments import check_name, check_not_reserved, is_internal
 from exclusivelog.backend import Epoch, Kind, LastingLock, Snapshot
 from exclusivelog.cluster.checkpoints import newest_snapshot
+from exclusivelog.cluster.compaction import compact
 from exclusivelog.cluster.cursor import frames_from, offset_at_time
 from exclusivelog.cluster.following import TopicLog, inspect, log_change
 from exclusivelog.cluster.frames import LATE, Content
@@ -236,7 +237,7 @@ class ClusterTopic:
         return stats_of(self._log(), self._engine.lives)
 
     def newest(self, position: int, views: bool) -> tuple[int, Snapshot | None]:
-        """The topic's first offset, and its newest snapshot; there are no compacted views."""
+        """The topic's first offset, and its newest snapshot; compacted views store no messages."""
         log = self._log()
         found = newest_snapshot(self._engine.place, log.name, log.log, position)
         return max(0, log.recent.first), found
@@ -260,7 +261,13 @@ class ClusterTopic:
         logs.emit(logger, logs.TERMINATED, ledger=log.host.path, topic=log.name, offset=end)
         return end
 
-    compact = refuses("compaction")
+    def compact(self) -> int:
+        """Note up to which offset compacted readers leave out what is not the last of its key; the
+        number of messages before it that stay."""
+        self._engine.check_writable()
+        log = self._log()
+        return compact(self._engine.place, log, frames_from(log, 0))
+
     trim = refuses("retention")
     retention = refuses("retention")
     retain = refuses("retention")

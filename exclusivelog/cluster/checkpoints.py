@@ -67,6 +67,7 @@ __all__ = [
     "load",
     "newest_snapshot",
     "store_snapshot",
+    "stored_beside",
 ]
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ EVERY_RECORDS = 5_000
 EVERY_BYTES = 32 << 20
 AT_CLOSING = 10  # divisor of these limits when the engine is closed
 PREFIX, SNAPSHOTS = "__checkpoints__", "__snapshots__"
-BESIDE = (PREFIX, SNAPSHOTS)  # names of logs without checkpoints
+BESIDE = (PREFIX, SNAPSHOTS, "__compacted__")  # names of logs without checkpoints
 READ_SECONDS = 10.0
 JOIN_SECONDS = 5.0
 
@@ -237,10 +238,11 @@ def load(place: Place, topic: str, topic_log: OrderedLog) -> Checkpoint | None:
 
 def checkpoint_bytes(place: Place, topic: str) -> bytes | None:
     """The newest checkpoint that is stored for this topic, as it is; None if there is none."""
-    return _newest(place, PREFIX + topic)
+    return stored_beside(place, PREFIX + topic)
 
 
-def _newest(place: Place, name: str) -> bytes | None:
+def stored_beside(place: Place, name: str) -> bytes | None:
+    """The newest value that is stored under this name; None if there is none."""
     if not is_known(place, name):
         return None
     beside = place.open(name)
@@ -336,7 +338,7 @@ def newest_snapshot(
     """The newest snapshot of this topic, if it is ahead of this offset.
 
     Raises `LedgerCorruptedError` for one that is damaged."""
-    data = _newest(place, SNAPSHOTS + topic)
+    data = stored_beside(place, SNAPSHOTS + topic)
     if data is None:
         return None
     anchor, offset, items = _unpack_snapshot(topic, data)

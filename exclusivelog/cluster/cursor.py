@@ -19,6 +19,7 @@ import msgpack
 
 from exclusivelog import _core
 from exclusivelog.arguments import offset_of
+from exclusivelog.cluster.compaction import View, newest_horizon
 from exclusivelog.cluster.following import ANSWER_SECONDS, Changes, TopicLog
 from exclusivelog.cluster.frames import Content, Frame, Packed
 from exclusivelog.cluster.log import Reader
@@ -153,6 +154,7 @@ class ClusterCursor(_core.Cursor):
         host: ClusterEngine,
         topic: TopicLog,
         loads: _core.Deserializer | None,
+        compacted: bool,
         skip_trimmed: bool,
     ) -> None:
         self.topic_id, self.topic = topic.id, topic.name
@@ -160,7 +162,8 @@ class ClusterCursor(_core.Cursor):
         self.membership: Any = None
         self._host, self._log, self._loads = host, topic, loads
         self._check_open = host.check_open  # bound once: `check` runs for every message
-        self._skip_trimmed = skip_trimmed
+        self._compacted, self._skip_trimmed = compacted, skip_trimmed
+        self._view: View | None = None  # of a compacted reader (rule G7)
         self._back: _Back | None = None  # while it reads old messages
         self._back_at = 0
         self._caught_up = False
@@ -181,7 +184,12 @@ class ClusterCursor(_core.Cursor):
     # ---- the position --------------------------------------------------------------------
 
     def seek(self, start: str | int | dt.datetime, inclusive: bool, resumes: bool = False) -> None:
-        """Continue at "earliest", "latest", an offset from 0 on, or a datetime (naive: local)."""
+        """Continue at "earliest", "latest", an offset from 0 on, or a datetime (naive: local).
+
+        One that `resumes` reads all messages: those that were the last of their keys, and have been
+        deleted since, are no longer in the view, and their deletions never were."""
+        if self._compacted:
+            self._view = None if resumes else self._newest_view()
         if start == "earliest":
             if self._log.recent.first < 0:  # it stays what it is: nothing is ever trimmed
                 self._log.catch_up()
@@ -193,6 +201,11 @@ class ClusterCursor(_core.Cursor):
             self.move_to(offset_at_time(self._log, to_ms(start) + (0 if inclusive else 1)))
         else:
             self.move_to(offset_of(start, inclusive))
+
+    def _newest_view(self) -> View:
+        self._log.catch_up()
+        horizon = newest_horizon(self._host.place, self._log)
+        return View.of(frames_from(self._log, 0) if horizon else (), horizon)
 
     def move_to(self, position: int) -> None:
         """Continue at this offset; drops what was read ahead."""
@@ -209,7 +222,12 @@ class ClusterCursor(_core.Cursor):
 
     def has_more(self) -> bool:
         """Is there a message at or behind the position (rule G5)?"""
-        return self.end() > max(self.position, self._log.recent.first)
+        end = self.end()
+        return end > self._next_read(max(self.position, self._log.recent.first))
+
+    def _next_read(self, offset: int) -> int:
+        """The first offset from this one on that is read, if there is a message."""
+        return offset if self._view is None else self._view.next(offset)
 
     def end(self) -> int:
         """The topic's current end."""
@@ -220,7 +238,7 @@ class ClusterCursor(_core.Cursor):
     def is_over(self) -> bool:
         """Is this the end of a terminated topic, as far as its log was read?"""
         state = self._log.state
-        return state.terminated and self.position >= state.next
+        return state.terminated and self._next_read(self.position) >= state.next
 
     def mark(self) -> int:
         """A number that changes with every append to the topic, for `wait`."""
@@ -254,6 +272,8 @@ class ClusterCursor(_core.Cursor):
             self._log.catch_up()
             self._caught_up = True
         self._check_kept()
+        if self._next_read(self.position) > self.position:
+            super().move_to(self._next_read(self.position))
         with self._log.changed:
             frames = self._log.recent.frames(self.position, READ_BYTES)
             end = self._log.state.next
@@ -263,9 +283,18 @@ class ClusterCursor(_core.Cursor):
             self._drop_back()
         if not frames:
             self._log.check()
-        return [
-            entry for frame in frames for entry in entries_of(frame, self.topic_id, self._loads)
-        ]
+        return [entry for frame in frames for entry in self._entries(frame)]
+
+    def _entries(self, frame: Frame) -> Iterator[_core.Entry]:
+        """The messages of a frame that are read, as entries."""
+        view = self._view
+        if view is None or frame.first >= view.horizon:
+            yield from entries_of(frame, self.topic_id, self._loads)
+            return
+        for offsets in view.runs(frame):
+            some = frame.contents[offsets.start - frame.first : offsets.stop - frame.first]
+            part = Frame(frame.epoch, frame.session, offsets.start, some)
+            yield from entries_of(part, self.topic_id, self._loads)
 
     def _check_kept(self) -> None:
         first = self._log.recent.first
@@ -277,7 +306,7 @@ class ClusterCursor(_core.Cursor):
         self._caught_up = True
 
     def _read_back(self, end: int) -> list[Frame]:
-        if self._back is None or self._back_at != self.position:
+        if self._back is None or self._back_at > self.position:
             self._drop_back()
             with self._log.changed:
                 mark = self._log.recent.mark_before(self.position)

@@ -55,7 +55,7 @@ class ClusterEngine(EngineBackend):
     """One open engine."""
 
     capabilities = frozenset({
-        "claims", "history", "inspection", "locks", "many_producers", "owner_watches",
+        "claims", "compaction", "history", "inspection", "locks", "many_producers", "owner_watches",
         "reader_groups", "settle", "several_claims", "shared_producers", "shared_state",
         "snapshots", "statistics", "termination", "unload", "verify",
     })  # fmt: skip
@@ -154,9 +154,7 @@ class ClusterEngine(EngineBackend):
         skip_trimmed: bool,
     ) -> ClusterCursor:
         """A cursor on a topic."""
-        if compacted:
-            raise refusal("compaction")
-        return ClusterCursor(self, self.followed(topic), loads, skip_trimmed)
+        return ClusterCursor(self, self.followed(topic), loads, compacted, skip_trimmed)
 
     def join_group(
         self, group: str, topics: Mapping[str, int], generation: int | None

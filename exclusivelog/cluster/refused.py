@@ -35,7 +35,6 @@ REASONS = {
     "bound_producers": Reason(
         "only its topic's log decides if a message counts", "own the topic instead of a resource"
     ),
-    "compaction": Reason("it would remove grants", "read all messages, or keep a SharedMap"),
     "compression": Reason("the cluster stores values as they are", "compress the values"),
     "deletion": Reason(
         "its epochs would begin at 1 again (rule B1)", "terminate the topic, and use another name"

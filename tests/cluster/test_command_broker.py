@@ -102,12 +102,12 @@ WORKS = [
     ("send URL more a --mode exclusive --name q", r"^0$"),
     ("unload URL moving --to there --timeout 30", r"^moving\tassigned\t1\there\tthere\t"),
     ("import URL taken FILE --format csv", r"^taken: 4 messages imported$"),
+    ("compact URL orders", r"^orders is compacted: \d+ messages$"),
     ("terminate URL ended --yes", r"^ended is terminated at offset 0$"),
     ("mirror NEW orders --from URL", r"^orders: 4 messages$"),
 ]
 REFUSED = {
     "backup URL FILE": str(REASONS["backup"]),
-    "compact URL orders": str(REASONS["compaction"]),
     "compression URL orders": str(REASONS["compression"]),
     "compression URL orders lz4": str(REASONS["compression"]),
     "delete URL orders --yes": str(REASONS["deletion"]),

@@ -70,10 +70,6 @@ CALLS: dict[str, list[Call]] = {
         lambda e: e.topic("orders").producer("exclusive", claim=e.own("g", {"r": None})),
         lambda e: xl.SharedMap(e.topic("orders"), claim=e.own("g", {"r": None})),
     ],
-    "compaction": [
-        lambda e: e.topic("orders").compact(),
-        lambda e: e.topic("orders").reader(read_compacted=True),
-    ],
     "compression": [lambda e: e.topic("orders").compression("lz4")],
     "deletion": [lambda e: e.delete_topic("orders"), lambda e: e.delete_role("r")],
     "large_messages": [send_large, send_many_large],
