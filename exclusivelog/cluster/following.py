@@ -14,6 +14,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import hashlib
+import math
 import threading
 import time
 import weakref
@@ -45,6 +46,7 @@ from exclusivelog.cluster.ordered import OrderedLog, Position, Record
 from exclusivelog.cluster.rule import Judged, State, Verdict
 from exclusivelog.cluster.waiting import (
     Assign,
+    Hold,
     Noted,
     Published,
     Queue,
@@ -88,6 +90,7 @@ __all__ = [
 ]
 
 ANSWER_SECONDS = 60.0  # time limit for reading back an append
+HELD_SECONDS = 0.5  # for a request that fences, after it has lost a race
 CLOSE_SECONDS = 30.0  # time limit for sending what is queued, and again for the releases
 LIVING = ("asking", "cancelled", "owner", "closing")  # statuses of a writer that may still write
 UNDER_WAY = 4  # unread batches of one session; later messages gather in the next one
@@ -504,6 +507,11 @@ class Writers:
         """Was any appended record not read back yet?"""
         return any(each.writer.unsettled for each in self._all)
 
+    def hold(self, held: bool) -> None:
+        """Let them append no frames for a while, or go on."""
+        for owning in self._all:
+            owning.writer.hold(held)
+
     def resend(self) -> None:
         """Append again the records that were not read back."""
         for owning in self._all:
@@ -566,6 +574,7 @@ class TopicLog:
         self._writers = Writers()
         # When it became free, as far as this process knows, in ns of the monotonic clock (rule D7).
         self.freed = _core.now()
+        self._held_until = math.inf  # by the monotonic clock; see `Hold`
         self._closed = False
         self._error: ExclusiveLogError | None = None
         self._thread = threading.Thread(
@@ -814,7 +823,8 @@ class TopicLog:
             raise
 
     def _step(self) -> None:
-        self._advance(self._reader.receive(self._appending.seconds))
+        held = max(0.0, self._held_until - _core.monotonic())
+        self._advance(self._reader.receive(min(self._appending.seconds, held)))
 
     def _stored(self, position: Position, data: bytes) -> None:
         """Callback of the log, in one of its threads: it has stored a record of this process
@@ -836,6 +846,9 @@ class TopicLog:
                 promotable = self._take(self._reader.fold(record), record, before) or promotable
                 record = None
             self._save_if_due()
+            if _core.monotonic() >= self._held_until:
+                self._held_until = math.inf
+                self._writers.hold(False)
             if self._appending.is_due():
                 self._append_again()
             news = self._writers.with_news()
@@ -918,7 +931,10 @@ class TopicLog:
         self.queue.take(record, self.state.owning)
         if isinstance(record, Wait):
             self._writers.notify_wanted()
-        return not isinstance(record, Yields)
+        elif isinstance(record, Hold):
+            self._held_until = _core.monotonic() + HELD_SECONDS
+            self._writers.hold(True)
+        return not isinstance(record, Yields | Hold)
 
     def _end(self, error: ExclusiveLogError | None) -> None:
         why = f": {error}" if error is not None else ""

@@ -332,6 +332,7 @@ class Writer(Asker):
     ) -> None:
         super().__init__(state, append, holder, topic=topic, draw=draw)
         self.error: ExclusiveLogError | None = None
+        self.held = False  # it appends no new frames meanwhile
         self._window = window
         self._unsent: deque[Ticket] = deque()
         self._sent: deque[Sent] = deque()
@@ -426,7 +427,7 @@ class Writer(Asker):
 
     def pump(self) -> None:
         """Append waiting sends while the window has room, and the release once all is settled."""
-        while self._unsent and len(self._sent) < self._window:
+        while self._unsent and len(self._sent) < self._window and not self.held:
             self._send_frame(self._take())
         if self.status == "closing" and not self._sent:
             self._append(encode(Release(self.epoch, self.session, self._reason)))
@@ -478,8 +479,14 @@ class Writer(Asker):
         """Append again what has not been read back: after a failure, an unknown answer, or some
         time without an answer. A duplicate does not count."""
         super().resend()
-        for sent in self._sent:
+        for sent in () if self.held else self._sent:
             self._append(sent.data)
+        self.pump()
+
+    def hold(self, held: bool) -> None:
+        """Append no frames until this is called once more, with False: a request that fences comes
+        first then."""
+        self.held = held
         self.pump()
 
     # ---- reading back --------------------------------------------------------------------

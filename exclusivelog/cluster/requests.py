@@ -43,8 +43,8 @@ from exclusivelog.cluster.following import (
     now_ms,
 )
 from exclusivelog.cluster.frames import Grant, Holder, Join
-from exclusivelog.cluster.ordered import Excluding, OrderedLog
-from exclusivelog.cluster.waiting import Wait
+from exclusivelog.cluster.ordered import Excluding
+from exclusivelog.cluster.waiting import Hold, Wait
 from exclusivelog.errors import (
     ClusterError,
     EngineClosedError,
@@ -253,7 +253,7 @@ class Requests:
         topic = asking.topic
         topic.catch_up()
         check_not_terminated(topic)
-        with contextlib.nullcontext() if patient or not asking.mode.fences else _alone(topic.log):
+        with contextlib.nullcontext() if patient or not asking.mode.fences else _alone(topic):
             if not patient:
                 topic.catch_up()
             # A request that waits asks again soon.
@@ -499,10 +499,13 @@ def may_own(asking: Asking) -> bool:
     )
 
 
-def _alone(log: OrderedLog) -> contextlib.AbstractContextManager[Any]:
-    """Exclude other appenders meanwhile, if the log can do that: an owner that sends without a
-    pause could come first each time."""
-    return log.alone() if isinstance(log, Excluding) else contextlib.nullcontext()
+def _alone(topic: TopicLog) -> contextlib.AbstractContextManager[Any]:
+    """Exclude other appenders meanwhile, if the log can do that; else ask the owner's engine for a
+    pause. An owner that sends all the time could come first each time."""
+    if isinstance(topic.log, Excluding):
+        return topic.log.alone()
+    topic.publish(Hold(secrets.randbits(62)))
+    return contextlib.nullcontext()
 
 
 # ---- decisions ---------------------------------------------------------------------------

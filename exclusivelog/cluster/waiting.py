@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Assign",
+    "Hold",
     "Leave",
     "Noted",
     "Published",
@@ -138,7 +139,15 @@ class Yields:
     number: int
 
 
-Noted = Wait | Leave | Assign | Unassign | Yields
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A request that fences has lost a race with the owner's messages: let the owner's engine
+    append no new ones for a moment. `number` is unique."""
+
+    number: int
+
+
+Noted = Wait | Leave | Assign | Unassign | Yields | Hold
 
 
 def encode(record: Noted) -> bytes:
@@ -149,6 +158,8 @@ def encode(record: Noted) -> bytes:
         row = ["u", record.number, record.reason]
     elif isinstance(record, Yields):
         row = ["y", record.number]
+    elif isinstance(record, Hold):
+        row = ["h", record.number]
     elif isinstance(record, Assign):
         row = [
             "a",
@@ -197,6 +208,9 @@ def _record(row: list[Any]) -> Noted:
     if kind == "y":
         (number,) = fields
         return Yields(int(number))
+    if kind == "h":
+        (number,) = fields
+        return Hold(int(number))
     if kind == "u":
         number, *reason = fields  # an earlier version wrote no reason
         return Unassign(int(number), str(reason[0]) if reason else "cancelled")
@@ -372,7 +386,7 @@ class Waiters:
 # ---- one engine's part --------------------------------------------------------------------
 
 
-Published = Wait | Assign | Unassign | Yields
+Published = Wait | Assign | Unassign | Yields | Hold
 
 
 class Queue:

@@ -20,7 +20,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import aio
-from exclusivelog.cluster import moving, waiting
+from exclusivelog.cluster import following, moving, waiting
 from exclusivelog.cluster.following import Owning, TopicLog
 from exclusivelog.cluster.frames import Frame, Grant, Release, decode, sealed
 from exclusivelog.cluster.memory import (
@@ -151,6 +151,45 @@ def test_b10_what_an_owner_sends_behind_anothers_grant_fails(
 
 
 @pytest.mark.rule("C2", "C1")
+@pytest.mark.rule("B2", "K4")
+def test_k4_an_owner_pauses_for_a_request_that_fences(
+    topic: xl.Topic, other: xl.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an owner that sends all the time could come first each time: a grant counts only if no
+    record comes between it and what its engine has read."""
+    monkeypatch.setattr(following, "HELD_SECONDS", PATIENCE)
+    ask, lost, held = TopicLog.ask, list[int](), list[Any]()
+
+    def ask_late(log: TopicLog, *arguments: Any) -> Owning | None:
+        """The first attempt of the other engine loses the race."""
+        if log.host is not other.backend or log.name != "orders":
+            return ask(log, *arguments)
+        if not lost:
+            lost.append(producer.send(b"in between"))
+            return None
+        until(lambda: producer._sender.session.owning.writer.held)
+        held.append(producer.send_async(b"held"))
+        return ask(log, *arguments)
+
+    monkeypatch.setattr(TopicLog, "ask", ask_late)
+    producer = topic.producer(EXCLUSIVE)
+    assert other.topic("orders").producer(FENCING).topic_epoch == 2
+    assert (lost, len(held)) == ([0], 1)
+    with pytest.raises(xl.ProducerFencedError):
+        held[0].result(PATIENCE)
+    assert values(topic) == [b"in between"]
+
+
+@pytest.mark.rule("K4")
+def test_k4_an_owner_that_has_paused_goes_on(topic: xl.Topic, other: xl.Engine) -> None:
+    """Whoever asked for the pause may have died."""
+    producer = topic.producer(EXCLUSIVE)
+    other.backend.topics.named("orders").publish(waiting.Hold(1))
+    until(lambda: producer._sender.session.owning.writer.held)
+    assert within(lambda: producer.send(b"x")) == 0
+    assert not producer._sender.session.owning.writer.held
+
+
 def test_c2_a_waiter_gets_what_a_closed_engine_had(path: str, topic: xl.Topic) -> None:
     gone = xl.open(path, name="gone")
     owner = gone.topic("orders").producer(EXCLUSIVE)
