@@ -173,7 +173,7 @@ def calls(engine: xl.Engine, other: xl.Engine) -> dict[str, Callable[[], object]
 @pytest.mark.parametrize("name", CALLS)
 def test_k4_a_call_waits_for_few_transactions_of_others(engine, beside, name) -> None:
     with xl.open(engine.path, name="other") as other:
-        check_turns(lambda: beside[0], calls(engine, other)[name], 12)
+        check_turns(lambda: beside[0], calls(engine, other)[name], 3 * FEW)
 
 
 def send_on(state: State) -> None:

@@ -4,6 +4,7 @@ paused inside it holds up nobody else's sends, and whoever dies inside it leaves
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -138,10 +139,13 @@ def test_k3_sends_to_other_topics_go_on_beside_one_that_is_stopped_in_a_grant(
     with no_checkpoints(engine):  # which would wait
         process.start(take, mode, behind)
         process.await_stop()
-        receipt = owner.send_async(b"waits") if mode == FENCING else None
+        receipt = None
+        with contextlib.suppress(*((xl.ProducerFencedError,) if behind else ())):
+            receipt = owner.send_async(b"waits") if mode == FENCING else None
         for call in calls:
             within(call)
-        assert receipt is None or not receipt.done()
+        # Behind the commit, its engine may have read of that by now.
+        assert receipt is None or behind or not receipt.done()
     process.signal(signal.SIGCONT)
     assert process.answer() == 2
     if receipt is not None:
@@ -165,15 +169,20 @@ def test_b2_nobody_appends_to_a_topic_while_its_owner_changes(
     process = worker(name="stopped")
     process.start(take, FENCING, behind)
     process.await_stop()
-    assert owner._sender.appender.send(b"lost") == -Outcome.STALE
-    receipt = owner.send_async(b"1")
+    told = (xl.ProducerFencedError,) if behind else ()  # it may have read of that by now
+    with contextlib.suppress(*told):
+        assert owner._sender.appender.send(b"lost") == -Outcome.STALE
+    receipt = None
+    with contextlib.suppress(*told):
+        receipt = owner.send_async(b"1")
     process.kill()
     if behind:
         with pytest.raises(xl.ProducerFencedError):
-            receipt.result(PATIENCE)
+            owner.send(b"1") if receipt is None else receipt.result(PATIENCE)
         with engine.topic("orders").producer(FENCING) as successor:
             assert (successor.send(b"1"), successor.topic_epoch) == (1, 3)
     else:
+        assert receipt is not None
         assert receipt.result(PATIENCE) == 1
     assert values(engine.topic("orders")) == [b"0", b"1"]
     assert engine.verify().ok
