@@ -150,7 +150,6 @@ def test_b10_what_an_owner_sends_behind_anothers_grant_fails(
     assert (owner.state, rival.topic_epoch) == ("fenced", 2)
 
 
-@pytest.mark.rule("C2", "C1")
 @pytest.mark.rule("B2", "K4")
 def test_k4_an_owner_pauses_for_a_request_that_fences(
     topic: xl.Topic, other: xl.Engine, monkeypatch: pytest.MonkeyPatch
@@ -190,6 +189,7 @@ def test_k4_an_owner_that_has_paused_goes_on(topic: xl.Topic, other: xl.Engine) 
     assert not producer._sender.session.owning.writer.held
 
 
+@pytest.mark.rule("C2", "C1")
 def test_c2_a_waiter_gets_what_a_closed_engine_had(path: str, topic: xl.Topic) -> None:
     gone = xl.open(path, name="gone")
     owner = gone.topic("orders").producer(EXCLUSIVE)

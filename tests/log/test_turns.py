@@ -16,7 +16,7 @@ from exclusivelog.local.storage.ledger import Ledger
 from testing.processes import PATIENCE, State, until, within
 
 LARGE = bytes(140_000)
-FEW = 20  # 1 to 3 on a quiet machine, up to 8 on a busy one; a starved send waits for thousands
+BATCHES = 5  # what else the machine does may disturb some of them
 
 
 @pytest.fixture
@@ -57,8 +57,16 @@ def test_k4_a_send_waits_for_few_transactions_of_its_producer(
         begun = topic.next_offset
         return send() - begun
 
-    before = [within(waited_for) for _ in range(40)]
-    assert sorted(before)[len(before) // 2] <= FEW, before
+    check_middle(lambda: [within(waited_for) for _ in range(40)], 4)
+
+
+def check_middle(batch: Callable[[], list[int]], most: int) -> list[int]:
+    """The middle one of a batch is no more than `most`. Returns that batch."""
+    for _ in range(BATCHES):
+        before = batch()
+        if sorted(before)[len(before) // 2] <= most:
+            return before
+    pytest.fail(f"{before}: more than {most}, again and again")
 
 
 def test_k4_no_transaction_begins_before_a_send_that_waited_for_the_last_one(
@@ -129,12 +137,13 @@ def check_turns(
 ) -> None:
     """The call is made 15 times; in the middle, `most` operations of others come before it. If
     `turns` counts the transactions of this process, before each of those of the call."""
-    before = []
-    for _ in range(15):
+
+    def waited_for() -> int:
         seen, begun = count(), turns()
         within(call)
-        before.append((count() - seen) // max(1, turns() - begun))
-    assert sorted(before)[len(before) // 2] <= most, before
+        return (count() - seen) // max(1, turns() - begun)
+
+    before = check_middle(lambda: [waited_for() for _ in range(15)], most)
     assert max(before) <= 50 * most, before
 
 
@@ -173,7 +182,7 @@ def calls(engine: xl.Engine, other: xl.Engine) -> dict[str, Callable[[], object]
 @pytest.mark.parametrize("name", CALLS)
 def test_k4_a_call_waits_for_few_transactions_of_others(engine, beside, name) -> None:
     with xl.open(engine.path, name="other") as other:
-        check_turns(lambda: beside[0], calls(engine, other)[name], 3 * FEW)
+        check_turns(lambda: beside[0], calls(engine, other)[name], 12)
 
 
 def send_on(state: State) -> None:
