@@ -84,9 +84,11 @@ def _subjects(engine: xl.Engine, name: str | None) -> tuple[list[str], list[xl.R
     """The topics, and the locks and roles, that are to be shown: all, or those of this name."""
     if name is None:
         return engine.topics(), [*in_use(engine)]
+    is_topic = name in engine.topics()
+    if is_topic and not engine.supports("roles"):
+        return [name], []  # on a cluster, each lock that is listed costs a look at its log
     roles = [info for info in engine.roles() if info.name == name]
-    is_topic = not roles or name in engine.topics()
-    return [name] if is_topic else [], roles
+    return [name] if is_topic or not roles else [], roles
 
 
 def _print_owners(engine: xl.Engine, topics: Sequence[str]) -> None:

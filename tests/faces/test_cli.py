@@ -18,11 +18,13 @@ import signal
 import subprocess
 import sys
 import typing
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import exclusivelog as xl
 from exclusivelog import __version__
@@ -145,6 +147,24 @@ def test_owners_shows_who_holds_a_lock_and_who_waits(engine, path) -> None:
         "lock or role free",
         "lock or role job",
     }
+
+
+def test_owners_takes_the_name_of_a_lock_on_a_cluster_too() -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+
+    def shown(name: str) -> list[list[str]]:
+        """In this process, which has that memory."""
+        done = CliRunner().invoke(load(), ["owners", url, name])
+        assert done.exit_code == 0, done.output
+        return [line.split("\t") for line in done.output.splitlines()]
+
+    with xl.open(url, "holder") as engine, engine.lock("job"), engine.lock("orders"):
+        with engine.topic("orders").producer("exclusive", name="p"):
+            header, row = shown("job")
+            assert (header[0], row[0], row[1]) == ("lock or role", "job", "holds")
+            # Locks are not listed beside a topic: each costs a look at its log.
+            header, row = shown("orders")
+            assert (header[0], row[:3]) == ("topic", ["orders", "holds", "p"])
 
 
 def test_claims_are_listed_and_their_history_told(engine, path) -> None:
