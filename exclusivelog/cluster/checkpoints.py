@@ -76,8 +76,8 @@ VERSION, SNAPSHOT_VERSION = 2, 1
 EVERY_RECORDS = 5_000
 EVERY_BYTES = 32 << 20
 AT_CLOSING = 10  # divisor of these limits when the engine is closed
-PREFIX, SNAPSHOTS = "__checkpoints__", "__snapshots__"
-BESIDE = (PREFIX, SNAPSHOTS, "__compacted__")  # names of logs without checkpoints
+PREFIX, SNAPSHOTS, COMPACTED = "__checkpoints__", "__snapshots__", "__compacted__"
+BESIDE = (PREFIX, SNAPSHOTS, COMPACTED)  # names of logs without checkpoints
 READ_SECONDS = 10.0
 JOIN_SECONDS = 5.0
 

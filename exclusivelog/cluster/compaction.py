@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 import msgpack
 
 from exclusivelog import _core, logs
-from exclusivelog._core import crc32c
 from exclusivelog.cluster import blobs
-from exclusivelog.cluster.checkpoints import Anchor, holds, stored_beside
+from exclusivelog.cluster.checkpoints import COMPACTED, Anchor, holds, stored_beside
 from exclusivelog.cluster.frames import Frame
 from exclusivelog.cluster.ordered import Place
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["View", "compact", "newest_horizon"]
 
-COMPACTED = "__compacted__"
 VERSION = 1
 
 log = logging.getLogger(__name__)
@@ -108,7 +106,7 @@ def compact(place: Place, topic: TopicLog, frames: Iterable[Frame]) -> int:
     body: bytes = msgpack.packb([VERSION, topic.name, list(anchor), horizon])
     beside = place.open(COMPACTED + topic.name)
     try:
-        blobs.store(beside, crc32c(body).to_bytes(4, "little") + body)
+        blobs.store(beside, body)
     finally:
         beside.close()
     logs.emit(
@@ -127,9 +125,10 @@ def compact(place: Place, topic: TopicLog, frames: Iterable[Frame]) -> int:
 def newest_horizon(place: Place, topic: TopicLog) -> int:
     """The offset up to which the topic was compacted; 0 if it was not, or that is not known."""
     data = stored_beside(place, COMPACTED + topic.name)
-    if data is None or crc32c(data[4:]) != int.from_bytes(data[:4], "little"):
+    if data is None:
         return 0
-    version, name, anchor, horizon = msgpack.unpackb(data[4:])
-    if (version, name) != (VERSION, topic.name) or anchor[1] is None:
+    version, name, *facts = msgpack.unpackb(data)
+    if (version, name) != (VERSION, topic.name):
         return 0
-    return int(horizon) if holds(topic.log, Anchor.of(anchor)) else 0
+    anchor, horizon = facts
+    return int(horizon) if anchor[1] and holds(topic.log, Anchor.of(anchor)) else 0
