@@ -108,6 +108,9 @@ def granted_epoch(epoch: int, claimed: int | None, in_transit: bool) -> int:
 HANDED_OVER = "hand-over"  # the reason of a grant, and of the release before it
 
 
+PROMOTION = "promotion"  # the first of the queue was granted the topic
+
+
 def reason_of_grant(*, takes: bool, moved: bool, continues: bool, waited: bool) -> str:
     """Why a topic was granted, for its event and its log line (rule E5).
 
@@ -123,7 +126,7 @@ def reason_of_grant(*, takes: bool, moved: bool, continues: bool, waited: bool) 
         return HANDED_OVER
     if continues:
         return "reconnect"
-    return "promotion" if waited else "request"
+    return PROMOTION if waited else "request"
 
 
 # Why a hand-over has failed, as its event says.

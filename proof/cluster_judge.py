@@ -48,6 +48,7 @@ class Judge:
             self._judge_ticket(world, number, history, offsets)
         for player in world.players:
             self._judge_owner(world, player)
+            self._judge_waiter(world, player)
 
     # ---- the log -------------------------------------------------------------------------
 
@@ -148,6 +149,12 @@ class Judge:
         if player.claim and player.epoch != player.claim:
             raise Violation(f"B5: epoch {player.claim} was to go on, not {player.epoch}")
 
+    def _judge_waiter(self, world: World, player: Player) -> None:
+        number = player.waits or player.left
+        known = self.history(world.log[: player.read])
+        if number and any(grant.waiter == number for grant in known.grants):
+            raise Violation(f"C1: {player} has read that it was passed the topic, and waits on")
+
 
 def copy(state: State) -> State:
     """A state of its own."""
@@ -166,6 +173,8 @@ def judge_grant(history: History, grant: Grant) -> None:
         raise Violation(f"A1: {grant} counts behind {history.joins}, and has not seen them")
     if not grant.continues and grant.epoch != epoch + 1:
         raise Violation(f"B1: {grant} counts after epoch {epoch}")
+    if grant.by and not (last and history.owned and last.session == grant.by):
+        raise Violation(f"B7: {grant} counts, and {last} does not own the topic")
     if grant.continues and (
         last is None or (grant.epoch, grant.continues) != (epoch, last.session)
     ):

@@ -1,12 +1,13 @@
 """Every interleaving of small worlds of writers on one ordered log (rules J1, J2; B1-B10).
 
 Up to three processes ask for the topic, alone or to share it, from what they know now or knew
-earlier, with and without an old epoch; send, send again, cancel, release, evict, terminate the
-topic, die and start again. The backend stores what they append at once, much later, after any other
-record, several times, or never. Each process reads one record at a time, as late as
-it likes, so that a stale owner sends on, and a late grant races with another. All of it is the
-library's own code: `exclusivelog.cluster.log` and `exclusivelog.cluster.rule`; and what a process
-asks the log for is decided, in each access mode, by `exclusivelog.admission`.
+earlier, with and without an old epoch, or wait until it is passed on to them; send, send again,
+cancel, release, pass the topic on, evict, terminate the topic, die and start again. The backend
+stores what they append at once, much later, after any other record, several times, or never. Each
+process reads one record at a time, as late as it likes, so that a stale owner sends on, and a late
+grant races with another. All of it is the library's own code: `exclusivelog.cluster.log` and
+`exclusivelog.cluster.rule`; and what a process asks the log for is decided, in each access mode, by
+`exclusivelog.admission`.
 
 Every state that can be reached is visited once and judged (`proof.cluster_judge`):
 
@@ -14,6 +15,8 @@ Every state that can be reached is visited once and judged (`proof.cluster_judge
   one; no two grants have the same session (B1, B5);
 - what counts is the owner's, and stands behind its grant and before the next one; it has the next
   offset, and no message counts twice (B2, B8, B10, J1); a release ends the owner's session (B7);
+- an owner passes the topic on only while it has it, and a waiter learns that it was passed it (B7,
+  C1);
 - shared producers are let in while the topic has no owner, each name once at a time, and what
   counts of each is in the order in which it was sent; a grant has seen all of them, and ends them
   (A1, A6);
@@ -57,6 +60,7 @@ from exclusivelog.errors import (
 from proof.cluster_judge import EXCLUSIVE, FENCING, SHARED, Judge, judge_decision
 from proof.cluster_rules import Patch
 from proof.cluster_world import (
+    DRAWN_APART,
     FIRST_SESSION,
     Effect,
     Hands,
@@ -72,6 +76,7 @@ from proof.cluster_world import (
 IDLE = ("refused", "closed", "fenced")
 SAMPLE = 16  # of so many states one is tried for its end
 SHARE = -1  # asked for in place of a claim: to share the topic
+DEAD = 1  # the number of a waiter that has died
 ROUNDS = 40  # of letting in, reading and sending; more than any world needs
 
 
@@ -99,8 +104,11 @@ class Steps:
     def after(self, world: World) -> Iterator[tuple[str, World]]:
         """All (step, next state)."""
         for number, player in enumerate(world.players):
-            if player.status in IDLE:
+            if player.waits or player.left:
+                yield from self.wait(world, number, player)
+            elif player.status in IDLE:
                 yield from self.ask(world, number, player)
+                yield from self.begin_to_wait(world, number, player)
             else:
                 yield from self.play(world, number, player)
             if world.releases and self.size.evicts:
@@ -121,6 +129,10 @@ class Steps:
         log = world.log[player.base : player.read + reads]
         effect = self.effect(step, player, log, *facts)
         return effect.on(world, number, self.size.keeps)
+
+    def draw(self, world: World) -> int:
+        """The next session, or number in the queue."""
+        return FIRST_SESSION + DRAWN_APART * (self.size.asks - world.asks)
 
     # ---- opening -------------------------------------------------------------------------
 
@@ -151,7 +163,7 @@ class Steps:
         if not world.asks or opened is None:
             return
         player = opened
-        drawn = FIRST_SESSION + self.size.asks - world.asks
+        drawn = self.draw(world)
         for stale in (False, True):
             if stale and player.read == len(world.log):
                 continue
@@ -231,6 +243,32 @@ class Steps:
             raise Violation(f"B5: claim {claim} at epoch {epoch} is not refused")
         return True
 
+    # ---- waiting -------------------------------------------------------------------------
+
+    def begin_to_wait(
+        self, world: World, number: int, player: Player
+    ) -> Iterator[tuple[str, World]]:
+        """Its records of the queue are not in the log: an owner may know them early or late."""
+        opened = self.open(world, player)
+        if world.passes and world.asks and opened is not None:
+            waits = self.draw(world)
+            after = put(world, number, opened._replace(waits=waits))
+            yield f"{number} waits as {waits}", spend(after, asks=1)
+
+    def wait(self, world: World, number: int, player: Player) -> Iterator[tuple[str, World]]:
+        if player.read < len(world.log):
+            yield f"{number} reads", self.do(world, number, Hands.read_on, reads=1)
+        if player.waits:
+            after = player._replace(waits=0, left=player.waits)
+            yield f"{number} leaves the queue", put(world, number, after)
+
+    def pass_on(self, world: World, number: int, player: Player) -> Iterator[tuple[str, World]]:
+        """An owner closes, and passes the topic on to any process that waits, or has waited."""
+        heirs = {each.waits or each.left for each in world.players} - {0}
+        for heir in sorted(heirs | ({DEAD} if self.size.crashes else set())):
+            after = self.do(world, number, Hands.pass_on, heir)
+            yield f"{number} passes the topic on to {heir}", spend(after, passes=1)
+
     # ---- the other steps -----------------------------------------------------------------
 
     def play(self, world: World, number: int, player: Player) -> Iterator[tuple[str, World]]:
@@ -243,6 +281,11 @@ class Steps:
             yield f"{number} asks after all", self.do(world, number, Hands.ask, player.claim)
         if not self.size.keeps:
             yield f"{number} sends again", self.do(world, number, Hands.resend)
+        if player.heir and not self.size.keeps:
+            after = self.do(world, number, Hands.resend_to_nobody)
+            yield f"{number} sends again, to nobody", after
+        if world.passes and player.status == "owner" and not player.shared:
+            yield from self.pass_on(world, number, player)
         if world.releases and player.status in ("owner", "asking"):
             after = self.do(world, number, Hands.release)
             yield f"{number} releases", spend(after, releases=1)
@@ -324,16 +367,26 @@ class Steps:
     def live_on(self, world: World, number: int) -> World:
         """A process reads all that there is, and sends again what it has not read back."""
         player = world.players[number]
-        if player.status in IDLE:
+        waits = player.waits or player.left
+        if player.status in IDLE and not waits:
             return world
         if player.read < len(world.log):
             return self.do(world, number, Hands.read_on, reads=1)
+        if waits:
+            return world
         return self.do(world, number, Hands.resend)
 
 
 def names_in(state: State) -> list[str]:
     """The producer names of the shared sessions."""
     return [each.join.holder.producer_name for each in state.shared.values()]
+
+
+def put(world: World, number: int, player: Player) -> World:
+    """The state with this process in place of the one with this number."""
+    players = list(world.players)
+    players[number] = player
+    return world._replace(players=tuple(sorted(players)))
 
 
 # ---- the walk ----------------------------------------------------------------------------

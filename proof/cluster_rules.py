@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from exclusivelog import admission
@@ -23,7 +24,7 @@ _judge_grant, _fold, _save = rule._judge_grant, State.fold, State.save
 _judge_join, _judge_shared, _apply = rule._judge_join, rule._judge_shared, State._apply
 _ask, _send_frame, _resend = Writer.ask, Writer._send_frame, Writer.resend
 _acknowledge, _saw_as_owner = Writer._acknowledge, Writer._saw_as_owner
-_admit = admission.admit
+_admit, _pump = admission.admit, Writer.pump
 
 
 def counts(good: bool) -> Verdict:
@@ -81,6 +82,10 @@ def same_epoch(state: State, grant: Grant) -> Verdict:
     if not grant.continues and grant.epoch == state.epoch:
         return _judge_offset(state, grant.first)
     return _judge_grant(state, grant)
+
+
+def any_pass(state: State, grant: Grant) -> Verdict:
+    return _judge_grant(state, replace(grant, by=0))
 
 
 def any_continuation(state: State, grant: Grant) -> Verdict:
@@ -230,6 +235,20 @@ def acknowledge_ahead(writer: Writer, end: int, placed: int | None = None) -> No
         sent.tickets[0].settle(sent.first)
 
 
+def pass_on_at_once(writer: Writer) -> None:
+    """A writer that closes does not wait for what it has under way."""
+    _pump(writer)
+    if writer.status == "closing" and writer._sent:
+        writer._append(encode(writer._last_record()))
+
+
+def ignore_own_pass(writer: Writer, judged: Judged) -> None:
+    """A writer goes on that has passed the topic on."""
+    grant = judged.parsed
+    if not (isinstance(grant, Grant) and grant.by == writer.session):
+        _saw_as_owner(writer, judged)
+
+
 def acknowledge_by_number(writer: Writer, end: int, placed: int | None = None) -> None:
     """A shared writer takes the number of its frame for the offset."""
     _acknowledge(writer, end)
@@ -299,11 +318,18 @@ TERMINATION_CONTROLS: dict[str, tuple[Patch, ...]] = {
     ),
     "a writer ignores a termination": ((Writer, "_saw_as_owner", ignore_the_end),),
 }
+PASS_CONTROLS: dict[str, tuple[Patch, ...]] = {
+    "a session that has ended passes the topic on": ((rule, "_judge_grant", any_pass),),
+    "a session goes on that has passed the topic on": ((Writer, "_saw_as_owner", ignore_own_pass),),
+    "a topic is passed on before all sends are settled": ((Writer, "pump", pass_on_at_once),),
+    "a waiter ignores what was passed on to it": ((Writer, "inherit", ignore),),
+}
 TRIM_CONTROLS: dict[str, tuple[Patch, ...]] = {
     "the rest of a log is taken for the whole": ((births, "check_first", ignore),),
 }
 CONTROLS: dict[str, tuple[Patch, ...]] = {
     **SHARED_CONTROLS,
+    **PASS_CONTROLS,
     **TRIM_CONTROLS,
     **TERMINATION_CONTROLS,
     "frames of any owner count": ((rule, "_judge_owner", any_writer),),

@@ -9,6 +9,7 @@ step.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -33,7 +34,12 @@ from exclusivelog.types import AccessMode
 
 NAME = "p"  # of all exclusive producers: their sequence ids go on with one another's
 HOLDER = Holder("e", "host", 1, NAME, AccessMode.EXCLUSIVE)
+WAITER = replace(HOLDER, access_mode=AccessMode.WAIT_FOR_EXCLUSIVE)
 FIRST_SESSION = 7
+DRAWN_APART = 10  # sessions that are drawn one after the other; those of heirs come in between
+
+
+WAITING = ("asking", "cancelled")  # statuses of a writer with a request
 
 
 class Violation(Exception):
@@ -53,7 +59,8 @@ class Player(NamedTuple):
     """A process with a reader and a writer. `read` counts the records that it has read; `claim` is
     the `topic_epoch` that it has asked with, and `mine` the last epoch that it had. `shared`: it
     asks to share the topic. `base` counts the records that had been removed when it opened the
-    log."""
+    log. `waits`: its number in the queue; `left`: the number with which it has left that; `heir`:
+    the number to which it passes the topic on."""
 
     read: int = 0
     status: Status = "refused"
@@ -68,6 +75,9 @@ class Player(NamedTuple):
     mine: int = 0
     shared: bool = False
     base: int = 0
+    waits: int = 0
+    left: int = 0
+    heir: int = 0
 
 
 class Outcome(NamedTuple):
@@ -97,6 +107,7 @@ class World(NamedTuple):
     copies: int
     terminations: int
     trims: int
+    passes: int
     removed: int = 0  # records at the beginning, which a process that opens the log does not get
 
 
@@ -104,7 +115,8 @@ class Size(NamedTuple):
     """How much may happen in a walk. `window` is the writers'; where it `evicts`, a process may
     release the session of another one, which uses up one of `releases`, too. `shared`: 1, shared
     producers of one name ask as well; 2, each has its own name. `terminations`: of the topic, by
-    any process. `trims`: how often the beginning of the log is removed."""
+    any process. `trims`: how often the beginning of the log is removed. `passes`: how often an
+    owner passes the topic on to a waiter."""
 
     name: str
     players: int = 2
@@ -115,6 +127,7 @@ class Size(NamedTuple):
     copies: int = 0
     terminations: int = 0
     trims: int = 0
+    passes: int = 0
     window: int = 2
     keeps: bool = False
     evicts: bool = False
@@ -125,7 +138,7 @@ class Size(NamedTuple):
 
     def start(self) -> World:
         """The first state."""
-        return World((), (), (Player(),) * self.players, (), *self[2:9])
+        return World((), (), (Player(),) * self.players, (), *self[2:10])
 
 
 SHARED_SIZES = (
@@ -137,6 +150,11 @@ TERMINATION_SIZES = (
     Size("terminations beside shared producers", sends=1, shared=2, terminations=1),
 )
 TRIM_SIZES = (Size("a beginning that is removed", asks=2, sends=2, trims=1, keeps=True),)
+PASS_SIZES = (
+    Size("owners that pass the topic on", asks=3, sends=2, passes=2),
+    Size("evictions of owners that pass the topic on", asks=2, sends=1, passes=1, evicts=True),
+    Size("owners that pass the topic on to the dead", sends=1, passes=1, crashes=1, releases=0),
+)
 SMALL_SIZES = (
     Size("rival owners", asks=3, sends=2),
     Size("deaths", asks=3, sends=2, releases=0, crashes=1),
@@ -146,12 +164,14 @@ SMALL_SIZES = (
     Size("what does not count is kept", sends=1, copies=1, keeps=True),
     *SHARED_SIZES,
     *TRIM_SIZES,
+    *PASS_SIZES,
 )
 MEDIUM_SIZES = (
     *SMALL_SIZES,
     Size("three rivals", players=3, asks=3, sends=3),
     Size("evictions and hand-overs", asks=3, sends=2, releases=2, evicts=True),
     Size("rivals that terminate", asks=3, sends=2, terminations=2),
+    Size("rivals of a waiter", players=3, asks=3, sends=2, passes=1),
 )
 ALL_SIZES = (
     *MEDIUM_SIZES,
@@ -271,8 +291,10 @@ class Hands:
             self._appended.append,
             self._holder(player.session or drawn) if shares or player.shared else HOLDER,
             window=size.window,
-            draw=lambda after: drawn,
+            draw=lambda after: drawn or player.session + 1,
         )
+        self._heir = player.heir
+        self.writer.heir = lambda: (self._heir, WAITER) if self._heir else None
         self._put_together(player)
 
     def _holder(self, session: int) -> Holder:
@@ -337,13 +359,34 @@ class Hands:
         """Release the topic."""
         self.writer.release()
 
+    def pass_on(self, heir: int) -> None:
+        """Release the topic in favour of this waiter."""
+        self._heir = heir
+        self.writer.release()
+
+    def resend_to_nobody(self) -> None:
+        """The same, but the queue is empty by now."""
+        heir, self._heir = self._heir, 0
+        self.writer.resend()
+        self._heir = heir
+
     def read_on(self) -> None:
         """Read the next record, and tell the writer."""
         self._read += 1
         state, judged = self._records.folded(self._log[: self._read - self._player.base])
         assert judged is not None
         self.writer.state = state
+        if judged.counts and isinstance(judged.parsed, Grant):
+            self._inherit(judged.parsed)
         self.writer.saw(judged)
+
+    def _inherit(self, grant: Grant) -> None:
+        """As `following.TopicLog` does for its engine's waiters."""
+        player = self._player
+        if grant.by and grant.waiter in (player.waits, player.left):
+            self.writer.inherit(grant)
+            if grant.waiter == player.left:
+                self.writer.release()
 
     def evict(self, session: int) -> None:
         """Release a session that has the topic, as far as this process knows."""
@@ -364,7 +407,8 @@ class Hands:
         writer, player = self.writer, self._player
         claim, mine = player.claim, player.mine
         if writer.status in ("refused", "closed", "fenced"):  # it begins anew, if at all
-            return Player(self._read, mine=mine, base=player.base)
+            waits, left = player.waits, player.left
+            return Player(self._read, mine=mine, base=player.base, waits=waits, left=left)
         request = writer._request
         sent = [
             Under(each.first, each.end, self._records.number(each.data), self._named(each.tickets))
@@ -375,7 +419,7 @@ class Hands:
             writer.status,
             writer.epoch,
             writer.session,
-            0 if request is None or writer.status == "owner" else self._number_of(request),
+            self._number_of(request) if request and writer.status in WAITING else 0,
             tuple(sent),
             self._named(writer._unsent),
             writer._first,
@@ -384,6 +428,7 @@ class Hands:
             writer.epoch if writer.status == "owner" and not writer.is_shared else mine,
             writer.is_shared,
             player.base,
+            heir=self._heir if writer.status == "closing" else 0,
         )
 
     def _number_of(self, request: Grant | Join) -> int:

@@ -41,7 +41,7 @@ from exclusivelog.cluster.frames import (
     Terminate,
     encode,
 )
-from exclusivelog.cluster.log import Reader, Ticket, Writer
+from exclusivelog.cluster.log import CLOSED, Reader, Ticket, Writer
 from exclusivelog.cluster.ordered import OrderedLog, Position, Record
 from exclusivelog.cluster.rule import Judged, State, Verdict
 from exclusivelog.cluster.waiting import (
@@ -91,6 +91,7 @@ __all__ = [
 
 ANSWER_SECONDS = 60.0  # time limit for reading back an append
 HELD_SECONDS = 0.5  # for a request that fences, after it has lost a race
+HEIR_SECONDS = 5.0  # time limit for reading the queue before the topic is passed on
 CLOSE_SECONDS = 30.0  # time limit for sending what is queued, and again for the releases
 LIVING = ("asking", "cancelled", "owner", "closing")  # statuses of a writer that may still write
 UNDER_WAY = 4  # unread batches of one session; later messages gather in the next one
@@ -274,6 +275,8 @@ class Owning:
         self._lost = False
         self._reporting = threading.Lock()
         self.behind: tuple[Wait, ...] = ()  # of a shared session: the waiters when it joined
+        self._dead: frozenset[str] = frozenset()  # engines of waiters, when the release began
+        writer.heir = self._heir
 
     def connect(self, appender: _core.Appender | None, session: ClusterSession) -> None:
         """Take messages from this appender, and notify this session of its loss."""
@@ -438,11 +441,49 @@ class Owning:
             commit(self)
             waiting._wait(max(0.0, seconds))
 
-    def release(self, timeout: float, reason: str = "closed") -> None:
+    def begin_release(self, reason: str = CLOSED) -> None:
+        """Release the topic after all sends so far, or pass it on to the first live waiter."""
+        topic = self.topic
+        with topic.changed:
+            engines = {each.engine_id for each in topic.waiters}
+        dead = frozenset(each for each in engines if not topic.host.seems_to_live(each))
+        with topic.changed:
+            self._dead = dead
+            self.writer.release(reason)
+
+    def _see_who_waits(self) -> None:
+        """Read who has left the queue by now: the topic is not passed on to them (rule D4)."""
+        with self.topic.changed:
+            waits = self.topic.queue.is_wanted
+        if waits:
+            with contextlib.suppress(ExclusiveLogError):  # the release will show it
+                self.topic.catch_up(HEIR_SECONDS)
+
+    def _heir(self) -> tuple[int, Holder] | None:
+        """The waiter that gets the topic in the step that ends this session (rule C1), with the
+        topic's lock. None if the first one has to wait for its delay (rule D7) or asks for an old
+        epoch, and while the topic is assigned."""
+        topic = self.topic
+        now = now_ms()
+        if topic.waiters.assigned_at(now) is not None:
+            return None
+        living = (each for each in topic.waiters.in_order() if self._may_live(each))
+        first = next(living, None)
+        return None if first is None or not first.at_once else (first.number, first.holder(now))
+
+    def _may_live(self, waiter: Wait) -> bool:
+        host = self.topic.host
+        if waiter.engine_id == host.id:
+            return host.waits_here(waiter.number)
+        return waiter.engine_id not in self._dead
+
+    def release(self, timeout: float, reason: str = CLOSED) -> None:
         """Release the topic, after all sends so far, and wait for that."""
         with self.topic.changed:
             assigned = self.topic.waiters.assigned  # a grant ends it
-            self.writer.release(reason)
+        if reason == CLOSED and self.writer.status == "owner":
+            self._see_who_waits()
+        self.begin_release(reason)
         self.topic.await_change(
             lambda: self.writer.status in ("closed", "fenced"),
             timeout,
@@ -572,6 +613,7 @@ class TopicLog:
         self._first, self._begun = first, False
         self._reader = Reader(log, self.state, self.check_first)
         self._writers = Writers()
+        self._inherited: dict[int, Owning] = {}  # that waiters here were passed, by their numbers
         # When it became free, as far as this process knows, in ns of the monotonic clock (rule D7).
         self.freed = _core.now()
         self._held_until = math.inf  # by the monotonic clock; see `Hold`
@@ -695,10 +737,8 @@ class TopicLog:
             self.check()
             if self.state.tenure != seen:
                 return None
-            writer = Writer(
-                self.state, self._appending.append, holder, topic=topic_label(self.name)
-            )
-            owning = Owning(self, writer)
+            owning = self._session_of(holder)
+            writer = owning.writer
             writer.ask(topic_epoch)
             self._writers.add(owning)
         try:
@@ -798,10 +838,19 @@ class TopicLog:
         return state.terminated
 
     def leave_queue(self, number: int) -> None:
-        """Remove this producer from the queue."""
+        """Remove this producer from the queue; it gives back the topic if that was passed to it
+        meanwhile."""
+        inherited = self.inherited(number)
         with self.changed:
+            if inherited is not None:
+                inherited.writer.release()
             if not self._ended:
                 self.queue.leave(number)
+
+    def inherited(self, number: int) -> Owning | None:
+        """The session by which this waiter of this engine was passed the topic, once."""
+        with self.changed:
+            return self._inherited.pop(number, None)
 
     # ---- the thread ----------------------------------------------------------------------
 
@@ -886,6 +935,8 @@ class TopicLog:
         self._check_seen(judged)
         if judged.verdict is not Verdict.REPEATED:
             self.saving.saw(record)
+        if judged.counts and isinstance(judged.parsed, Grant):
+            self._inherit(judged.parsed)
         self._writers.saw(judged)
         self.recent.take(judged, self.state, len(data))
         for watch in self.watches:
@@ -899,6 +950,25 @@ class TopicLog:
             self._appending.resend_soon()
         self.changed.notify_all()
         return promotable
+
+    def _inherit(self, grant: Grant) -> None:
+        """Take a topic that its owner passes on to a waiter of this engine. One that has left the
+        queue gives it back (rule D5)."""
+        if not grant.by or grant.holder.engine_id != self.host.id:
+            return
+        owning = self._session_of(grant.holder)
+        owning.writer.inherit(grant)
+        self._writers.add(owning)
+        if self.host.waits_here(grant.waiter):
+            self._inherited[grant.waiter] = owning
+        else:
+            owning.writer.release()
+
+    def _session_of(self, holder: Holder) -> Owning:
+        return Owning(
+            self,
+            Writer(self.state, self._appending.append, holder, topic=topic_label(self.name)),
+        )
 
     @property
     def _unsettled(self) -> bool:

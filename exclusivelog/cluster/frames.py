@@ -13,6 +13,8 @@ shared   ["s", epoch, session, number, producers, sequence ids, publish times, v
           event times, properties]
 grant    ["g", epoch, first offset, session, continues, joins, engine id, engine name, pid,
           producer name, access mode, priority, since, properties]
+pass     ["p", epoch, first offset, session, joins, by, waiter, engine id, engine name, pid,
+          producer name, priority, since, properties]
 join     ["j", epoch, granted, joins, session, engine id, engine name, pid, producer name,
           access mode, priority, since, properties]
 release  ["r", epoch, session, reason]
@@ -289,7 +291,11 @@ class Grant:
     """Makes `session` the owner from the offset `first` on, if it counts.
 
     `continues` is 0, or the session whose epoch this one continues (rule B5). `joins` is the number
-    of joins that had counted when its sender asked."""
+    of joins that had counted when its sender asked.
+
+    An owner that closes passes the topic on to the first waiter by a grant of its own, in place of
+    a release (rule C1): `by` is the owner's session, and `waiter` the waiter's number; else both
+    are 0."""
 
     epoch: int
     first: int
@@ -297,6 +303,8 @@ class Grant:
     holder: Holder
     continues: int = 0
     joins: int = 0
+    by: int = 0
+    waiter: int = 0
 
     def owner(self) -> OwnerInfo:
         """The owner as errors and inspections show it."""
@@ -369,6 +377,8 @@ def _row(record: Parsed) -> list[Any]:
         return ["e", record.epoch, record.session, record.first, record.entries]
     if isinstance(record, Frame):
         row = _frame_row(record)
+    elif isinstance(record, Grant) and record.by:
+        row = _pass_row(record)
     elif isinstance(record, Grant):
         row = [
             "g",
@@ -432,6 +442,14 @@ def _counted_or_all(column: list[int]) -> Any:
 
 def _none_or_all(column: list[Any]) -> Any:
     return None if column.count(None) == len(column) else column
+
+
+def _pass_row(grant: Grant) -> list[Any]:
+    *who, mode, priority, since, properties = _holder_row(grant.holder)
+    if grant.continues or mode != AccessMode.WAIT_FOR_EXCLUSIVE:
+        raise ValueError("a topic is passed on to a waiter, under a new epoch")
+    place = [grant.epoch, grant.first, grant.session, grant.joins, grant.by, grant.waiter]
+    return ["p", *place, *who, priority, since, properties]
 
 
 def _holder_row(holder: Holder) -> list[Any]:
@@ -620,6 +638,21 @@ def _parse_grant(row: list[Any]) -> Grant:
     )
 
 
+def _parse_pass(row: list[Any]) -> Grant:
+    _, epoch, first, session, joins, by, waiter, *holder = row
+    holder.insert(len(holder) - 3, AccessMode.WAIT_FOR_EXCLUSIVE.value)
+    return Grant(
+        _check_int("epoch", epoch, 1, U63),
+        _check_int("first", first, 0, U63),
+        _check_int("session", session, 1, U64),
+        _holder(holder, EXCLUSIVE_MODES),
+        0,
+        _check_int("joins", joins, 0, U63),
+        _check_int("by", by, 1, U64),
+        _check_int("waiter", waiter, 0, U63),
+    )
+
+
 def _parse_join(row: list[Any]) -> Join:
     _, epoch, granted, joins, session, *holder = row
     return Join(
@@ -673,6 +706,7 @@ PARSERS: dict[str, tuple[Callable[[list[Any]], Parsed], int]] = {
     "e": (_parse_packed, 5),
     "s": (_parse_shared, 11),
     "g": (_parse_grant, 14),
+    "p": (_parse_pass, 14),
     "j": (_parse_join, 13),
     "r": (_parse_release, 4),
     "t": (_parse_terminate, 3),

@@ -14,7 +14,7 @@ from exclusivelog.cluster.claimed import Drop, Holdings, Noting, Ruling, Take, r
 from exclusivelog.cluster.claiming import GroupLog, group_of
 from exclusivelog.cluster.following import Having, TopicLog
 from exclusivelog.cluster.frames import EVICTED, LATE, Frame, Grant, Join, Release, Terminate
-from exclusivelog.cluster.log import Reader
+from exclusivelog.cluster.log import CLOSED, Reader
 from exclusivelog.cluster.ordered import Position, Record
 from exclusivelog.cluster.rule import Judged, State, Verdict
 from exclusivelog.cluster.waiting import Assign, Noted, Unassign, Waiters, decode
@@ -102,10 +102,8 @@ class Story:
         elif isinstance(parsed, Grant):
             self._time = max(self._time, parsed.holder.since)
             reason = self._waiters.reason_of(parsed, owner is not None, bool(before.shared))
-            death, self.death = self.death, None
-            if owner is not None and death is None:
-                why = "fenced" if reason == "fencing" else "dead"
-                yield self._event("evict", why, owner.epoch, owner, parsed)
+            if owner is not None:
+                yield from self._replaced(parsed, owner, reason)
             failed = end_by_grant(shared=False, reason=reason)
             kept = self._waiters.assigned
             if kept is not None and parsed.holder.since >= kept.until:
@@ -116,9 +114,20 @@ class Story:
         elif isinstance(parsed, Release | Terminate) and owner is not None:
             yield from self._ended(parsed, owner)
 
+    def _replaced(self, grant: Grant, owner: Grant, reason: str) -> Iterator[Event]:
+        """The events of the end of this owner by a grant to another one, for this reason."""
+        if grant.by:
+            yield from self.lives(self._time)
+            yield self._event("release", CLOSED, owner.epoch, owner)
+            return
+        death, self.death = self.death, None
+        if death is None:
+            why = "fenced" if reason == "fencing" else "dead"
+            yield self._event("evict", why, owner.epoch, owner, grant)
+
     def _ended(self, record: Release | Terminate, owner: Grant) -> Iterator[Event]:
         """The events of the end of this owner, without a grant to another one."""
-        why = record.reason or "closed" if isinstance(record, Release) else "terminated"
+        why = record.reason or CLOSED if isinstance(record, Release) else "terminated"
         if isinstance(record, Release) and why not in EVICTIONS:
             yield from self.lives(self._time)
         death, self.death = self.death, None

@@ -70,6 +70,7 @@ from exclusivelog.messages import Encoded
 from exclusivelog.refusals import fenced, terminated
 
 __all__ = [
+    "CLOSED",
     "Message",
     "Reader",
     "Status",
@@ -81,6 +82,7 @@ __all__ = [
 
 Status = Literal["asking", "refused", "cancelled", "owner", "closing", "fenced", "closed"]
 
+CLOSED = "closed"  # the reason of a release by the session itself
 WINDOW = 64  # most unread frames of a writer
 MESSAGE_OVERHEAD = 64  # bytes; an upper bound of what msgpack adds to one message
 FRAME_OVERHEAD = 4096  # bytes; an upper bound of a frame without its messages
@@ -277,6 +279,12 @@ class Asker:
             )
         return request
 
+    def inherit(self, grant: Grant) -> None:
+        """Expect this grant, by which an owner passes the topic on to this one's holder, as the
+        next record."""
+        self._request, self.epoch, self.session = grant, grant.epoch, grant.session
+        self.status = "asking"
+
     def _has_asked(self, topic_epoch: int | None) -> bool:
         request = self._request
         assert request is not None
@@ -318,6 +326,9 @@ class Writer(Asker):
 
     `status` goes from "asking" to "owner", "refused" (ask again, or give up) or "cancelled"; from
     "owner" to "closing" and "closed", or to "fenced" for good (rule B4).
+
+    `heir` returns the waiter to which an owner that closes passes the topic on (rule C1), by its
+    number; None: to none.
     """
 
     def __init__(
@@ -339,7 +350,8 @@ class Writer(Asker):
         self._first = 0  # the offset, or the number, of the next frame
         self._sequence = -1
         self._published = 0
-        self._reason = "closed"  # of its release
+        self._reason = CLOSED  # of its release
+        self.heir: Callable[[], tuple[int, Holder] | None] = lambda: None
 
     @property
     def last_sequence(self) -> int:
@@ -430,7 +442,26 @@ class Writer(Asker):
         while self._unsent and len(self._sent) < self._window and not self.held:
             self._send_frame(self._take())
         if self.status == "closing" and not self._sent:
-            self._append(encode(Release(self.epoch, self.session, self._reason)))
+            self._append(encode(self._last_record()))
+
+    def _last_record(self) -> Release | Grant:
+        """The record that ends the session. Each attempt may name another heir: the first record
+        that counts decides."""
+        passes = self._reason == CLOSED and not self.is_shared
+        heir = self.heir() if passes else None
+        if heir is None:
+            return Release(self.epoch, self.session, self._reason)
+        number, holder = heir
+        state = self.state
+        return Grant(
+            state.epoch + 1,
+            state.next,
+            self._draw(0),
+            holder,
+            joins=state.joins,
+            by=self.session,
+            waiter=number,
+        )
 
     def _take(self) -> tuple[Ticket, ...]:
         """The tickets of the next frame."""
@@ -517,7 +548,9 @@ class Writer(Asker):
 
     def _saw_as_owner(self, judged: Judged) -> None:
         parsed = judged.parsed
-        if isinstance(parsed, Grant):
+        if isinstance(parsed, Grant) and parsed.by == self.session and self.status == "closing":
+            self.status = "closed"
+        elif isinstance(parsed, Grant):
             holder = self.holder
             self._fence(
                 fenced(self.topic, holder.producer_name, self.epoch, parsed.owner(), parsed.epoch)
@@ -555,9 +588,10 @@ class Writer(Asker):
 
     # ---- ending --------------------------------------------------------------------------
 
-    def release(self, reason: str = "closed") -> None:
-        """Accept no more sends, and release the topic when all sends are settled. `reason`: for the
-        topic's history."""
+    def release(self, reason: str = CLOSED) -> None:
+        """Accept no more sends, and release the topic when all sends are settled, or pass it on.
+        `reason`: for the topic's history; a topic that is released for another one than `CLOSED` is
+        not passed on."""
         if self.status == "owner":
             self.status, self._reason = "closing", reason
             self.pump()

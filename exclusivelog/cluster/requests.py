@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from exclusivelog import _core, admission, logs
 from exclusivelog.admission import (
     ADMITTED,
+    PROMOTION,
     Decision,
     Request,
     Verdict,
@@ -240,6 +241,7 @@ class Requests:
         patient = True
         while not self._attempt(asking, patient):
             if asking.number in self._waiting:
+                self._inherit(asking)
                 return
             if _core.monotonic() > end:
                 raise WaitTimeoutError(
@@ -313,6 +315,7 @@ class Requests:
             request.priority,
             asking.since,
             request.properties,
+            request.topic_epoch is None and not request.settle,
         )
 
     def _queue(self, asking: Asking) -> None:
@@ -413,19 +416,37 @@ class Requests:
     def _poll_topic(self, topic: TopicLog, waiting: list[Asking]) -> bool:
         """Do the same for one topic. Returns whether one of these requests is the first in its
         queue."""
+        self._each(waiting, self._inherit)
+        waiting = [asking for asking in waiting if not asking.ended]
+        if not waiting:
+            return False
         seen = inspect(topic, self._host.seems_to_live, self._host.id)
         turn = seen.queue[0].number if seen.free and seen.queue else None
         if not self._is_settled(topic, seen, turn):
             turn = None
+        self._each(waiting, lambda asking: self._poll_one(asking, seen, turn))
+        first = bool(seen.queue) and seen.queue[0].number in self._waiting
+        return first or any(asking.refusal is not None for asking in waiting)
+
+    def _each(self, waiting: list[Asking], step: Callable[[Asking], None]) -> None:
+        """Do this for each request that has no outcome, and no attempt under way."""
         for asking in waiting:
             if asking.lock.acquire(blocking=False):
                 try:
                     if not asking.ended:
-                        self._poll_one(asking, seen, turn)
+                        step(asking)
                 finally:
                     asking.lock.release()
-        first = bool(seen.queue) and seen.queue[0].number in self._waiting
-        return first or any(asking.refusal is not None for asking in waiting)
+
+    def _inherit(self, asking: Asking) -> None:
+        """Grant a topic that its last owner has passed on to this request."""
+        owning = asking.topic.inherited(asking.number)
+        if owning is None:
+            return
+        try:
+            self._grant(asking, owning, PROMOTION)
+        except ExclusiveLogError as error:
+            self._fail(asking, error)
 
     def _is_settled(self, topic: TopicLog, seen: Seen, turn: int | None) -> bool:
         """Has the topic been free for the settle delay of the first waiter (rule D7)?"""

@@ -6,6 +6,7 @@ topic's owner and messages, even if the backend admits records of stale writers:
 - A **grant** counts if it begins at the next offset, states the number of all joins so far, and has
   the epoch after the current one; or has the current epoch and names the current session as the one
   that it continues (rule B5). Then its session is the owner, and all shared sessions have ended.
+  A grant by which an owner **passes the topic on** also has to name the current owner's session.
 - A **join** counts if the topic has no owner, its sender had seen all grants and joins that have
   counted, and no shared session has its producer name. Then its session is a shared one.
 - A **frame** counts if its epoch and session are the owner's, and its first offset is the next one;
@@ -314,6 +315,8 @@ def _judge_grant(state: State, grant: Grant) -> Verdict:
         verdict = _judge_continuation(state, grant)
     else:
         verdict = Verdict.COUNTS if grant.epoch == state.epoch + 1 else Verdict.EPOCH
+    if verdict is Verdict.COUNTS and grant.by:
+        verdict = _judge_session(state, grant.by)
     if verdict is Verdict.COUNTS and grant.joins != state.joins:
         verdict = Verdict.UNSEEN
     return verdict if verdict is not Verdict.COUNTS else _judge_offset(state, grant.first)
@@ -369,7 +372,12 @@ def _judge_owner(state: State, record: Frame | Release) -> Verdict:
     """Does the record belong to the owner?"""
     if record.epoch != state.epoch:
         return Verdict.EPOCH
-    if record.session != state.session:
+    return _judge_session(state, record.session)
+
+
+def _judge_session(state: State, session: int) -> Verdict:
+    """Does this session of the current epoch own the topic?"""
+    if session != state.session:
         return Verdict.SESSION
     return Verdict.COUNTS if state.owned else Verdict.ENDED
 

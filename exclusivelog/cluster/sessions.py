@@ -528,8 +528,7 @@ class Registry:
         for each in owning:
             each.drain(commit, deadline - _core.monotonic())
         for each in owning:
-            with each.topic.changed:
-                each.writer.release()
+            each.begin_release()
         deadline = _core.monotonic() + CLOSE_SECONDS
         for each in owning:
             with contextlib.suppress(ExclusiveLogError):

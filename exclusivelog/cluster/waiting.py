@@ -61,7 +61,8 @@ MOST_ENDED = 8
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A producer waits. `number` is unique; `since` is in ms since 1970."""
+    """A producer waits. `number` is unique; `since` is in ms since 1970. `at_once`: it takes the
+    topic as soon as it is its turn, under a new epoch, so that the topic can be passed on to it."""
 
     number: int
     engine_id: str
@@ -71,6 +72,20 @@ class Wait:
     priority: int
     since: int
     properties: dict[str, str] = field(default_factory=dict)
+    at_once: bool = True
+
+    def holder(self, since: int) -> Holder:
+        """The holder of a grant to it, at this time (ms since 1970)."""
+        return Holder(
+            self.engine_id,
+            self.engine_name,
+            self.pid,
+            self.producer_name,
+            self.access_mode,
+            self.priority,
+            since,
+            self.properties,
+        )
 
     @property
     def access_mode(self) -> AccessMode:
@@ -183,6 +198,7 @@ def encode(record: Noted) -> bytes:
             record.priority,
             record.since,
             record.properties or None,
+            record.at_once,
         ]
     body: bytes = msgpack.packb(row)
     return sealed(MAGIC, VERSION, body)
@@ -226,7 +242,8 @@ def _record(row: list[Any]) -> Noted:
             int(since),
             int(until),
         )
-    number, engine, name, pid, producer, priority, since, properties = fields
+    # An earlier version wrote nothing behind the properties: the topic is not passed on to it.
+    number, engine, name, pid, producer, priority, since, properties, *at_once = fields
     return Wait(
         int(number),
         str(engine),
@@ -236,6 +253,7 @@ def _record(row: list[Any]) -> Noted:
         int(priority),
         int(since),
         dict(properties or {}),
+        at_once == [True],
     )
 
 
@@ -326,14 +344,14 @@ class Waiters:
         if holder.access_mode.waits:
             queued = (each.priority for each in self._waiting.values())
             self.known = widened(self.known, holder.priority, *queued)
-            self._granted_to_waiter(holder)
+            self._granted_to_waiter(grant)
         elif holder.access_mode.fences and not reserved:
             self._waiting.clear()
 
-    def _granted_to_waiter(self, holder: Holder) -> None:
+    def _granted_to_waiter(self, grant: Grant) -> None:
         """Remove the waiter that was granted the topic. If several of its engine have its name, it
-        leaves the queue itself: a grant has no number of a waiter."""
-        same = self._of(holder)
+        leaves the queue itself: a grant that it has asked for has no number of a waiter."""
+        same = [grant.waiter] if grant.waiter in self._waiting else self._of(grant.holder)
         if len(same) == 1:
             del self._waiting[same[0]]
 

@@ -7,12 +7,20 @@ import pytest
 from proof.cluster_model import find_out, walk
 from proof.cluster_rules import (
     CONTROLS,
+    PASS_CONTROLS,
     SHARED_CONTROLS,
     TERMINATION_CONTROLS,
     TRIM_CONTROLS,
     Patch,
 )
-from proof.cluster_world import SHARED_SIZES, SMALL_SIZES, TERMINATION_SIZES, TRIM_SIZES, Size
+from proof.cluster_world import (
+    PASS_SIZES,
+    SHARED_SIZES,
+    SMALL_SIZES,
+    TERMINATION_SIZES,
+    TRIM_SIZES,
+    Size,
+)
 
 pytestmark = pytest.mark.once
 
@@ -38,6 +46,8 @@ def test_a_broken_rule_of_the_cluster_is_found_out(patches: tuple[Patch, ...]) -
         sizes = SHARED_SIZES
     elif patches in TERMINATION_CONTROLS.values():
         sizes = TERMINATION_SIZES
+    elif patches in PASS_CONTROLS.values():
+        sizes = PASS_SIZES
     elif patches in TRIM_CONTROLS.values():
         sizes = TRIM_SIZES
     assert find_out(patches, sizes), "the walk has not noticed"

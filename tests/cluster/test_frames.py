@@ -300,12 +300,19 @@ def test_entries_that_are_not_of_their_frame_are_an_error(entries: Any) -> None:
 
 FRAME, GRANT = row_of(SMALL), row_of(Grant(1, 0, 1, Holder("e", "n", 1, "p", AccessMode.EXCLUSIVE)))
 SHARED_FRAME = row_of(Frame(0, 4, 0, SMALL.contents, number=1))
+PASS = row_of(
+    Grant(2, 0, 5, Holder("e", "n", 1, "p", AccessMode.WAIT_FOR_EXCLUSIVE), by=1, waiter=9)
+)
 JOIN = row_of(Join(0, 0, 0, 1, Holder("e", "n", 1, "p", AccessMode.SHARED)))
 
 
 OUT_OF_BOUNDS: list[tuple[list[Any], int, tuple[Any, ...]]] = [
     (FRAME, 1, (-1, 2**63, True, 1.0)),
     (FRAME, 2, (None,)),
+    (PASS, 1, (0, 2**63)),
+    (PASS, 5, (0, -1, True)),
+    (PASS, 6, (-1, 2**63, None)),
+    (PASS, 7, (1,)),
     (FRAME, 3, (2**63 - 1,)),
     (FRAME, 4, (1,)),
     (FRAME, 5, (b"x",)),

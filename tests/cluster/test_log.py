@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from exclusivelog.cluster.frames import MAX_MESSAGES, Holder, Release, encode
+from exclusivelog.cluster.frames import MAX_MESSAGES, Grant, Holder, Release, encode
 from exclusivelog.cluster.log import Message, Reader, Ticket, Writer, messages
 from exclusivelog.cluster.memory import Chances, MemoryLog, UnreliableLog
 from exclusivelog.errors import (
@@ -266,6 +266,50 @@ def test_a_release_comes_after_all_that_was_sent(log: MemoryLog) -> None:
     assert process.writer.status == "closed"
     assert all(ticket.offset is not None for ticket in tickets)
     assert not process.reader.state.owned
+
+
+@pytest.mark.rule("C1", "B4")
+def test_an_owner_passes_the_topic_on_behind_all_that_was_sent(log: MemoryLog) -> None:
+    process = Process(log, window=1).own()
+    heir = Process(log, "heir")
+    waiter = Holder("heir", "heir", 1, "heir", AccessMode.WAIT_FOR_EXCLUSIVE)
+    tickets = [process.send(b"%d" % n) for n in range(3)]
+    process.writer.heir = lambda: (5, waiter)
+    process.writer.release()
+    process.catch_up()
+    assert process.writer.status == "closed"
+    assert [ticket.offset for ticket in tickets] == [0, 1, 2]
+    for judged in heir.reader.records():
+        if isinstance(judged.parsed, Grant) and judged.parsed.waiter == 5:
+            heir.writer.inherit(judged.parsed)
+        heir.writer.saw(judged)
+    assert (heir.writer.status, heir.writer.epoch) == ("owner", 2)
+    ticket = heir.send(b"3")
+    process.writer.resend()  # nothing is left to send
+    heir.catch_up()
+    assert (ticket.offset, values(log)) == (3, [b"0", b"1", b"2", b"3"])
+
+
+@pytest.mark.rule("C1", "E2")
+def test_a_topic_that_is_handed_over_is_not_passed_on(log: MemoryLog) -> None:
+    process = Process(log).own()
+    process.writer.heir = lambda: (5, process.writer.holder)
+    process.writer.release("handed over")
+    process.catch_up()
+    assert (process.writer.status, process.reader.state.owned) == ("closed", False)
+
+
+@pytest.mark.rule("B7")
+def test_an_owner_that_is_fenced_while_it_passes_the_topic_on_has_lost_it(log: MemoryLog) -> None:
+    process, rival = Process(log).own(), Process(log, "rival")
+    rival.catch_up()
+    rival.writer.ask()
+    waiter = Holder("heir", "heir", 1, "heir", AccessMode.WAIT_FOR_EXCLUSIVE)
+    process.writer.heir = lambda: (5, waiter)
+    process.writer.release()
+    process.catch_up()
+    rival.catch_up()
+    assert (process.writer.status, rival.writer.status) == ("fenced", "owner")
 
 
 def test_a_session_that_another_process_has_released_is_fenced(log: MemoryLog) -> None:

@@ -35,6 +35,11 @@ def grant(epoch: int, first: int, session: int, continues: int = 0, joins: int =
     return Grant(epoch, first, session, HOLDER, continues, joins)
 
 
+def passed(epoch: int, first: int, session: int, by: int) -> Grant:
+    waiter = Holder("e2", "host", 13, "w", AccessMode.WAIT_FOR_EXCLUSIVE)
+    return Grant(epoch, first, session, waiter, by=by, waiter=5)
+
+
 def join(session: int, joins: int = 0, *, epoch: int = 0, granted: int = 0, name: str = "") -> Join:
     holder = Holder("e1", "host", 12, name or f"p{session}", AccessMode.SHARED)
     return Join(epoch, granted, joins, session, holder)
@@ -82,6 +87,26 @@ class Log:
 
 
 # ---- owners ------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("B7", "C1")
+def test_only_the_owner_passes_the_topic_on() -> None:
+    Log().expect(
+        (passed(1, 0, 7, by=6), "SESSION"),
+        (grant(1, 0, 7), "COUNTS"),
+        (passed(2, 0, 8, by=6), "SESSION"),
+        (passed(3, 0, 8, by=7), "EPOCH"),
+        (frame(1, 7, 0), "COUNTS"),
+        (passed(2, 0, 8, by=7), "BEHIND"),
+        (passed(2, 1, 8, by=7), "COUNTS"),
+        (passed(2, 1, 9, by=7), "EPOCH"),
+        (passed(3, 1, 9, by=7), "SESSION"),
+        (frame(1, 7, 1), "EPOCH"),
+        (frame(2, 8, 1), "COUNTS"),
+        (Release(2, 8, "evicted"), "COUNTS"),
+        (passed(3, 2, 9, by=8), "ENDED"),
+        (grant(3, 2, 9), "COUNTS"),
+    )
 
 
 @pytest.mark.rule("B1", "B10")

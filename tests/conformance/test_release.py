@@ -38,6 +38,26 @@ def test_c1_closing_a_producer_sends_what_waits_and_then_gives_the_topic_back(
     assert [message.epoch for message in topic.reader()] == [1] * 500 + [2]
 
 
+@pytest.mark.on_broker
+def test_c1_the_first_waiter_has_the_topic_when_the_owner_is_closed(
+    engine: xl.Engine, topic: xl.Topic
+) -> None:
+    with xl.open(engine.path) as other:
+        there, owner = other.topic("orders"), topic.producer(EXCLUSIVE)
+        waiters = {
+            name: place.producer_async(WAIT, name=name)
+            for name, place in (("a", there), ("b", topic), ("c", there))
+        }
+        until(lambda: [len(each.waiters) for each in (topic, there)] == [3, 3])
+        for name, waiter in waiters.items():
+            owner.close()
+            owners = [each.owner for each in (topic, there)]
+            assert [each and each.producer_name for each in owners] == [name, name]
+            owner = waiter.result(PATIENCE)
+        owner.close()
+        assert (topic.owner, there.owner) == (None, None)
+
+
 def test_c1_closing_an_engine_gives_back_all_of_its_topics(
     engine: xl.Engine, topic: xl.Topic
 ) -> None:
