@@ -313,7 +313,8 @@ def upgrade(
 
     Raises LedgerVersionError if the format cannot be upgraded, or a process has the ledger open
     (the message names its pid); LedgerCorruptedError if the backup shows damage; LedgerFullError
-    if there is no room for the backup; LedgerError if the backup cannot be made at that place.
+    if there is no room for the backup; LedgerError if the backup cannot be made at that place;
+    ValueError if an argument is empty or a URL.
 
     >>> with xl.open(path) as engine:
     ...     orders = engine.topic("orders")
@@ -322,6 +323,7 @@ def upgrade(
     (True, None)
     """
     place = os.path.abspath(check_path(path))
+    wanted = None if backup is None else os.path.abspath(check_path(backup, "backup"))
     with open(place, "upgrade", readonly=True) as engine:  # raises if it cannot be upgraded
         before = engine.ledger.format
     if before == FORMAT:
@@ -331,16 +333,14 @@ def upgrade(
     with contextlib.closing(Directory(place)) as directory, translated(place), _alone(directory):
         check_header(directory)
         check_format(directory, readonly=True, has_writers=False)
-        target = _target(place, backup, before)
+        target = wanted or _target(place, before)
         copy_at_rest(directory, target)
         problems = _check_backup(place, target, despite_damage)
         raise_format(directory)
     return Upgrade(place, before, FORMAT, target, problems)
 
 
-def _target(place: str, backup: str | os.PathLike[str] | None, before: int) -> str:
-    if backup is not None:
-        return os.path.abspath(check_path(backup, "backup"))
+def _target(place: str, before: int) -> str:
     names = [f"{place}.format-{before}{more}" for more in ("", *(f".{n}" for n in range(2, 1000)))]
     return next(name for name in names if _is_free(name))
 

@@ -235,6 +235,19 @@ def test_h2_an_upgrade_makes_a_backup_and_keeps_every_message(made) -> None:
 
 
 @stored(3)
+def test_h2_a_url_is_no_place_for_the_backup(made, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = content(made.path)
+    url = "pulsar://broker:6650/tenant/backup"
+    with pytest.raises(ValueError, match="backup='pulsar:.*takes the name of a directory"):
+        xl.upgrade(made.path, url)
+    done = run("upgrade", made.path, "--backup", url)
+    assert (done.returncode, "this is a URL" in done.stderr) == (1, True)
+    assert content(made.path) == before
+    assert not Path("pulsar:").exists()
+
+
+@stored(3)
 def test_h2_a_task_upgrades(made, tmp_path) -> None:
     done = asyncio.run(xl.aio.upgrade(made.path, tmp_path / "copy"))
     assert done == xl.Upgrade(made.path, 3, FORMAT, str(tmp_path / "copy"))

@@ -27,6 +27,7 @@ import msgpack
 
 from exclusivelog import _core
 from exclusivelog._core import JOURNAL_HEADER_BYTES
+from exclusivelog.arguments import is_url
 from exclusivelog.errors import (
     EngineClosedError,
     LedgerCorruptedError,
@@ -135,12 +136,19 @@ def check_path(path: str | os.PathLike[str], argument: str = "path") -> str:
     >>> check_path("")
     Traceback (most recent call last):
     ValueError: path='': it takes the name of a directory
+    >>> check_path("memory://log", "backup")
+    Traceback (most recent call last):
+    ValueError: backup='memory://log': it takes the name of a directory, and this is a URL
     """
     name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(name, str):
         raise TypeError(f"{argument}={path!r}: it takes a str, or an os.PathLike of one")
     if not name or "\0" in name:
         raise ValueError(f"{argument}={name!r}: it takes the name of a directory")
+    if is_url(name):
+        raise ValueError(
+            f"{argument}={name!r}: it takes the name of a directory, and this is a URL"
+        )
     if name.startswith("~"):
         raise ValueError(
             f"{argument}={name!r}: ~ is not expanded here. Give os.path.expanduser({name!r}), or "
