@@ -91,7 +91,7 @@ class Judge:
             raise Violation(f"B2, B7, B10: {parsed} counts, and the owner is {owner}")
         if isinstance(parsed, Release):
             return history._replace(owned=False)
-        return self._count_frame(history, parsed)
+        return self._count_frame(history, parsed) if isinstance(parsed, Frame) else history
 
     def _count_frame(self, history: History, parsed: Frame) -> History:
         judge_frame(history, parsed)

@@ -239,7 +239,7 @@ def pass_on_at_once(writer: Writer) -> None:
     """A writer that closes does not wait for what it has under way."""
     _pump(writer)
     if writer.status == "closing" and writer._sent:
-        writer._append(encode(writer._last_record()))
+        writer._append(writer._last_record())
 
 
 def ignore_own_pass(writer: Writer, judged: Judged) -> None:

@@ -294,7 +294,7 @@ class Hands:
             draw=lambda after: drawn or player.session + 1,
         )
         self._heir = player.heir
-        self.writer.heir = lambda: (self._heir, WAITER) if self._heir else None
+        self.writer.heir = lambda: (self._heir, WAITER, None) if self._heir else None
         self._put_together(player)
 
     def _holder(self, session: int) -> Holder:

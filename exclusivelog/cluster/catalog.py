@@ -247,8 +247,23 @@ class ClusterTopic:
         return self._engine.followed(self._id).frames.words, 0
 
     def announcement(self) -> Announcement | None:
-        """None: a cluster has no announcements."""
-        return None
+        """The last announcement of an owner."""
+        log = self._log()
+        log.catch_up()
+        found = log.state.announced
+        if found is None:
+            return None
+        holder, grant = found.grant.holder, found.grant
+        return Announcement(
+            found.info,
+            grant.epoch,
+            found.time,
+            holder.engine_id,
+            holder.engine_name,
+            holder.pid,
+            holder.producer_name,
+            grant.session,
+        )
 
     def terminate(self) -> int:
         """End all writing for good; the next offset."""

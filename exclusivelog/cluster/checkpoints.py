@@ -142,7 +142,8 @@ class Mark:
     @classmethod
     def of(cls, state: State) -> Mark:
         """The mark of a state, without the fields that only writers need."""
-        kept = replace(state, sequences={}, shared=dict(state.shared))
+        shared = dict(state.shared)
+        kept = replace(state, sequences={}, shared=shared, announced=None, said=0)
         return cls(state.next, state.published, kept)
 
     def begin(self) -> State:

@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from exclusivelog import _core
-from exclusivelog.backend import EngineBackend, ProducerRequest, SessionOptions
+from exclusivelog.backend import (
+    EngineBackend,
+    ProducerRequest,
+    SessionOptions,
+    TransactionParts,
+    Who,
+)
+from exclusivelog.cluster.announcing import announce
 from exclusivelog.cluster.births import Births
 from exclusivelog.cluster.catalog import ClusterCatalog, ClusterTopic
 from exclusivelog.cluster.checkpoints import store_snapshot
@@ -44,27 +52,33 @@ __all__ = ["ClusterEngine"]
 
 
 class Ledger:
-    """Identifies the place of an engine, so that readers, producers and transactions can compare
-    it."""
+    """Identifies the place of the engines of this process that have it open, so that readers,
+    producers and transactions can compare it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
+
+    @classmethod
+    def at(cls, path: str) -> Ledger:
+        """The one of this place."""
+        return _ledgers.setdefault(path, cls(path))
+
+
+_ledgers = weakref.WeakValueDictionary[str, Ledger]()
 
 
 class ClusterEngine(EngineBackend):
     """One open engine."""
 
     capabilities = frozenset({
-        "claims", "compaction", "history", "inspection", "locks", "many_producers", "owner_watches",
-        "reader_groups", "settle", "several_claims", "shared_producers", "shared_state",
-        "snapshots", "statistics", "termination", "unload", "verify",
+        "announcements", "claims", "compaction", "history", "inspection", "locks", "many_producers",
+        "owner_watches", "reader_groups", "settle", "several_claims", "shared_producers",
+        "shared_state", "snapshots", "statistics", "termination", "unload", "verify",
     })  # fmt: skip
     pending: Requests
     is_remote = True
     latest_needs_log = True  # another machine may own the topic by now
 
-    # The only transactions that are made are those of announcements.
-    commit_at_once = commit_transaction = refuses("announcements")
     append_once = refuses("once")
     backup = refuses("backup")
 
@@ -72,7 +86,7 @@ class ClusterEngine(EngineBackend):
         self, place: Place, name: str, properties: Mapping[str, str], readonly: bool
     ) -> None:
         super().__init__(secrets.token_hex(8), place.url, name, properties, readonly)
-        self.place, self.ledger = place, Ledger(place.url)
+        self.place, self.ledger = place, Ledger.at(place.url)
         self.figures = Figures()
         self.topics = Topics(self, {PREFIX: GroupLog})
         self.births, self.kinds = Births(place), Kinds(place)
@@ -167,6 +181,14 @@ class ClusterEngine(EngineBackend):
         self.check_writable()
         store_snapshot(self.place, self.followed(topic), offset, items)
 
+    def commit_at_once(self, parts: TransactionParts[Who]) -> bool:
+        """False: an announcement waits until it is read back."""
+        return False
+
+    def commit_transaction(self, parts: TransactionParts[Who]) -> None:
+        """Announce: the only transactions on a cluster are those of announcements."""
+        announce(parts)
+
     def make_visible(self) -> None:
         """No effect: readers see all messages that count."""
 
@@ -176,8 +198,6 @@ class ClusterEngine(EngineBackend):
         self.check_writable()
         if request.bound_to:
             raise refusal("bound_producers")
-        if request.announce is not None:
-            raise refusal("announcements")
 
     def open_producer(self, future: AnyFuture, request: ProducerRequest) -> None:
         """Register a producer, or queue it until it is promoted or its timeout has passed."""

@@ -41,7 +41,7 @@ from exclusivelog.cluster.frames import (
     Terminate,
     encode,
 )
-from exclusivelog.cluster.log import CLOSED, Reader, Ticket, Writer
+from exclusivelog.cluster.log import CLOSED, Heir, Reader, Ticket, Writer
 from exclusivelog.cluster.ordered import OrderedLog, Position, Record
 from exclusivelog.cluster.rule import Judged, State, Verdict
 from exclusivelog.cluster.waiting import (
@@ -275,8 +275,9 @@ class Owning:
         self._lost = False
         self._reporting = threading.Lock()
         self.behind: tuple[Wait, ...] = ()  # of a shared session: the waiters when it joined
-        self._dead: frozenset[str] = frozenset()  # engines of waiters, when the release began
-        writer.heir = self._heir
+        # Engines of waiters, when the release began; None: the topic is not passed on.
+        self._dead: frozenset[str] | None = None
+        writer.heir = _heir_of(weakref.ref(self))
 
     def connect(self, appender: _core.Appender | None, session: ClusterSession) -> None:
         """Take messages from this appender, and notify this session of its loss."""
@@ -326,6 +327,23 @@ class Owning:
             self._number += 1
             self._numbers[ticket] = self._number
             return expected, self._number
+
+    def announce(self, info: dict[str, str], message: Encoded | None) -> Ticket | None:
+        """Pass an announcement to the writer, with a message if there is one. None if earlier
+        messages wait, whose sequence ids come first."""
+        with self.topic.changed:
+            self.topic.check()
+            appender = self.appender
+            assert appender is not None
+            if appender.error is not None:
+                raise appender.error
+            if message is None:
+                return self.writer.announce(info, now_ms())
+            if appender.pending_messages:
+                return None
+            ticket = self.writer.send([message], now_ms(), announces=True)
+            appender.advance(self.writer.last_sequence)
+            return ticket
 
     def await_counting(self, number: int) -> None:
         """Wait until these messages count; raises the error if they failed."""
@@ -443,13 +461,20 @@ class Owning:
 
     def begin_release(self, reason: str = CLOSED) -> None:
         """Release the topic after all sends so far, or pass it on to the first live waiter."""
+        dead = self._dead_engines() if reason == CLOSED and not self.writer.is_shared else None
+        with self.topic.changed:
+            self._dead = dead
+            self.writer.release(reason)
+
+    def _dead_engines(self) -> frozenset[str] | None:
+        """The dead engines of waiters; None if the cluster does not tell."""
         topic = self.topic
         with topic.changed:
             engines = {each.engine_id for each in topic.waiters}
-        dead = frozenset(each for each in engines if not topic.host.seems_to_live(each))
-        with topic.changed:
-            self._dead = dead
-            self.writer.release(reason)
+        try:
+            return frozenset(each for each in engines if not topic.host.seems_to_live(each))
+        except ExclusiveLogError:
+            return None
 
     def _see_who_waits(self) -> None:
         """Read who has left the queue by now: the topic is not passed on to them (rule D4)."""
@@ -459,29 +484,31 @@ class Owning:
             with contextlib.suppress(ExclusiveLogError):  # the release will show it
                 self.topic.catch_up(HEIR_SECONDS)
 
-    def _heir(self) -> tuple[int, Holder] | None:
+    def _heir(self) -> Heir | None:
         """The waiter that gets the topic in the step that ends this session (rule C1), with the
         topic's lock. None if the first one has to wait for its delay (rule D7) or asks for an old
         epoch, and while the topic is assigned."""
-        topic = self.topic
+        topic, dead = self.topic, self._dead
         now = now_ms()
-        if topic.waiters.assigned_at(now) is not None:
+        if dead is None or topic.waiters.assigned_at(now) is not None:
             return None
-        living = (each for each in topic.waiters.in_order() if self._may_live(each))
+        living = (each for each in topic.waiters.in_order() if self._may_live(each, dead))
         first = next(living, None)
-        return None if first is None or not first.at_once else (first.number, first.holder(now))
+        if first is None or not first.at_once:
+            return None
+        return first.number, first.holder(now), first.announce
 
-    def _may_live(self, waiter: Wait) -> bool:
+    def _may_live(self, waiter: Wait, dead: frozenset[str]) -> bool:
         host = self.topic.host
         if waiter.engine_id == host.id:
             return host.waits_here(waiter.number)
-        return waiter.engine_id not in self._dead
+        return waiter.engine_id not in dead
 
     def release(self, timeout: float, reason: str = CLOSED) -> None:
         """Release the topic, after all sends so far, and wait for that."""
         with self.topic.changed:
             assigned = self.topic.waiters.assigned  # a grant ends it
-        if reason == CLOSED and self.writer.status == "owner":
+        if reason == CLOSED and self.writer.status == "owner" and not self.writer.is_shared:
             self._see_who_waits()
         self.begin_release(reason)
         self.topic.await_change(
@@ -492,7 +519,8 @@ class Owning:
         writer = self.writer
         if writer.status == "closed" and not writer.is_shared:
             log_change(self.topic, writer.epoch, "release", reason, writer.holder)
-            if assigned is not None and assigned.session == writer.session:
+            moved = assigned is not None and assigned.session == writer.session
+            if moved and not writer.has_passed_on:
                 log_change(self.topic, writer.epoch, "assigned", "unload", writer.holder, assigned)
 
 
@@ -506,6 +534,16 @@ def _fail(
     raise `later` (None: the same error), or that with which it was closed before."""
     appender.close_with(later or error)
     appender.settle(placed, error)
+
+
+def _heir_of(owning: weakref.ref[Owning]) -> Callable[[], Heir | None]:
+    """What a writer asks when it closes. It does not keep its session: that would be a cycle."""
+
+    def heir() -> Heir | None:
+        found = owning()
+        return None if found is None else found._heir()
+
+    return heir
 
 
 def _no_session() -> None:
@@ -725,10 +763,11 @@ class TopicLog:
         holder: Holder,
         topic_epoch: int | None,
         seen: tuple[int, bool, int],
+        announce: dict[str, str] | None,
         timeout: float = ANSWER_SECONDS,
     ) -> Owning | None:
-        """Ask for the topic on the basis of the records read so far. None if another record came
-        first, or `tenure` differs from `seen`.
+        """Ask for the topic on the basis of the records read so far, and `announce` this with the
+        grant. None if another record came first, or `tenure` differs from `seen`.
 
         Raises the errors of `Writer.ask`, and `WaitTimeoutError`, after which this is not the
         owner."""
@@ -737,7 +776,7 @@ class TopicLog:
             self.check()
             if self.state.tenure != seen:
                 return None
-            owning = self._session_of(holder)
+            owning = self._session_of(holder, announce)
             writer = owning.writer
             writer.ask(topic_epoch)
             self._writers.add(owning)
@@ -838,17 +877,18 @@ class TopicLog:
         return state.terminated
 
     def leave_queue(self, number: int) -> None:
-        """Remove this producer from the queue; it gives back the topic if that was passed to it
-        meanwhile."""
-        inherited = self.inherited(number)
+        """Remove this producer from the queue."""
         with self.changed:
-            if inherited is not None:
-                inherited.writer.release()
             if not self._ended:
                 self.queue.leave(number)
 
     def inherited(self, number: int) -> Owning | None:
-        """The session by which this waiter of this engine was passed the topic, once."""
+        """The session by which the topic was passed on to this waiter of this engine."""
+        with self.changed:
+            return self._inherited.get(number)
+
+    def disinherit(self, number: int) -> Owning | None:
+        """The same, for the last time."""
         with self.changed:
             return self._inherited.pop(number, None)
 
@@ -964,11 +1004,9 @@ class TopicLog:
         else:
             owning.writer.release()
 
-    def _session_of(self, holder: Holder) -> Owning:
-        return Owning(
-            self,
-            Writer(self.state, self._appending.append, holder, topic=topic_label(self.name)),
-        )
+    def _session_of(self, holder: Holder, announce: dict[str, str] | None = None) -> Owning:
+        label, append = topic_label(self.name), self._appending.append
+        return Owning(self, Writer(self.state, append, holder, topic=label, announce=announce))
 
     @property
     def _unsettled(self) -> bool:

@@ -15,11 +15,15 @@ grant    ["g", epoch, first offset, session, continues, joins, engine id, engine
           producer name, access mode, priority, since, properties]
 pass     ["p", epoch, first offset, session, joins, by, waiter, engine id, engine name, pid,
           producer name, priority, since, properties]
+announce  ["n", epoch, session, number, time, info]
 join     ["j", epoch, granted, joins, session, engine id, engine name, pid, producer name,
           access mode, priority, since, properties]
 release  ["r", epoch, session, reason]
 terminate  ["t", epoch, granted]
 ```
+
+A frame whose last message is an announcement, too, has the kind "m" instead of "f". A grant or pass
+that announces has one more element, the info, and the kind "ga" or "pa".
 
 The columns of a frame have one element for each message, or are shorter: `producers` is one str if
 all messages have the same name, `sequence ids` is the first one if they count up by 1, `publish
@@ -51,7 +55,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import msgpack
@@ -63,6 +67,7 @@ from exclusivelog.types import EXCLUSIVE_MODES, AccessMode, OwnerInfo
 __all__ = [
     "MAX_BYTES",
     "MAX_MESSAGES",
+    "Announce",
     "Content",
     "Frame",
     "Grant",
@@ -87,6 +92,7 @@ MAGIC = b"XLO"
 VERSION = 1
 HEADER = struct.Struct("<3sBI")
 SUMMED = 4  # bytes before the checksum
+ANNOUNCING = "a"  # behind the kind of a grant that announces
 
 U63 = 2**63 - 1
 U64 = 2**64 - 1
@@ -132,6 +138,7 @@ class Frame:
     - `gap`: of a copied frame: how many offsets before `first` the source no longer had; else 0.
     - `number`: of a shared producer's frame: how many its session has sent up to this one; else 0.
       Such a frame has no offset before it counts: `first` is 0 until the rule gives it the next.
+    - `announces`: the properties of its last message are what the owner announces.
     """
 
     epoch: int
@@ -141,6 +148,7 @@ class Frame:
     gap: int = 0
     source: str | None = None
     number: int = 0
+    announces: bool = False
 
     @property
     def end(self) -> int:
@@ -182,6 +190,7 @@ class Packed(Frame):
             ("gap", 0),
             ("source", None),
             ("number", 0),
+            ("announces", False),
             ("_entries", tuple(entries)),
             ("_opened", tuple(map(Entry, entries))),
         ):
@@ -295,7 +304,7 @@ class Grant:
 
     An owner that closes passes the topic on to the first waiter by a grant of its own, in place of
     a release (rule C1): `by` is the owner's session, and `waiter` the waiter's number; else both
-    are 0."""
+    are 0. `announce`: what the new owner announces with its grant; None: nothing."""
 
     epoch: int
     first: int
@@ -305,6 +314,7 @@ class Grant:
     joins: int = 0
     by: int = 0
     waiter: int = 0
+    announce: dict[str, str] | None = None
 
     def owner(self) -> OwnerInfo:
         """The owner as errors and inspections show it."""
@@ -352,7 +362,19 @@ class Terminate:
     granted: int
 
 
-Parsed = Frame | Grant | Join | Release | Terminate
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """What the owner says about itself from now on, if it counts. `number`: how many announcements
+    its session has made up to this one, without those in frames. `time` is in ms since 1970."""
+
+    epoch: int
+    session: int
+    number: int
+    time: int
+    info: dict[str, str]
+
+
+Parsed = Frame | Grant | Join | Release | Terminate | Announce
 
 
 # ---- encoding ----------------------------------------------------------------------------
@@ -377,18 +399,10 @@ def _row(record: Parsed) -> list[Any]:
         return ["e", record.epoch, record.session, record.first, record.entries]
     if isinstance(record, Frame):
         row = _frame_row(record)
-    elif isinstance(record, Grant) and record.by:
-        row = _pass_row(record)
     elif isinstance(record, Grant):
-        row = [
-            "g",
-            record.epoch,
-            record.first,
-            record.session,
-            record.continues,
-            record.joins,
-            *_holder_row(record.holder),
-        ]
+        row = _pass_row(record) if record.by else _grant_row(record)
+        if record.announce is not None:
+            row = [row[0] + ANNOUNCING, *row[1:], record.announce or None]
     elif isinstance(record, Join):
         row = [
             "j",
@@ -400,6 +414,9 @@ def _row(record: Parsed) -> list[Any]:
         ]
     elif isinstance(record, Terminate):
         row = ["t", record.epoch, record.granted]
+    elif isinstance(record, Announce):
+        place = [record.epoch, record.session, record.number, record.time]
+        row = ["n", *place, record.info or None]
     else:
         row = ["r", record.epoch, record.session, record.reason]
     try:
@@ -415,7 +432,8 @@ def _frame_row(frame: Frame) -> list[Any]:
     values, keys, properties, events, published, names, sequences = map(
         list, zip(*frame.contents, strict=True)
     )
-    place: list[Any] = ["f", frame.epoch, frame.session, frame.first, frame.gap, frame.source]
+    kind = "m" if frame.announces else "f"
+    place: list[Any] = [kind, frame.epoch, frame.session, frame.first, frame.gap, frame.source]
     if frame.number:
         place = ["s", frame.epoch, frame.session, frame.number]
     return [
@@ -442,6 +460,11 @@ def _counted_or_all(column: list[int]) -> Any:
 
 def _none_or_all(column: list[Any]) -> Any:
     return None if column.count(None) == len(column) else column
+
+
+def _grant_row(grant: Grant) -> list[Any]:
+    place = [grant.epoch, grant.first, grant.session, grant.continues, grant.joins]
+    return ["g", *place, *_holder_row(grant.holder)]
 
 
 def _pass_row(grant: Grant) -> list[Any]:
@@ -653,6 +676,40 @@ def _parse_pass(row: list[Any]) -> Grant:
     )
 
 
+def _parse_announcing(row: list[Any]) -> Grant:
+    kind, *fields, info = row
+    parse, _ = PARSERS[kind.removesuffix(ANNOUNCING)]
+    grant = parse([kind, *fields])
+    assert isinstance(grant, Grant)
+    return replace(grant, announce=_info(info))
+
+
+def _parse_announcing_frame(row: list[Any]) -> Frame:
+    frame = _parse_frame(row)
+    if frame.source is not None:
+        raise _InvalidError("a copied frame announces nothing")
+    return replace(frame, announces=True)
+
+
+def _parse_announce(row: list[Any]) -> Announce:
+    _, epoch, session, number, time, info = row
+    return Announce(
+        _check_int("epoch", epoch, 1, U63),
+        _check_int("session", session, 1, U64),
+        _check_int("number", number, 1, U63),
+        _check_int("time", time, 0, U63),
+        _info(info),
+    )
+
+
+def _info(info: Any) -> dict[str, str]:
+    if info is None:
+        return {}
+    _check_properties(info)
+    found: dict[str, str] = info
+    return found
+
+
 def _parse_join(row: list[Any]) -> Join:
     _, epoch, granted, joins, session, *holder = row
     return Join(
@@ -707,6 +764,10 @@ PARSERS: dict[str, tuple[Callable[[list[Any]], Parsed], int]] = {
     "s": (_parse_shared, 11),
     "g": (_parse_grant, 14),
     "p": (_parse_pass, 14),
+    "ga": (_parse_announcing, 15),
+    "pa": (_parse_announcing, 15),
+    "m": (_parse_announcing_frame, 13),
+    "n": (_parse_announce, 6),
     "j": (_parse_join, 13),
     "r": (_parse_release, 4),
     "t": (_parse_terminate, 3),

@@ -34,6 +34,7 @@ False
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +46,7 @@ from exclusivelog._core import Batch, Entry
 from exclusivelog.cluster.frames import (
     MAX_BYTES,
     MAX_MESSAGES,
+    Announce,
     Content,
     Frame,
     Grant,
@@ -71,6 +73,7 @@ from exclusivelog.refusals import fenced, terminated
 
 __all__ = [
     "CLOSED",
+    "Heir",
     "Message",
     "Reader",
     "Status",
@@ -169,6 +172,7 @@ class Ticket:
     acknowledged if `error` is None."""
 
     __slots__ = (
+        "announces",
         "batch",
         "contents",
         "count",
@@ -187,11 +191,13 @@ class Ticket:
         on_done: Callable[[Ticket], None] | None,
         batch: Batch | None = None,
         time: int = 0,
+        announces: bool = False,
     ) -> None:
         self.contents = tuple(contents)
         self.batch, self.time = batch, time  # given instead of `contents`, and its publish time
         self.count = len(self.contents) if batch is None else batch.count
         self.weight = weight
+        self.announces = announces  # by its last message
         self.on_done = on_done
         self.offset: int | None = None
         self.error: ExclusiveLogError | None = None
@@ -214,6 +220,17 @@ class Sent(NamedTuple):
     tickets: tuple[Ticket, ...]
 
 
+Heir = tuple[int, Holder, dict[str, str] | None]
+
+
+class Said(NamedTuple):
+    """An unread announcement without a message: its number, its bytes, and its ticket."""
+
+    number: int
+    data: bytes
+    ticket: Ticket
+
+
 class Asker:
     """The base of `Writer`: asks for a topic, to own or share it, by `holder.access_mode`."""
 
@@ -225,8 +242,10 @@ class Asker:
         *,
         topic: str = "the topic",
         draw: Callable[[int], int] = draw_session,
+        announce: dict[str, str] | None = None,
     ) -> None:
         self.state = state
+        self._announce = announce
         self.topic = topic
         self.status: Status = "refused"
         self.epoch = self.session = 0
@@ -268,6 +287,7 @@ class Asker:
             self.holder,
             continues,
             state.joins,
+            announce=self._announce,
         )
 
     def _join(self) -> Join:
@@ -327,8 +347,8 @@ class Writer(Asker):
     `status` goes from "asking" to "owner", "refused" (ask again, or give up) or "cancelled"; from
     "owner" to "closing" and "closed", or to "fenced" for good (rule B4).
 
-    `heir` returns the waiter to which an owner that closes passes the topic on (rule C1), by its
-    number; None: to none.
+    `heir` returns the waiter to which an owner that closes passes the topic on (rule C1): its
+    number, and what it announces with its grant; None: to none.
     """
 
     def __init__(
@@ -340,18 +360,22 @@ class Writer(Asker):
         topic: str = "the topic",
         window: int = WINDOW,
         draw: Callable[[int], int] = draw_session,
+        announce: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(state, append, holder, topic=topic, draw=draw)
+        super().__init__(state, append, holder, topic=topic, draw=draw, announce=announce)
         self.error: ExclusiveLogError | None = None
         self.held = False  # it appends no new frames meanwhile
         self._window = window
         self._unsent: deque[Ticket] = deque()
         self._sent: deque[Sent] = deque()
+        self._said: deque[Said] = deque()
+        self._numbered = 0  # announcements without a message
         self._first = 0  # the offset, or the number, of the next frame
         self._sequence = -1
         self._published = 0
         self._reason = CLOSED  # of its release
-        self.heir: Callable[[], tuple[int, Holder] | None] = lambda: None
+        self.has_passed_on = False
+        self.heir: Callable[[], Heir | None] = lambda: None
 
     @property
     def last_sequence(self) -> int:
@@ -367,9 +391,14 @@ class Writer(Asker):
     # ---- sending -------------------------------------------------------------------------
 
     def send(
-        self, batch: Sequence[Encoded], now: int, on_done: Callable[[Ticket], None] | None = None
+        self,
+        batch: Sequence[Encoded],
+        now: int,
+        on_done: Callable[[Ticket], None] | None = None,
+        announces: bool = False,
     ) -> Ticket:
-        """Send messages, all of them or none, at this time (ms since 1970).
+        """Send messages, all of them or none, at this time (ms since 1970). `announces`: the
+        properties of the last one are an announcement, too.
 
         `on_done` is called when the outcome is known; it must not call this writer. Raises
         `DuplicateSequenceError` if a sequence id is not above the last one, `UnsupportedError` if
@@ -378,7 +407,8 @@ class Writer(Asker):
         self._check_owner()
         weight = sum(map(_weigh, batch))
         _check_fits(len(batch), weight)
-        return self._queue(Ticket(self._stamp(batch, now), weight, on_done))
+        contents = self._stamp(batch, now)
+        return self._queue(Ticket(contents, weight, on_done, announces=announces))
 
     def send_packed(
         self, batch: Batch, now: int, on_done: Callable[[Ticket], None] | None = None
@@ -390,6 +420,17 @@ class Writer(Asker):
         self._check_sequence(batch.base_sequence)
         self._published, self._sequence = max(now, self._published), batch.last_sequence
         return self._queue(Ticket((), weight, on_done, batch, self._published))
+
+    def announce(self, info: dict[str, str], now: int) -> Ticket:
+        """Announce this at this time (ms since 1970), without a message. Raises the error of
+        `status` if this is not the owner."""
+        self._check_owner()
+        self._numbered += 1
+        data = encode(Announce(self.epoch, self.session, self._numbered, now, info))
+        said = Said(self._numbered, data, Ticket((), len(data), None))
+        self._said.append(said)
+        self._append(data)
+        return said.ticket
 
     def _queue(self, ticket: Ticket) -> Ticket:
         self._unsent.append(ticket)
@@ -441,17 +482,20 @@ class Writer(Asker):
         """Append waiting sends while the window has room, and the release once all is settled."""
         while self._unsent and len(self._sent) < self._window and not self.held:
             self._send_frame(self._take())
-        if self.status == "closing" and not self._sent:
-            self._append(encode(self._last_record()))
+        if self.status == "closing" and not (self._sent or self._said):
+            self._append(self._last_record())
 
-    def _last_record(self) -> Release | Grant:
+    def _last_record(self) -> bytes:
         """The record that ends the session. Each attempt may name another heir: the first record
         that counts decides."""
         passes = self._reason == CLOSED and not self.is_shared
         heir = self.heir() if passes else None
-        if heir is None:
-            return Release(self.epoch, self.session, self._reason)
-        number, holder = heir
+        if heir is not None:
+            with contextlib.suppress(ValueError):  # another program has written that it waits
+                return encode(self._pass_to(*heir))
+        return encode(Release(self.epoch, self.session, self._reason))
+
+    def _pass_to(self, number: int, holder: Holder, announce: dict[str, str] | None) -> Grant:
         state = self.state
         return Grant(
             state.epoch + 1,
@@ -461,6 +505,7 @@ class Writer(Asker):
             joins=state.joins,
             by=self.session,
             waiter=number,
+            announce=announce,
         )
 
     def _take(self) -> tuple[Ticket, ...]:
@@ -468,6 +513,8 @@ class Writer(Asker):
         taken = [self._unsent.popleft()]
         weight, count, packed = taken[0].weight, taken[0].count, taken[0].batch is not None
         while self._unsent and packed == (self._unsent[0].batch is not None):
+            if taken[-1].announces:
+                break
             weight += self._unsent[0].weight
             count += self._unsent[0].count
             if weight > MOST_MESSAGE_BYTES or count > MAX_MESSAGES:
@@ -491,7 +538,8 @@ class Writer(Asker):
             return Frame(self.epoch, self.session, 0, contents, number=self._first)
         if tickets[0].batch is None:
             contents = tuple([content for ticket in tickets for content in ticket.contents])
-            return Frame(self.epoch, self.session, self._first, contents)
+            announces = tickets[-1].announces
+            return Frame(self.epoch, self.session, self._first, contents, announces=announces)
         entries: list[bytes] = []
         first = self._first
         for ticket in tickets:
@@ -504,7 +552,7 @@ class Writer(Asker):
     @property
     def unsettled(self) -> bool:
         """Was a request, send or release not read back yet?"""
-        return bool(self._sent) or self.status in ("asking", "closing")
+        return bool(self._sent or self._said) or self.status in ("asking", "closing")
 
     def resend(self) -> None:
         """Append again what has not been read back: after a failure, an unknown answer, or some
@@ -512,6 +560,8 @@ class Writer(Asker):
         super().resend()
         for sent in () if self.held else self._sent:
             self._append(sent.data)
+        for said in self._said:
+            self._append(said.data)
         self.pump()
 
     def hold(self, held: bool) -> None:
@@ -549,7 +599,7 @@ class Writer(Asker):
     def _saw_as_owner(self, judged: Judged) -> None:
         parsed = judged.parsed
         if isinstance(parsed, Grant) and parsed.by == self.session and self.status == "closing":
-            self.status = "closed"
+            self.status, self.has_passed_on = "closed", True
         elif isinstance(parsed, Grant):
             holder = self.holder
             self._fence(
@@ -564,6 +614,10 @@ class Writer(Asker):
                 self._acknowledge(parsed.number + 1, parsed.first)
             else:
                 self._acknowledge(parsed.end)
+            self.pump()
+        elif isinstance(parsed, Announce):
+            while self._said and self._said[0].number <= parsed.number:
+                self._said.popleft().ticket.settle(self.state.next)
             self.pump()
         elif self.status == "closing" and not self._sent:
             self.status = "closed"
@@ -607,11 +661,15 @@ class Writer(Asker):
 
     def _fail(self, in_doubt: ExclusiveLogError, unsent: ExclusiveLogError) -> None:
         sent, waiting = list(self._sent), list(self._unsent)
+        said = list(self._said)
+        self._said.clear()
         self._sent.clear()
         self._unsent.clear()
         for each in sent:
             for ticket in each.tickets:
                 ticket.settle(None, in_doubt)
+        for one in said:
+            one.ticket.settle(None, in_doubt)
         for ticket in waiting:
             ticket.settle(None, unsent)
 

@@ -26,9 +26,6 @@ class Reason(NamedTuple):
 
 
 REASONS = {
-    "announcements": Reason(
-        "a log on a cluster stores only messages", "send a message that says the same"
-    ),
     "backup": Reason(
         "there are no files to copy", "make a local log of it: exclusivelog mirror NEW --from URL"
     ),

@@ -115,6 +115,7 @@ class Requests:
         self._pace = POLL_SECONDS
         self._names: dict[tuple[int, str], Asking] = {}  # of requests that have no outcome
         self._lock = threading.Lock()
+        self._is_closing = False
         self._taken: set[TopicLog] = set()  # topics that had a holder at the last look
 
     # ---- what `GrantFuture` asks -----------------------------------------------------------
@@ -147,9 +148,10 @@ class Requests:
             return list(self._waiting.values())
 
     def __contains__(self, number: int) -> bool:
-        return number in self._waiting
+        """Does this request wait? While the engine closes, none does."""
+        return number in self._waiting and not self._is_closing
 
-    def _end(self, asking: Asking, granted: bool = False) -> None:
+    def _end(self, asking: Asking, granted: Owning | None = None) -> None:
         """Remove a request that has an outcome or is withdrawn. Called with its lock."""
         asking.ended = True
         with self._lock:
@@ -157,8 +159,18 @@ class Requests:
             if self._names.get((asking.topic.id, asking.name)) is asking:
                 del self._names[asking.topic.id, asking.name]
         queued = waited and asking.refusal is None
-        if queued and (not granted or asking.number in asking.topic.waiters):
+        if queued and (granted is None or asking.number in asking.topic.waiters):
             asking.topic.leave_queue(asking.number)
+        inherited = asking.topic.disinherit(asking.number)
+        if inherited is not None and inherited is not granted:
+            self._give_back(inherited)
+
+    def _give_back(self, owning: Owning) -> None:
+        """Release a session that was passed on to a request that does not wait any more."""
+        number = owning.writer.session
+        self._granted.keep(number, owning)
+        if not self._is_closing:  # else the registry releases all that it has
+            self._granted.drop(number)
 
     def _fail(self, asking: Asking, error: ExclusiveLogError) -> None:
         self._end(asking)
@@ -316,6 +328,7 @@ class Requests:
             asking.since,
             request.properties,
             request.topic_epoch is None and not request.settle,
+            request.announce,
         )
 
     def _queue(self, asking: Asking) -> None:
@@ -333,7 +346,9 @@ class Requests:
             waited=asking.number in self._waiting,
         )
         try:
-            owning = asking.topic.ask(self._holder_of(asking), claimed, seen.tenure)
+            owning = asking.topic.ask(
+                self._holder_of(asking), claimed, seen.tenure, asking.request.announce
+            )
         except (ProducerFencedError, InvalidEpochError):
             return False  # the epoch has changed: decide again
         if owning is None:
@@ -382,7 +397,7 @@ class Requests:
         except BaseException:
             self._granted.drop(session.id)
             raise
-        self._end(asking, granted=True)
+        self._end(asking, owning)
         if request.notify_on_contention and not writer.is_shared:
             with contextlib.suppress(ExclusiveLogError):  # its session tells why it has ended
                 asking.topic.agree_to_yield(writer.session)
@@ -447,6 +462,7 @@ class Requests:
             self._grant(asking, owning, PROMOTION)
         except ExclusiveLogError as error:
             self._fail(asking, error)
+        self._host.wake_worker()  # it may have been assigned to another engine meanwhile
 
     def _is_settled(self, topic: TopicLog, seen: Seen, turn: int | None) -> bool:
         """Has the topic been free for the settle delay of the first waiter (rule D7)?"""
@@ -469,9 +485,8 @@ class Requests:
                 return
             queued = any(each.number == asking.number for each in seen.queue)
             if not queued and asking.number not in topic.waiters:
-                owner = None if seen.owner is None else seen.owner.owner()
-                raise overtaken(topic_label(topic.name), asking.name, owner, topic.state.epoch)
-            if asking.deadline is not None and _core.monotonic() >= asking.deadline:
+                self._end_overtaken(asking, seen)
+            elif asking.deadline is not None and _core.monotonic() >= asking.deadline:
                 owner = next(iter(seen.holders), None)
                 self._fail(asking, timed_out(asking.future.waited, owner))
             elif asking.number == turn:
@@ -480,6 +495,17 @@ class Requests:
             raise
         except ExclusiveLogError as error:
             self._fail(asking, error)
+
+    def _end_overtaken(self, asking: Asking, seen: Seen) -> None:
+        """It is not in the queue any more: the topic was passed on to it, or others fenced it."""
+        self._inherit(asking)
+        if asking.ended:
+            return
+        topic, owner = asking.topic, None if seen.owner is None else seen.owner.owner()
+        # Not raised: the frames of the traceback would keep other requests, and their producers.
+        self._fail(
+            asking, overtaken(topic_label(topic.name), asking.name, owner, topic.state.epoch)
+        )
 
     def _try_again(self, asking: Asking, refusal: ExclusiveLogError, seen: Seen) -> None:
         """Try again to get a topic that was to be released to this engine."""
@@ -502,6 +528,7 @@ class Requests:
 
     def fail_all(self, error: EngineClosedError) -> None:
         """Fail all waiting requests, because the engine is closing."""
+        self._is_closing = True
         for asking in self.all():
             with asking.lock:
                 if not asking.ended:

@@ -17,6 +17,8 @@ topic's owner and messages, even if the backend admits records of stale writers:
 - A **copied frame**, which a mirror writes, counts if no grant or join has counted, it comes from
   the same source as all before it, its gap begins at the next offset, and its epoch is not lower
   than the last one. The first grant or join that counts ends the mirroring.
+- An **announcement** counts if its epoch and session are the owner's, and its number is the next of
+  that session.
 - A **termination** counts if its sender had seen all grants that have counted. It ends all
   sessions, and no later record counts (rule G8).
 - No other record counts, and a record that does not count changes nothing.
@@ -55,6 +57,7 @@ import msgpack
 
 from exclusivelog._core import crc32c
 from exclusivelog.cluster.frames import (
+    Announce,
     Frame,
     Grant,
     Join,
@@ -67,7 +70,7 @@ from exclusivelog.cluster.frames import (
 from exclusivelog.cluster.ordered import Position, Record
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError
 
-__all__ = ["Judged", "Shared", "State", "Verdict", "is_written", "judge"]
+__all__ = ["Announced", "Judged", "Shared", "State", "Verdict", "is_written", "judge"]
 
 
 class Verdict(enum.Enum):
@@ -93,6 +96,24 @@ class Shared(NamedTuple):
 
     join: Join
     number: int = 1
+
+
+class Announced(NamedTuple):
+    """What the owner of this grant has announced last, at this time (ms since 1970)."""
+
+    grant: Grant
+    time: int
+    info: dict[str, str]
+
+    def save(self) -> list[Any]:
+        """As a list of bytes, int and map."""
+        return [encode(self.grant), self.time, self.info]
+
+    @classmethod
+    def restore(cls, row: list[Any]) -> Announced:
+        """From such a list."""
+        packed, time, info = row
+        return cls(_granted(packed), time, info)
 
 
 class Judged(NamedTuple):
@@ -122,6 +143,8 @@ class State:
     - `source`: the log of which the frames are copies; None if they are none.
     - `shared`: the shared sessions, by number; `joins`: how many joins have counted, ever.
     - `terminated`: nothing counts any more.
+    - `announced`: the last announcement of an owner; `said`: how many records of announcements the
+      present owner's session has made.
     """
 
     position: Position | None = None
@@ -136,6 +159,8 @@ class State:
     shared: dict[int, Shared] = field(default_factory=dict)
     joins: int = 0
     terminated: bool = False
+    announced: Announced | None = None
+    said: int = 0
 
     def fold(self, record: Record) -> Judged:
         """Judge the next record, and apply it if it counts.
@@ -158,8 +183,13 @@ class State:
             self._apply_frame(parsed)
         elif isinstance(parsed, Grant):
             self.epoch, self.session, self.owned = parsed.epoch, parsed.session, True
-            self.grant, self.source = parsed, None
+            self.grant, self.source, self.said = parsed, None, 0
             self.shared.clear()
+            if parsed.announce is not None:
+                self._announce(parsed.holder.since, parsed.announce)
+        elif isinstance(parsed, Announce):
+            self.said = parsed.number
+            self._announce(parsed.time, parsed.info)
         elif isinstance(parsed, Join):
             self.shared[parsed.session] = Shared(parsed)
             self.joins, self.source = self.joins + 1, None
@@ -184,6 +214,10 @@ class State:
             )
         return replace(frame, first=self.next, contents=contents)
 
+    def _announce(self, time: int, info: dict[str, str]) -> None:
+        assert self.grant is not None
+        self.announced = Announced(self.grant, time, info)
+
     def _apply_frame(self, frame: Frame) -> None:
         self.next = frame.end
         if frame.source is not None:
@@ -192,6 +226,9 @@ class State:
             if sequence > self.sequences.get(name, -1):
                 self.sequences[name] = sequence
         self.published = max(self.published, frame.published)
+        if frame.announces:
+            last = frame.contents[-1]
+            self._announce(last.publish_time, last.properties)
 
     @property
     def tenure(self) -> tuple[int, bool, int]:
@@ -227,6 +264,8 @@ class State:
                 [[encode(join), number] for join, number in self.shared.values()],
                 self.joins,
                 self.terminated,
+                None if self.announced is None else self.announced.save(),
+                self.said,
             ]
         )
         return SAVED.pack(SAVED_MAGIC, SAVED_VERSION, crc32c(body)) + body
@@ -251,12 +290,8 @@ class State:
     @classmethod
     def _unpack(cls, row: list[Any]) -> State:
         position, epoch, session, owned, following, packed, sequences, published, *rest = row
-        source, shared, joins, terminated = rest
-        grant = None if packed is None else decode(packed)
-        if grant is not None and not isinstance(grant, Grant):
-            raise LedgerCorruptedError(
-                "the saved state of an ordered log has no grant as its grant"
-            )
+        source, shared, joins, terminated, announced, said = rest
+        grant = None if packed is None else _granted(packed)
         place = None if position is None else Position(position)
         return cls(
             place,
@@ -271,7 +306,16 @@ class State:
             {join.session: Shared(join, number) for join, number in _joined(shared)},
             joins,
             terminated,
+            None if announced is None else Announced.restore(announced),
+            said,
         )
+
+
+def _granted(packed: bytes) -> Grant:
+    grant = decode(packed)
+    if not isinstance(grant, Grant):
+        raise LedgerCorruptedError("the saved state of an ordered log has no grant as its grant")
+    return grant
 
 
 def _joined(rows: list[list[Any]]) -> Iterator[tuple[Join, int]]:
@@ -284,7 +328,7 @@ def _joined(rows: list[list[Any]]) -> Iterator[tuple[Join, int]]:
 
 SAVED = struct.Struct("<3sBI")  # magic, version, CRC-32C of what follows
 SAVED_MAGIC = b"XLS"
-SAVED_VERSION = 2
+SAVED_VERSION = 3
 
 
 # ---- the rule ----------------------------------------------------------------------------
@@ -302,6 +346,8 @@ def judge(state: State, parsed: Parsed) -> Verdict:
         return _judge_join(state, parsed)
     if isinstance(parsed, Release):
         return _judge_release(state, parsed)
+    if isinstance(parsed, Announce):
+        return _judge_announcement(state, parsed)
     if parsed.number:
         return _judge_shared(state, parsed)
     if parsed.source is not None:
@@ -368,7 +414,14 @@ def _judge_release(state: State, release: Release) -> Verdict:
     return _judge_owner(state, release)
 
 
-def _judge_owner(state: State, record: Frame | Release) -> Verdict:
+def _judge_announcement(state: State, record: Announce) -> Verdict:
+    verdict = _judge_owner(state, record)
+    if verdict is not Verdict.COUNTS or record.number == state.said + 1:
+        return verdict
+    return Verdict.BEHIND if record.number <= state.said else Verdict.AHEAD
+
+
+def _judge_owner(state: State, record: Frame | Release | Announce) -> Verdict:
     """Does the record belong to the owner?"""
     if record.epoch != state.epoch:
         return Verdict.EPOCH

@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, threads
@@ -31,7 +32,7 @@ from exclusivelog.cluster.following import (
     now_ms,
 )
 from exclusivelog.cluster.frames import MAX_MESSAGES
-from exclusivelog.cluster.log import FRAME_OVERHEAD, MESSAGE_OVERHEAD, MOST_MESSAGE_BYTES
+from exclusivelog.cluster.log import FRAME_OVERHEAD, MESSAGE_OVERHEAD, MOST_MESSAGE_BYTES, Ticket
 from exclusivelog.cluster.refused import refusal
 from exclusivelog.errors import (
     EngineClosedError,
@@ -272,6 +273,15 @@ class ClusterSession(SessionLife):
         """End the session for good, and notify the producers."""
         super().lose(self.reason_of(error))
 
+    def announce(self, info: dict[str, str], message: Encoded | None) -> Ticket | None:
+        """Announce, with a message if there is one; None if earlier messages come first."""
+        if message is not None:
+            _check_fits(1, sum(len(part) for part in message[:3] if part is not None))
+        ticket = self.owning.announce(info, message)
+        if ticket is None:
+            self.sending.await_earlier()
+        return ticket
+
     # ---- hand-over -----------------------------------------------------------------------
 
     def hand_over(self, error: ProducerMovedError, target: str) -> None:
@@ -424,6 +434,9 @@ class Following:
 
     def _open_on(self, there: Any, left: ClusterSession) -> ClusterSession | None:
         request = left.next_request(there.topics.number_of(self._topic.name))
+        last = self._topic.state.announced  # the log knows it, the producers do not
+        if last is not None and last.grant.session == left.session.id:
+            request = replace(request, announce=last.info)
         future = SessionFuture(there, request.topic, left.topic, left.options)
         try:
             there.open_producer(future, request)

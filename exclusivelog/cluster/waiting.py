@@ -62,7 +62,8 @@ MOST_ENDED = 8
 @dataclass(frozen=True, slots=True)
 class Wait:
     """A producer waits. `number` is unique; `since` is in ms since 1970. `at_once`: it takes the
-    topic as soon as it is its turn, under a new epoch, so that the topic can be passed on to it."""
+    topic as soon as it is its turn, under a new epoch, so that the topic can be passed on to it;
+    `announce`: what it announces then."""
 
     number: int
     engine_id: str
@@ -73,6 +74,7 @@ class Wait:
     since: int
     properties: dict[str, str] = field(default_factory=dict)
     at_once: bool = True
+    announce: dict[str, str] | None = None
 
     def holder(self, since: int) -> Holder:
         """The holder of a grant to it, at this time (ms since 1970)."""
@@ -199,6 +201,7 @@ def encode(record: Noted) -> bytes:
             record.since,
             record.properties or None,
             record.at_once,
+            record.announce,
         ]
     body: bytes = msgpack.packb(row)
     return sealed(MAGIC, VERSION, body)
@@ -243,7 +246,8 @@ def _record(row: list[Any]) -> Noted:
             int(until),
         )
     # An earlier version wrote nothing behind the properties: the topic is not passed on to it.
-    number, engine, name, pid, producer, priority, since, properties, *at_once = fields
+    number, engine, name, pid, producer, priority, since, properties, *more = fields
+    at_once, announce = more or (False, None)
     return Wait(
         int(number),
         str(engine),
@@ -253,7 +257,8 @@ def _record(row: list[Any]) -> Noted:
         int(priority),
         int(since),
         dict(properties or {}),
-        at_once == [True],
+        bool(at_once),
+        None if announce is None else dict(announce),
     )
 
 
@@ -322,7 +327,7 @@ class Waiters:
             takes=fences and not moved and (was_owned or was_shared or kept),
             moved=moved,
             continues=grant.continues > 0,
-            waited=bool(self._of(holder)),
+            waited=grant.by > 0 or bool(self._of(holder)),
         )
 
     def _is_reserved(self, holder: Holder, was_owned: bool) -> bool:
@@ -351,7 +356,10 @@ class Waiters:
     def _granted_to_waiter(self, grant: Grant) -> None:
         """Remove the waiter that was granted the topic. If several of its engine have its name, it
         leaves the queue itself: a grant that it has asked for has no number of a waiter."""
-        same = [grant.waiter] if grant.waiter in self._waiting else self._of(grant.holder)
+        if grant.by:
+            self._waiting.pop(grant.waiter, None)
+            return
+        same = self._of(grant.holder)
         if len(same) == 1:
             del self._waiting[same[0]]
 

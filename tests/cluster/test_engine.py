@@ -31,7 +31,6 @@ from exclusivelog.cluster.memory import (
     _Link,
 )
 from exclusivelog.cluster.ordered import Answer, Answered, Position, Record, Tail, ignore
-from exclusivelog.cluster.rule import State
 from testing.processes import (
     EXCLUSIVE,
     FENCING,
@@ -274,74 +273,6 @@ def test_d4_a_late_record_of_a_waiter_that_has_left_blocks_no_other(
     until(lambda: lost and len(topic.waiters) == 1 and topic.waiters[0].producer_name != "ghost")
     owner.close()
     assert there.result(timeout=PATIENCE).topic_epoch == 2
-
-
-@pytest.mark.rule("D5", "C1")
-def test_d5_a_waiter_that_has_left_gives_back_what_was_passed_on_to_it(
-    path: str, topic: xl.Topic, other: xl.Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The owner closes before the log says that it has left."""
-    append = _Link.append
-
-    def lose_what_leaves(link: _Link, data: bytes, *answered: Any) -> None:
-        if not isinstance(waiting.decode(data), waiting.Leave):
-            append(link, data, *answered)
-
-    owner = topic.producer(EXCLUSIVE)
-    left = other.topic("orders").producer_async(WAIT, name="left", priority=9)
-    there = other.topic("orders").producer_async(WAIT, name="there")
-    until(lambda: [waiter.producer_name for waiter in topic.waiters] == ["left", "there"])
-    with monkeypatch.context() as patch:
-        patch.setattr(_Link, "append", lose_what_leaves)
-        assert left.cancel()
-        owner.close()
-    producer = there.result(timeout=PATIENCE)
-    assert (producer.topic_epoch, producer.send(b"x")) == (3, 0)
-    assert [(e.kind, e.reason, e.epoch) for e in topic.engine.history("orders")] == [
-        ("grant", "request", 1),
-        ("release", "closed", 1),
-        ("grant", "promotion", 2),
-        ("release", "closed", 2),
-        ("grant", "promotion", 3),
-    ]
-
-
-@pytest.mark.rule("C1")
-@pytest.mark.parametrize("closes", ["producer", "engine"])
-def test_c1_no_record_leaves_the_topic_without_an_owner_while_somebody_waits(
-    path: str, topic: xl.Topic, other: xl.Engine, closes: str
-) -> None:
-    with xl.open(path, name="gone") as gone:
-        owner = gone.topic("orders").producer(EXCLUSIVE)
-        first = other.topic("orders").producer_async(WAIT, name="first")
-        second = topic.producer_async(WAIT, name="second")
-        until(lambda: len(gone.topic("orders").waiters) == 2)
-        owner.send_async(b"last")
-        (owner if closes == "producer" else gone).close()
-        first.result(PATIENCE).close()
-        assert second.result(PATIENCE).send(b"x") == 1
-    state, waiters, unowned = State(), waiting.Waiters(), 0
-    for record in raw(path):
-        before = state.session, state.owned
-        judged = state.fold(record)
-        waiters.take(waiting.decode(record.data), state.owning)
-        if judged.counts and isinstance(judged.parsed, Grant):
-            waiters.granted(judged.parsed, *before)
-        unowned += bool(len(waiters)) and not state.owned
-    assert (unowned, state.epoch) == (0, 3)
-
-
-@pytest.mark.rule("C1", "D7")
-def test_c1_a_waiter_with_a_delay_of_its_own_is_not_passed_the_topic(
-    path: str, topic: xl.Topic, other: xl.Engine
-) -> None:
-    owner = topic.producer(EXCLUSIVE)
-    other.topic("orders").producer_async(WAIT, name="low", priority=-1)
-    settling = other.topic("orders").producer_async(WAIT, name="high", priority=9, settle=0.05)
-    until(lambda: len(topic.waiters) == 2)
-    owner.close()
-    assert settling.result(PATIENCE).topic_epoch == 2
-    assert not any(isinstance(each, Grant) and each.by for each in records(path))
 
 
 @pytest.mark.rule("A1")

@@ -18,6 +18,7 @@ import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.cluster.frames import (
     MAX_BYTES,
+    Announce,
     Content,
     Frame,
     Grant,
@@ -303,12 +304,42 @@ SHARED_FRAME = row_of(Frame(0, 4, 0, SMALL.contents, number=1))
 PASS = row_of(
     Grant(2, 0, 5, Holder("e", "n", 1, "p", AccessMode.WAIT_FOR_EXCLUSIVE), by=1, waiter=9)
 )
+ANNOUNCING = row_of(
+    Grant(1, 0, 1, Holder("e", "n", 1, "p", AccessMode.EXCLUSIVE), announce={"a": "b"})
+)
+ANNOUNCE = row_of(Announce(1, 1, 1, 5, {"a": "b"}))
 JOIN = row_of(Join(0, 0, 0, 1, Holder("e", "n", 1, "p", AccessMode.SHARED)))
+
+
+OWNER = Holder("e", "n", 1, "p", AccessMode.EXCLUSIVE)
+WAITER = Holder("e", "n", 1, "p", AccessMode.WAIT_FOR_EXCLUSIVE, properties={"a": "b"})
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Announce(1, 2, 3, 4, {"a": "b"}),
+        Announce(1, 2, 3, 4, {}),
+        Grant(1, 0, 2, OWNER, announce={}),
+        Grant(1, 0, 3, OWNER, continues=2, announce={"a": "b"}),
+        Grant(2, 0, 3, WAITER, by=2, waiter=9),
+        Grant(2, 0, 3, WAITER, by=2, waiter=9, announce={"a": "b"}),
+        Frame(3, 4, 5, SMALL.contents, announces=True),
+    ],
+    ids=str,
+)
+def test_what_owners_pass_on_and_announce_comes_back(record: Parsed) -> None:
+    assert decode(encode(record)) == record
 
 
 OUT_OF_BOUNDS: list[tuple[list[Any], int, tuple[Any, ...]]] = [
     (FRAME, 1, (-1, 2**63, True, 1.0)),
     (FRAME, 2, (None,)),
+    (ANNOUNCING, 1, (0, 2**63)),
+    (ANNOUNCING, 14, ({}, {"a": 1}, 7, [])),
+    (ANNOUNCE, 1, (0, 2**63)),
+    (ANNOUNCE, 3, (0, True)),
+    (ANNOUNCE, 5, ({}, {1: "a"}, b"x")),
     (PASS, 1, (0, 2**63)),
     (PASS, 5, (0, -1, True)),
     (PASS, 6, (-1, 2**63, None)),

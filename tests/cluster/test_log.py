@@ -274,7 +274,7 @@ def test_an_owner_passes_the_topic_on_behind_all_that_was_sent(log: MemoryLog) -
     heir = Process(log, "heir")
     waiter = Holder("heir", "heir", 1, "heir", AccessMode.WAIT_FOR_EXCLUSIVE)
     tickets = [process.send(b"%d" % n) for n in range(3)]
-    process.writer.heir = lambda: (5, waiter)
+    process.writer.heir = lambda: (5, waiter, None)
     process.writer.release()
     process.catch_up()
     assert process.writer.status == "closed"
@@ -293,7 +293,7 @@ def test_an_owner_passes_the_topic_on_behind_all_that_was_sent(log: MemoryLog) -
 @pytest.mark.rule("C1", "E2")
 def test_a_topic_that_is_handed_over_is_not_passed_on(log: MemoryLog) -> None:
     process = Process(log).own()
-    process.writer.heir = lambda: (5, process.writer.holder)
+    process.writer.heir = lambda: (5, process.writer.holder, None)
     process.writer.release("handed over")
     process.catch_up()
     assert (process.writer.status, process.reader.state.owned) == ("closed", False)
@@ -305,7 +305,7 @@ def test_an_owner_that_is_fenced_while_it_passes_the_topic_on_has_lost_it(log: M
     rival.catch_up()
     rival.writer.ask()
     waiter = Holder("heir", "heir", 1, "heir", AccessMode.WAIT_FOR_EXCLUSIVE)
-    process.writer.heir = lambda: (5, waiter)
+    process.writer.heir = lambda: (5, waiter, None)
     process.writer.release()
     process.catch_up()
     rival.catch_up()

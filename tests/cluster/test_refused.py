@@ -41,14 +41,6 @@ def send_many_large(engine: xl.Engine) -> None:
     engine.topic("orders").producer("exclusive").send_many([bytes(1_000_000)] * 6)
 
 
-def announce(engine: xl.Engine) -> None:
-    engine.topic("orders").producer("exclusive").announce({"at": "here"})
-
-
-def announce_in_a_message(engine: xl.Engine) -> None:
-    engine.topic("orders").producer("exclusive").announce({"at": "here"}, message=b"x")
-
-
 def put_in_a_transaction(engine: xl.Engine) -> None:
     with (
         tempfile.TemporaryDirectory() as directory,
@@ -60,11 +52,6 @@ def put_in_a_transaction(engine: xl.Engine) -> None:
 
 Call = Callable[[xl.Engine], Any]
 CALLS: dict[str, list[Call]] = {
-    "announcements": [
-        announce,
-        announce_in_a_message,
-        lambda e: e.topic("orders").producer("exclusive", announce={"at": "here"}),
-    ],
     "backup": [lambda e: e.backup("/nowhere")],
     "bound_producers": [
         lambda e: e.topic("orders").producer("exclusive", claim=e.own("g", {"r": None})),

@@ -6,11 +6,14 @@ those worlds do not have: copies, foreign records, saved states of any log.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exclusivelog.cluster.frames import (
+    Announce,
     Content,
     Frame,
     Grant,
@@ -38,6 +41,10 @@ def grant(epoch: int, first: int, session: int, continues: int = 0, joins: int =
 def passed(epoch: int, first: int, session: int, by: int) -> Grant:
     waiter = Holder("e2", "host", 13, "w", AccessMode.WAIT_FOR_EXCLUSIVE)
     return Grant(epoch, first, session, waiter, by=by, waiter=5)
+
+
+def announce(epoch: int, session: int, number: int, **info: str) -> Announce:
+    return Announce(epoch, session, number, 1000 + number, info)
 
 
 def join(session: int, joins: int = 0, *, epoch: int = 0, granted: int = 0, name: str = "") -> Join:
@@ -77,6 +84,12 @@ class Log:
         data = record if isinstance(record, bytes) else encode(record)
         return self.state.fold(Record(position(self.number), data)).verdict.name
 
+    def said(self) -> tuple[int, int, dict[str, str]]:
+        """(epoch, time, info) of the last announcement."""
+        found = self.state.announced
+        assert found is not None
+        return found.grant.epoch, found.time, found.info
+
     def folds(self, *records: Parsed | bytes) -> list[str]:
         return [self.fold(record) for record in records]
 
@@ -87,6 +100,29 @@ class Log:
 
 
 # ---- owners ------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("B2", "B3")
+def test_only_the_owner_announces_and_in_order() -> None:
+    log = Log()
+    log.expect(
+        (announce(1, 7, 1, a="early"), "EPOCH"),
+        (replace(grant(1, 0, 7), announce={"a": "0"}), "COUNTS"),
+        (announce(1, 7, 2, a="2"), "AHEAD"),
+        (announce(1, 7, 1, a="1"), "COUNTS"),
+        (announce(1, 7, 2, a="2"), "COUNTS"),
+        (announce(1, 7, 1, a="1"), "BEHIND"),
+        (announce(1, 8, 3, a="3"), "SESSION"),
+    )
+    assert log.said() == (1, 1002, {"a": "2"})
+    log.expect((replace(frame(1, 7, 0), announces=True), "COUNTS"))
+    assert log.said() == (1, 100, {})
+    log.expect((grant(2, 1, 8), "COUNTS"), (announce(1, 7, 3, a="late"), "EPOCH"))
+    assert log.said() == (1, 100, {}), "the second owner has announced nothing"
+    log.expect((announce(2, 8, 1, b="1"), "COUNTS"), (Release(2, 8, ""), "COUNTS"))
+    log.expect((announce(2, 8, 2, b="2"), "ENDED"))
+    assert log.said() == (2, 1001, {"b": "1"})
+    assert State.restore(log.state.save()) == log.state
 
 
 @pytest.mark.rule("B7", "C1")

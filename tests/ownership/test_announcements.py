@@ -21,7 +21,6 @@ from exclusivelog import aio
 from exclusivelog.local.commits import FramedAttempt, TableAttempt
 from exclusivelog.local.records import ANNOUNCED, pack_session, unpack_session
 from exclusivelog.local.storage.tables import AnnouncementTable
-from exclusivelog.messages import MOST_ANNOUNCED_BYTES
 from testing.processes import PATIENCE, State, Worker, hang, until
 
 pytestmark = pytest.mark.once  # durability changes appends, not who may append
@@ -56,12 +55,6 @@ def said(topic: xl.Topic) -> tuple[dict[str, str], int]:
 # ---- what everybody reads ----------------------------------------------------------------
 
 
-def test_e_nothing_is_announced_at_first(topic: xl.Topic) -> None:
-    assert topic.announcement is None
-    topic.producer(EXCLUSIVE).close()
-    assert topic.announcement is None
-
-
 def test_e_another_process_reads_who_announces_what(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -77,16 +70,6 @@ def test_e_another_process_reads_who_announces_what(
     assert found.time >= holder.since
     assert owner.call(announce, THERE) == "announced"
     assert said(topic) == (THERE, 1)
-
-
-def test_e_it_stays_until_the_next_owner_announces(topic: xl.Topic) -> None:
-    with topic.producer(EXCLUSIVE, announce=HERE):
-        pass
-    with topic.producer(EXCLUSIVE) as second:
-        assert said(topic) == (HERE, 1), "the successor reads what its predecessor said"
-        second.announce({})
-        assert said(topic) == ({}, 2)
-    assert said(topic) == ({}, 2)
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
@@ -238,14 +221,6 @@ def test_b2_the_epoch_is_compared_where_the_announcement_is_written(
     assert owner.state == "fenced"
 
 
-def test_b3_closed_producers_announce_nothing(topic: xl.Topic) -> None:
-    owner = topic.producer(EXCLUSIVE)
-    owner.close()
-    with pytest.raises(xl.EngineClosedError):
-        owner.announce(HERE)
-    assert topic.announcement is None
-
-
 # ---- with the grant ----------------------------------------------------------------------
 
 
@@ -285,17 +260,6 @@ def test_e_a_promotion_announces_for_the_promoted(
     assert waiter.answer() == 2
 
 
-def test_e_a_waiter_that_leaves_has_announced_nothing(topic: xl.Topic) -> None:
-    with topic.producer(EXCLUSIVE):
-        with pytest.raises(xl.WaitTimeoutError):
-            topic.producer(WAIT, announce=HERE, timeout=0.05)
-        with pytest.raises(xl.ProducerFencedError):
-            topic.producer(EXCLUSIVE, announce=HERE)
-        assert topic.producer_async(WAIT, announce=HERE).cancel()
-        until(lambda: not topic.waiters)  # one that ends late leaves the queue later
-    assert topic.announcement is None
-
-
 def test_e1_a_hand_over_announces_for_its_destination(
     engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -309,20 +273,6 @@ def test_e1_a_hand_over_announces_for_its_destination(
         with pytest.raises(xl.ProducerMovedError):
             owner.announce(HERE)
     assert said(topic) == (THERE, 2)
-
-
-def test_e2_who_follows_its_topic_goes_on_announcing(path: str, topic: xl.Topic) -> None:
-    """Within one process a producer goes on through a hand-over, and so does what it said."""
-    owner = topic.producer(EXCLUSIVE, announce={})
-    owner.announce(HERE)
-    with xl.open(path, name="other") as other:
-        topic.engine.unload("orders", to=other.id)
-        owner.send(b"x")
-        found = topic.announcement
-        assert found is not None
-        assert (found.info, found.epoch, found.engine_name) == (HERE, 2, "other")
-        owner.announce(THERE)
-        assert said(topic) == (THERE, 2)
 
 
 def test_e2_a_move_within_the_process_repeats_what_was_announced_last(
@@ -352,28 +302,7 @@ def test_e2_a_move_within_the_process_repeats_what_was_announced_last(
         assert said(topic) == (THERE, 2)
 
 
-def test_e2_what_an_earlier_owner_announced_is_not_repeated(path: str, topic: xl.Topic) -> None:
-    topic.producer(EXCLUSIVE, announce=HERE).close()
-    owner = topic.producer(EXCLUSIVE)
-    with xl.open(path, name="other") as other:
-        topic.engine.unload("orders", to=other.id)
-        owner.send(b"x")
-        assert (owner.topic_epoch, said(topic)) == (3, (HERE, 1))
-
-
 # ---- with a message ----------------------------------------------------------------------
-
-
-def test_g3_a_message_tells_those_who_read_the_topic(topic: xl.Topic) -> None:
-    with topic.producer(EXCLUSIVE, serializer="json") as owner:
-        owner.send("before")
-        owner.announce(HERE, message=["moved"])
-        owner.announce(THERE, message=None)
-        owner.send("after")
-    found = list(topic.reader(deserializer="json"))
-    assert [message.value for message in found] == ["before", ["moved"], None, "after"]
-    assert [message.properties for message in found] == [{}, HERE, THERE, {}]
-    assert owner.last_sequence_id == 3
 
 
 def test_g3_in_a_transaction_it_is_all_or_nothing(engine: xl.Engine, topic: xl.Topic) -> None:
@@ -400,39 +329,6 @@ def test_g3_in_a_transaction_it_is_all_or_nothing(engine: xl.Engine, topic: xl.T
 
 
 # ---- what it takes -----------------------------------------------------------------------
-
-WRONG = [
-    ("x", TypeError),
-    (b"x", TypeError),
-    ({"a": 1}, TypeError),
-    ({b"a": "b"}, TypeError),
-    ({"a": "\ud800"}, ValueError),
-    ({"a": "b" * MOST_ANNOUNCED_BYTES}, ValueError),
-]
-
-
-@pytest.mark.parametrize(("info", "error"), WRONG)
-def test_e_wrong_information_is_refused_by_name(
-    topic: xl.Topic, info: Any, error: type[Exception]
-) -> None:
-    with topic.producer(EXCLUSIVE) as owner:
-        with pytest.raises(error, match="info"):
-            owner.announce(info)
-    for ask in (topic.producer, topic.producer_async):
-        with pytest.raises(error, match="announce"):
-            ask(EXCLUSIVE, announce=info)
-    with pytest.raises(TypeError, match="info"), topic.producer(EXCLUSIVE) as owner:
-        owner.announce(None)  # type: ignore[arg-type]
-    assert (topic.announcement, topic.owner, topic.epoch) == (None, None, 2)
-
-
-def test_e_only_an_owner_announces(topic: xl.Topic) -> None:
-    with pytest.raises(ValueError, match="announce: a shared producer"):
-        topic.producer(SHARED, announce=HERE)
-    assert topic.holders == []
-    with topic.producer(SHARED) as shared, pytest.raises(ValueError, match="is shared"):
-        shared.announce(HERE)
-    assert topic.announcement is None
 
 
 def test_e_a_waiter_without_an_announcement_waits_in_a_shorter_row(topic: xl.Topic) -> None:

@@ -239,7 +239,7 @@ def test_h2_a_url_is_no_place_for_the_backup(made, tmp_path, monkeypatch) -> Non
     monkeypatch.chdir(tmp_path)
     before = content(made.path)
     url = "pulsar://broker:6650/tenant/backup"
-    with pytest.raises(ValueError, match="backup='pulsar:.*takes the name of a directory"):
+    with pytest.raises(ValueError, match=r"backup='pulsar:.*takes the name of a directory"):
         xl.upgrade(made.path, url)
     done = run("upgrade", made.path, "--backup", url)
     assert (done.returncode, "this is a URL" in done.stderr) == (1, True)
