@@ -136,11 +136,7 @@ class Worker:
         if self._stopped:
             return False
         self.release_dropped()
-        for owning in self._registry.all():
-            with contextlib.suppress(ExclusiveLogError):
-                owning.hand_over_if_due()
-        for session in self._registry.handed_over():
-            session.end_unless_within_reach()
+        self._hand_over()
         self._pending.poll()
         self._watching.poll()
         self.callbacks.ring()
@@ -150,6 +146,15 @@ class Worker:
         left = min(left, self._watching.seconds, self.callbacks.alarms.seconds_left())
         self._words.wait(WAKE, seen, int(left * 1e9))
         return True
+
+    def _hand_over(self) -> None:
+        """Hand over what is due. A method of its own, so that nothing keeps a session while the
+        thread sleeps."""
+        for owning in self._registry.all():
+            with contextlib.suppress(ExclusiveLogError):
+                owning.hand_over_if_due()
+        for session in self._registry.handed_over():
+            session.end_unless_within_reach()
 
     def release_dropped(self, topic: str | None = None) -> None:
         """Release the dropped sessions of a topic (None: of all). Two threads may release the same
