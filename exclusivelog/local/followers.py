@@ -175,6 +175,7 @@ class Followers:
         self._waiting: list[Waiting] = []
         self._taken: list[Waiting] = []  # those that the thread is dealing with
         self._thread: threading.Thread | None = None  # None: it has nothing to do
+        self._begins = False  # it has just been started
 
     def add(self, waiting: Waiting) -> None:
         """Let this session follow soon. LedgerError if no thread can be started."""
@@ -187,7 +188,7 @@ class Followers:
         with self._lock:
             if self._waiting and (self._thread is None or not self._thread.is_alive()):
                 thread = threading.Thread(target=self._run, name="exclusivelog-follow", daemon=True)
-                self._thread = thread
+                self._thread, self._begins = thread, True
                 threads.start(self._path, thread)
 
     def _run(self) -> None:
@@ -211,7 +212,12 @@ class Followers:
         with self._lock:
             self._waiting.sort(key=lambda one: not one.is_urgent)
             urgent = sum(one.is_urgent for one in self._waiting)
-            count = min(urgent or OTHERS_AT_ONCE, FOLLOWED_AT_ONCE)
+            # A call that finds the thread idle waits for no others. Those that come while it is
+            # at work are of producers that send in turn: the next ones follow with them.
+            count = FOLLOWED_AT_ONCE if urgent else OTHERS_AT_ONCE
+            if self._begins and urgent:
+                count = min(urgent, FOLLOWED_AT_ONCE)
+            self._begins = False
             some, self._waiting = self._waiting[:count], self._waiting[count:]
             self._taken = some
             if not some:
