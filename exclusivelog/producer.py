@@ -823,7 +823,9 @@ class Producer(SendingProducer, Closing):
             )
         if transaction is None:
             self._sender.check()
-        announcing = transaction or Transaction(self._sender.session.engine)
+        # It may have followed its topic to another engine, whose ledger has another name.
+        sender = self._sender
+        announcing = transaction or Transaction(sender.session.engine, sender.ledger)
         announcing._announce(self, given)
         if message is not NO_MESSAGE:
             self.send(message, properties=given, transaction=announcing)

@@ -338,8 +338,8 @@ class Transaction(OfThisProcess):
     _running: concurrent.futures.Future[None] | None = None  # its commit in a thread of the library
     _number = -1  # until it has begun
 
-    def __init__(self, engine: EngineBackend) -> None:
-        self._engine, self._ledger = engine, engine.ledger
+    def __init__(self, engine: EngineBackend, ledger: object = None) -> None:
+        self._engine, self._ledger = engine, ledger or engine.ledger
         self._parts: TransactionParts[Sender] = TransactionParts()
         self._producers: dict[Sender, SendingProducer] = {}  # whose senders these are
         self._writers: dict[int, Writer] = {}  # maps and states, by the ids of their topics

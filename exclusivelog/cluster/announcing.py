@@ -3,10 +3,11 @@ mark at a message. The state of the rule has the last announcement that counts."
 
 from __future__ import annotations
 
-import contextlib
+from functools import partial
 from typing import Any, cast
 
-from exclusivelog.backend import SessionPaused, TransactionParts, Who
+from exclusivelog import _core
+from exclusivelog.backend import TransactionParts, Who
 from exclusivelog.cluster.following import ANSWER_SECONDS
 from exclusivelog.cluster.log import Ticket
 from exclusivelog.cluster.sessions import ClusterSession
@@ -22,39 +23,52 @@ class Attempt:
 
     def __init__(self, sender: Any) -> None:
         self._sender = sender
-        self.ticket: Ticket | None = None
-
-    @property
-    def tried(self) -> bool:
-        """Was it passed on? Before that, nothing can be in the log."""
-        return self.ticket is not None
+        self.tried = False  # may it be in the log?
+        self.ticket: Ticket | None = None  # of an announcement without a message
+        self.receipt: _core.Receipt | None = None  # of one with a message
 
     @property
     def committed(self) -> bool:
         """Does it count?"""
-        return self.ticket is not None and self.ticket.done and self.ticket.error is None
+        if self.ticket is not None:
+            return self.ticket.done and self.ticket.error is None
+        receipt = self.receipt
+        return receipt is not None and receipt.done() and receipt.exception(0) is None
 
     @property
     def offsets(self) -> dict[Any, range]:
         """The offset of its message, once that counts."""
-        ticket = self.ticket
-        if ticket is None or not self.committed or not ticket.count:
+        if self.receipt is None or not self.committed:
             return {}
-        assert ticket.offset is not None
-        return {self._sender: range(ticket.offset, ticket.offset + 1)}
+        offset = self.receipt.result(0)
+        return {self._sender: range(offset, offset + 1)}
 
 
 def announce(parts: TransactionParts[Who]) -> None:
     """Announce, with a message if there is one; returns once that counts."""
     [(sender, info)] = parts.announced.items()
     [puts] = parts.puts.values()
-    message = cast("Encoded | None", puts[0] if puts else None)
     parts.attempt = attempt = Attempt(sender)
-    while (ticket := attempt.ticket) is None:
-        session = cast("ClusterSession", sender.here(False))  # of a producer of this engine
-        with contextlib.suppress(SessionPaused):  # it is handed over, and goes on or ends
-            attempt.ticket = session.announce(info, message)
-    _await(session, ticket)
+    message = cast("Encoded | None", puts[0] if puts else None)
+    producer: Any = sender  # which follows its topic, and waits while that is handed over
+    producer.call(partial(_announce_by, attempt, info, message), None)
+
+
+def _announce_by(
+    attempt: Attempt,
+    info: dict[str, str],
+    message: Encoded | None,
+    session: ClusterSession,
+    timeout: float | None,
+) -> None:
+    session.sending.await_announced()
+    attempt.tried = True
+    if message is None:
+        attempt.ticket = ticket = session.owning.announce(info)
+        _await(session, ticket)
+    else:
+        attempt.receipt = session.sending.announce(message)
+        session.sending.outcome(attempt.receipt, timeout)
 
 
 def _await(session: ClusterSession, ticket: Ticket) -> None:
@@ -64,4 +78,4 @@ def _await(session: ClusterSession, ticket: Ticket) -> None:
     except WaitTimeoutError:
         raise without_outcome(topic.name, ANSWER_SECONDS) from None
     if ticket.error is not None:
-        raise session.reason_of(ticket.error)
+        raise ticket.error

@@ -143,7 +143,8 @@ class Mark:
     def of(cls, state: State) -> Mark:
         """The mark of a state, without the fields that only writers need."""
         shared = dict(state.shared)
-        kept = replace(state, sequences={}, shared=shared, announced=None, said=0)
+        grant = None if state.grant is None else replace(state.grant, announce=None)
+        kept = replace(state, sequences={}, shared=shared, grant=grant, announced=None, said=0)
         return cls(state.next, state.published, kept)
 
     def begin(self) -> State:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -52,19 +51,11 @@ __all__ = ["ClusterEngine"]
 
 
 class Ledger:
-    """Identifies the place of the engines of this process that have it open, so that readers,
-    producers and transactions can compare it."""
+    """Identifies the place of an engine, so that readers, producers and transactions can compare
+    it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-
-    @classmethod
-    def at(cls, path: str) -> Ledger:
-        """The one of this place."""
-        return _ledgers.setdefault(path, cls(path))
-
-
-_ledgers = weakref.WeakValueDictionary[str, Ledger]()
 
 
 class ClusterEngine(EngineBackend):
@@ -86,7 +77,7 @@ class ClusterEngine(EngineBackend):
         self, place: Place, name: str, properties: Mapping[str, str], readonly: bool
     ) -> None:
         super().__init__(secrets.token_hex(8), place.url, name, properties, readonly)
-        self.place, self.ledger = place, Ledger.at(place.url)
+        self.place, self.ledger = place, Ledger(place.url)
         self.figures = Figures()
         self.topics = Topics(self, {PREFIX: GroupLog})
         self.births, self.kinds = Births(place), Kinds(place)
@@ -182,11 +173,12 @@ class ClusterEngine(EngineBackend):
         store_snapshot(self.place, self.followed(topic), offset, items)
 
     def commit_at_once(self, parts: TransactionParts[Who]) -> bool:
-        """False: an announcement waits until it is read back."""
-        return False
+        """Announce: the only transactions on a cluster are those of announcements."""
+        announce(parts)
+        return True
 
     def commit_transaction(self, parts: TransactionParts[Who]) -> None:
-        """Announce: the only transactions on a cluster are those of announcements."""
+        """The same."""
         announce(parts)
 
     def make_visible(self) -> None:

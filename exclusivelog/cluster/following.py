@@ -18,7 +18,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -267,6 +267,7 @@ class Owning:
         self._session: Callable[[], ClusterSession | None] = _no_session
         self._batches: dict[Ticket, _core.Batch] = {}  # unread batches
         self._taken: set[int] = set()  # their ids
+        self._announcing: dict[int, _core.Batch] = {}  # without outcomes, by their ids
         self._begun: dict[Ticket, float] = {}  # when they were appended
         self._done: list[Ticket] = []
         self._numbers: dict[Ticket, int] = {}  # numbers of unread `append` calls
@@ -300,7 +301,8 @@ class Owning:
         """False if it failed, and all that wait with it."""
         try:
             self.topic.check()  # the error that has ended it, rather than the writer's end
-            ticket = self.writer.send_packed(batch, now_ms(), self._note)
+            announces = id(batch) in self._announcing
+            ticket = self.writer.send_packed(batch, now_ms(), self._note, announces)
         except ExclusiveLogError as error:
             _fail(appender, [], error)
             return False
@@ -328,22 +330,35 @@ class Owning:
             self._numbers[ticket] = self._number
             return expected, self._number
 
-    def announce(self, info: dict[str, str], message: Encoded | None) -> Ticket | None:
-        """Pass an announcement to the writer, with a message if there is one. None if earlier
-        messages wait, whose sequence ids come first."""
+    def announce(self, info: dict[str, str]) -> Ticket:
+        """Pass an announcement without a message to the writer."""
         with self.topic.changed:
             self.topic.check()
             appender = self.appender
-            assert appender is not None
-            if appender.error is not None:
+            if appender is not None and appender.error is not None:
                 raise appender.error
-            if message is None:
-                return self.writer.announce(info, now_ms())
-            if appender.pending_messages:
-                return None
-            ticket = self.writer.send([message], now_ms(), announces=True)
-            appender.advance(self.writer.last_sequence)
-            return ticket
+            return self.writer.announce(info, now_ms())
+
+    @contextlib.contextmanager
+    def announcing(self, batch: _core.Batch) -> Iterator[None]:
+        """Let the properties of this batch's last message be an announcement; the block queues
+        it."""
+        self._announcing[id(batch)] = batch
+        try:
+            yield
+        except Exception:  # it was not queued
+            del self._announcing[id(batch)]
+            raise
+
+    def await_announced(self) -> None:
+        """Wait until no announcement is without an outcome, or no more can be made."""
+        self.topic.await_change(
+            self._has_announced, ANSWER_SECONDS, "an announcement has no outcome"
+        )
+
+    def _has_announced(self) -> bool:
+        ended = self.writer.status != "owner" or self.appender is None or self.appender.error
+        return bool(ended) or not (self._announcing or self.writer.has_said)
 
     def await_counting(self, number: int) -> None:
         """Wait until these messages count; raises the error if they failed."""
@@ -391,6 +406,9 @@ class Owning:
             self._settle(appender, ended, error)
         with self.topic.changed:  # only now: until they are settled, the appender gives them again
             self._taken -= {id(batch) for batch, _ in ended}
+            for batch, _ in ended:
+                if self._announcing.pop(id(batch), None) is not None:
+                    self.topic.changed.notify_all()
         if error is not None and (session := self._session()) is not None:
             session.lose(error)
 
@@ -586,6 +604,11 @@ class Writers:
         """Was any appended record not read back yet?"""
         return any(each.writer.unsettled for each in self._all)
 
+    @property
+    def have_said(self) -> bool:
+        """Was an announcement not read back yet?"""
+        return any(each.writer.has_said for each in self._all)
+
     def hold(self, held: bool) -> None:
         """Let them append no frames for a while, or go on."""
         for owning in self._all:
@@ -764,10 +787,12 @@ class TopicLog:
         topic_epoch: int | None,
         seen: tuple[int, bool, int],
         announce: dict[str, str] | None,
+        follows: int | None,
         timeout: float = ANSWER_SECONDS,
     ) -> Owning | None:
         """Ask for the topic on the basis of the records read so far, and `announce` this with the
-        grant. None if another record came first, or `tenure` differs from `seen`.
+        grant; None: what the session `follows` has announced, if no other one has since. None if
+        another record came first, or `tenure` differs from `seen`.
 
         Raises the errors of `Writer.ask`, and `WaitTimeoutError`, after which this is not the
         owner."""
@@ -776,6 +801,9 @@ class TopicLog:
             self.check()
             if self.state.tenure != seen:
                 return None
+            last = self.state.announced
+            if announce is None and last is not None and last.grant.session == follows:
+                announce = last.info
             owning = self._session_of(holder, announce)
             writer = owning.writer
             writer.ask(topic_epoch)
@@ -1013,8 +1041,10 @@ class TopicLog:
         return self.queue.unsettled or self._writers.unsettled
 
     def _take_counting(self, judged: Judged, before: tuple[int, bool]) -> bool:
-        self._appending.progress(self._unsettled)
         parsed = judged.parsed
+        if not (isinstance(parsed, Frame) and (self.queue.unsettled or self._writers.have_said)):
+            # Frames may count all the time, while another record was lost.
+            self._appending.progress(self._unsettled)
         if isinstance(parsed, Frame):
             self.frames.wake()
             return False

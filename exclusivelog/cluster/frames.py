@@ -22,8 +22,8 @@ release  ["r", epoch, session, reason]
 terminate  ["t", epoch, granted]
 ```
 
-A frame whose last message is an announcement, too, has the kind "m" instead of "f". A grant or pass
-that announces has one more element, the info, and the kind "ga" or "pa".
+A packed frame whose last message is an announcement, too, has the kind "ea". A grant or pass that
+announces has one more element, the info, and the kind "ga" or "pa".
 
 The columns of a frame have one element for each message, or are shorter: `producers` is one str if
 all messages have the same name, `sequence ids` is the first one if they count up by 1, `publish
@@ -92,7 +92,7 @@ MAGIC = b"XLO"
 VERSION = 1
 HEADER = struct.Struct("<3sBI")
 SUMMED = 4  # bytes before the checksum
-ANNOUNCING = "a"  # behind the kind of a grant that announces
+ANNOUNCING = "a"  # behind the kind of a record that announces, too
 
 U63 = 2**63 - 1
 U64 = 2**64 - 1
@@ -182,7 +182,14 @@ class Packed(Frame):
     _entries: tuple[bytes, ...]
     _opened: tuple[Entry, ...]
 
-    def __init__(self, epoch: int, session: int, first: int, entries: Sequence[bytes]) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        session: int,
+        first: int,
+        entries: Sequence[bytes],
+        announces: bool = False,
+    ) -> None:
         for name, value in (
             ("epoch", epoch),
             ("session", session),
@@ -190,19 +197,20 @@ class Packed(Frame):
             ("gap", 0),
             ("source", None),
             ("number", 0),
-            ("announces", False),
+            ("announces", announces),
             ("_entries", tuple(entries)),
             ("_opened", tuple(map(Entry, entries))),
         ):
             object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:
-        mine = (self.epoch, self.session, self.first, self._entries)
+        mine = (self.epoch, self.session, self.first, self._entries, self.announces)
         return isinstance(other, Packed) and mine == (
             other.epoch,
             other.session,
             other.first,
             other._entries,
+            other.announces,
         )
 
     def __hash__(self) -> int:
@@ -396,7 +404,8 @@ def _pack(record: Parsed) -> bytes:
 
 def _row(record: Parsed) -> list[Any]:
     if isinstance(record, Packed):
-        return ["e", record.epoch, record.session, record.first, record.entries]
+        kind = "e" + ANNOUNCING * record.announces
+        return [kind, record.epoch, record.session, record.first, record.entries]
     if isinstance(record, Frame):
         row = _frame_row(record)
     elif isinstance(record, Grant):
@@ -432,8 +441,9 @@ def _frame_row(frame: Frame) -> list[Any]:
     values, keys, properties, events, published, names, sequences = map(
         list, zip(*frame.contents, strict=True)
     )
-    kind = "m" if frame.announces else "f"
-    place: list[Any] = [kind, frame.epoch, frame.session, frame.first, frame.gap, frame.source]
+    if frame.announces:
+        raise ValueError("only a packed frame announces")
+    place: list[Any] = ["f", frame.epoch, frame.session, frame.first, frame.gap, frame.source]
     if frame.number:
         place = ["s", frame.epoch, frame.session, frame.number]
     return [
@@ -634,7 +644,7 @@ def _contents(columns: list[Any]) -> tuple[Content, ...]:
 
 
 def _parse_packed(row: list[Any]) -> Frame:
-    _, epoch, session, first, entries = row
+    kind, epoch, session, first, entries = row
     if type(entries) is not list or {*map(type, entries)} != {bytes}:
         raise _InvalidError("a packed frame has entries of bytes")
     frame = Packed(
@@ -642,6 +652,7 @@ def _parse_packed(row: list[Any]) -> Frame:
         _check_int("session", session, 1, U64),
         _check_int("first", first, 0, U63 - MAX_MESSAGES),
         entries,
+        kind.endswith(ANNOUNCING),
     )
     frame.check()
     if frame.end - first > MAX_MESSAGES:
@@ -682,13 +693,6 @@ def _parse_announcing(row: list[Any]) -> Grant:
     grant = parse([kind, *fields])
     assert isinstance(grant, Grant)
     return replace(grant, announce=_info(info))
-
-
-def _parse_announcing_frame(row: list[Any]) -> Frame:
-    frame = _parse_frame(row)
-    if frame.source is not None:
-        raise _InvalidError("a copied frame announces nothing")
-    return replace(frame, announces=True)
 
 
 def _parse_announce(row: list[Any]) -> Announce:
@@ -761,12 +765,12 @@ def _parse_terminate(row: list[Any]) -> Terminate:
 PARSERS: dict[str, tuple[Callable[[list[Any]], Parsed], int]] = {
     "f": (_parse_frame, 13),
     "e": (_parse_packed, 5),
+    "ea": (_parse_packed, 5),
     "s": (_parse_shared, 11),
     "g": (_parse_grant, 14),
     "p": (_parse_pass, 14),
     "ga": (_parse_announcing, 15),
     "pa": (_parse_announcing, 15),
-    "m": (_parse_announcing_frame, 13),
     "n": (_parse_announce, 6),
     "j": (_parse_join, 13),
     "r": (_parse_release, 4),

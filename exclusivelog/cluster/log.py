@@ -391,14 +391,9 @@ class Writer(Asker):
     # ---- sending -------------------------------------------------------------------------
 
     def send(
-        self,
-        batch: Sequence[Encoded],
-        now: int,
-        on_done: Callable[[Ticket], None] | None = None,
-        announces: bool = False,
+        self, batch: Sequence[Encoded], now: int, on_done: Callable[[Ticket], None] | None = None
     ) -> Ticket:
-        """Send messages, all of them or none, at this time (ms since 1970). `announces`: the
-        properties of the last one are an announcement, too.
+        """Send messages, all of them or none, at this time (ms since 1970).
 
         `on_done` is called when the outcome is known; it must not call this writer. Raises
         `DuplicateSequenceError` if a sequence id is not above the last one, `UnsupportedError` if
@@ -407,19 +402,23 @@ class Writer(Asker):
         self._check_owner()
         weight = sum(map(_weigh, batch))
         _check_fits(len(batch), weight)
-        contents = self._stamp(batch, now)
-        return self._queue(Ticket(contents, weight, on_done, announces=announces))
+        return self._queue(Ticket(self._stamp(batch, now), weight, on_done))
 
     def send_packed(
-        self, batch: Batch, now: int, on_done: Callable[[Ticket], None] | None = None
+        self,
+        batch: Batch,
+        now: int,
+        on_done: Callable[[Ticket], None] | None = None,
+        announces: bool = False,
     ) -> Ticket:
-        """The same for messages that are encoded already, and have sequence ids."""
+        """The same for messages that are encoded already, and have sequence ids. `announces`: the
+        properties of the last one are an announcement, too."""
         self._check_owner()
         weight = batch.nbytes + batch.count * MESSAGE_OVERHEAD
         _check_fits(batch.count, weight)
         self._check_sequence(batch.base_sequence)
         self._published, self._sequence = max(now, self._published), batch.last_sequence
-        return self._queue(Ticket((), weight, on_done, batch, self._published))
+        return self._queue(Ticket((), weight, on_done, batch, self._published, announces))
 
     def announce(self, info: dict[str, str], now: int) -> Ticket:
         """Announce this at this time (ms since 1970), without a message. Raises the error of
@@ -538,8 +537,7 @@ class Writer(Asker):
             return Frame(self.epoch, self.session, 0, contents, number=self._first)
         if tickets[0].batch is None:
             contents = tuple([content for ticket in tickets for content in ticket.contents])
-            announces = tickets[-1].announces
-            return Frame(self.epoch, self.session, self._first, contents, announces=announces)
+            return Frame(self.epoch, self.session, self._first, contents)
         entries: list[bytes] = []
         first = self._first
         for ticket in tickets:
@@ -547,7 +545,13 @@ class Writer(Asker):
             stamped = ticket.batch.stamp(0, first, self.epoch, self.session, ticket.time)
             entries += [data for _, data in stamped]
             first += ticket.count
-        return Packed(self.epoch, self.session, self._first, entries)
+        announces = tickets[-1].announces
+        return Packed(self.epoch, self.session, self._first, entries, announces)
+
+    @property
+    def has_said(self) -> bool:
+        """Was an announcement without a message not read back yet?"""
+        return bool(self._said)
 
     @property
     def unsettled(self) -> bool:

@@ -168,6 +168,8 @@ class Requests:
     def _give_back(self, owning: Owning) -> None:
         """Release a session that was passed on to a request that does not wait any more."""
         number = owning.writer.session
+        if owning in self._granted.dropped():
+            return  # its grant has failed
         self._granted.keep(number, owning)
         if not self._is_closing:  # else the registry releases all that it has
             self._granted.drop(number)
@@ -346,8 +348,9 @@ class Requests:
             waited=asking.number in self._waiting,
         )
         try:
+            request = asking.request
             owning = asking.topic.ask(
-                self._holder_of(asking), claimed, seen.tenure, asking.request.announce
+                self._holder_of(asking), claimed, seen.tenure, request.announce, request.lineage
             )
         except (ProducerFencedError, InvalidEpochError):
             return False  # the epoch has changed: decide again
@@ -502,6 +505,9 @@ class Requests:
         if asking.ended:
             return
         topic, owner = asking.topic, None if seen.owner is None else seen.owner.owner()
+        if self._is_closing:
+            self._fail(asking, self._host.closed_error())
+            return
         # Not raised: the frames of the traceback would keep other requests, and their producers.
         self._fail(
             asking, overtaken(topic_label(topic.name), asking.name, owner, topic.state.epoch)

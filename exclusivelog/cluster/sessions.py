@@ -14,7 +14,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, threads
@@ -32,7 +31,7 @@ from exclusivelog.cluster.following import (
     now_ms,
 )
 from exclusivelog.cluster.frames import MAX_MESSAGES
-from exclusivelog.cluster.log import FRAME_OVERHEAD, MESSAGE_OVERHEAD, MOST_MESSAGE_BYTES, Ticket
+from exclusivelog.cluster.log import FRAME_OVERHEAD, MESSAGE_OVERHEAD, MOST_MESSAGE_BYTES
 from exclusivelog.cluster.refused import refusal
 from exclusivelog.errors import (
     EngineClosedError,
@@ -78,7 +77,7 @@ class ClusterSending:
     def send(self, message: Encoded, timeout: float | None) -> int:
         """Append one message; its offset, once it counts."""
         receipt, left = self._queue(message, False, timeout)
-        return self._outcome(receipt, left)
+        return self.outcome(receipt, left)
 
     def send_async(self, message: Encoded) -> _core.Receipt:
         """Queue one message; wait while `max_pending_bytes` is exceeded."""
@@ -121,7 +120,8 @@ class ClusterSending:
         if waiting is not None:
             self._await(waiting, timeout)
 
-    def _outcome(self, receipt: _core.Receipt, timeout: float | None) -> int:
+    def outcome(self, receipt: _core.Receipt, timeout: float | None) -> int:
+        """The offset of an accepted message, once it counts."""
         return outcome_of(receipt, lambda: self._await(receipt, timeout))
 
     def _await(self, receipt: _core.Receipt, timeout: float | None) -> None:
@@ -139,7 +139,24 @@ class ClusterSending:
         receipt, left = queued(
             self, lambda: self.appender.add_batch(batch, sequence), sequence, timeout, batch.count
         )
-        return self._outcome(receipt, left)
+        return self.outcome(receipt, left)
+
+    def announce(self, message: Encoded) -> _core.Receipt:
+        """Queue one message, in a record of its own, whose properties are an announcement."""
+        value, key, packed, _, _ = message
+        size = sum(len(part) for part in (value, key, packed) if part is not None)
+        _check_fits(1, size)
+        batch = self._batch_of([(key, value, packed)])
+        with self._owning.announcing(batch):
+            receipt: _core.Receipt = queued(
+                self, lambda: self.appender.add_batch(batch, None), None, None, 1
+            )[0]
+        return receipt
+
+    def await_announced(self) -> None:
+        """Wait until all earlier announcements of the session have their outcomes."""
+        self._host.committer.commit(self._owning)
+        self._owning.await_announced()
 
     def append(self, messages: Sequence[Raw]) -> tuple[int, int, int] | int:
         """Append messages atomically. Returns (offset, number, 0) for `await_flush`, or only the
@@ -272,15 +289,6 @@ class ClusterSession(SessionLife):
     def lose(self, error: ExclusiveLogError) -> None:
         """End the session for good, and notify the producers."""
         super().lose(self.reason_of(error))
-
-    def announce(self, info: dict[str, str], message: Encoded | None) -> Ticket | None:
-        """Announce, with a message if there is one; None if earlier messages come first."""
-        if message is not None:
-            _check_fits(1, sum(len(part) for part in message[:3] if part is not None))
-        ticket = self.owning.announce(info, message)
-        if ticket is None:
-            self.sending.await_earlier()
-        return ticket
 
     # ---- hand-over -----------------------------------------------------------------------
 
@@ -433,10 +441,9 @@ class Following:
         left.lose(self.moved)
 
     def _open_on(self, there: Any, left: ClusterSession) -> ClusterSession | None:
-        request = left.next_request(there.topics.number_of(self._topic.name))
-        last = self._topic.state.announced  # the log knows it, the producers do not
-        if last is not None and last.grant.session == left.session.id:
-            request = replace(request, announce=last.info)
+        request = left.next_request(
+            there.topics.number_of(self._topic.name), lineage=left.session.id
+        )
         future = SessionFuture(there, request.topic, left.topic, left.options)
         try:
             there.open_producer(future, request)
@@ -512,8 +519,9 @@ class Registry:
         return _core.Finalizer(owning, self._drops)
 
     def drop(self, number: int) -> None:
-        """Release a session that no producer takes."""
-        owning = self._owning.pop(number, None)
+        """Release a session that no producer takes. It is kept until that is done, for an engine
+        that closes before."""
+        owning = self._owning.get(number)
         if owning is not None:
             self._drops.put(owning)
 

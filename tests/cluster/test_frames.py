@@ -324,7 +324,7 @@ WAITER = Holder("e", "n", 1, "p", AccessMode.WAIT_FOR_EXCLUSIVE, properties={"a"
         Grant(1, 0, 3, OWNER, continues=2, announce={"a": "b"}),
         Grant(2, 0, 3, WAITER, by=2, waiter=9),
         Grant(2, 0, 3, WAITER, by=2, waiter=9, announce={"a": "b"}),
-        Frame(3, 4, 5, SMALL.contents, announces=True),
+        Packed(3, 4, 5, make_packed(3, 4, 5, [SMALL.contents[0]] * 2).entries, announces=True),
     ],
     ids=str,
 )

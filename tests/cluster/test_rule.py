@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exclusivelog import _core
 from exclusivelog.cluster.frames import (
     Announce,
     Content,
@@ -19,6 +21,7 @@ from exclusivelog.cluster.frames import (
     Grant,
     Holder,
     Join,
+    Packed,
     Parsed,
     Release,
     Terminate,
@@ -62,6 +65,15 @@ def frame(epoch: int, session: int, first: int, count: int = 1) -> Frame:
         Content(b"%d" % n, None, {}, None, 100 + n, "p", n) for n in range(first, first + count)
     ]
     return Frame(epoch, session, first, tuple(contents))
+
+
+def packed(epoch: int, session: int, first: int, announces: bool) -> Packed:
+    """One message, whose properties are an announcement."""
+    appender = _core.Appender(b"p", -1, 1, 1 << 20)
+    appender.add(b"x", None, msgpack.packb({"a": "b"}), None, first)
+    [batch] = appender.take()
+    [(_, entry)] = batch.stamp(0, first, epoch, session, 100)
+    return Packed(epoch, session, first, [entry], announces)
 
 
 def copied(epoch: int, first: int, gap: int = 0, source: str = "here") -> Frame:
@@ -115,10 +127,10 @@ def test_only_the_owner_announces_and_in_order() -> None:
         (announce(1, 8, 3, a="3"), "SESSION"),
     )
     assert log.said() == (1, 1002, {"a": "2"})
-    log.expect((replace(frame(1, 7, 0), announces=True), "COUNTS"))
-    assert log.said() == (1, 100, {})
+    log.expect((packed(1, 7, 0, announces=True), "COUNTS"))
+    assert log.said() == (1, 100, {"a": "b"})
     log.expect((grant(2, 1, 8), "COUNTS"), (announce(1, 7, 3, a="late"), "EPOCH"))
-    assert log.said() == (1, 100, {}), "the second owner has announced nothing"
+    assert log.said() == (1, 100, {"a": "b"}), "the second owner has announced nothing"
     log.expect((announce(2, 8, 1, b="1"), "COUNTS"), (Release(2, 8, ""), "COUNTS"))
     log.expect((announce(2, 8, 2, b="2"), "ENDED"))
     assert log.said() == (2, 1001, {"b": "1"})
