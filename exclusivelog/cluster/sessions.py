@@ -142,7 +142,7 @@ class ClusterSending:
         return self.outcome(receipt, left)
 
     def announce(self, message: Encoded) -> _core.Receipt:
-        """Queue one message, in a record of its own, whose properties are an announcement."""
+        """Queue one message, the last of its record, whose properties are an announcement."""
         value, key, packed, _, _ = message
         size = sum(len(part) for part in (value, key, packed) if part is not None)
         _check_fits(1, size)

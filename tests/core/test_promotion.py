@@ -290,8 +290,12 @@ def send_in_vain(state: State) -> tuple[int, int, int]:
 
 
 def hear_nothing(state: State) -> None:
-    """From now on, no notification closes an appender before it is used, or amid that."""
-    state.engine.backend.notifications.read = lambda: None
+    """From now on, no notification closes an appender before it is used, or amid that. A look at
+    them that has begun before is over when the thread comes to the next one."""
+    came = threading.Event()
+    state.engine.backend.notifications.read = came.set
+    state.engine.backend.worker.wake()
+    assert came.wait(PATIENCE)
 
 
 def test_b2_it_is_the_core_that_turns_a_stale_owner_away(

@@ -94,11 +94,15 @@ def claim(state: State, behind: bool) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def nobody_tells_the_owner() -> Iterator[None]:
+def nobody_tells_the_owner(engine: xl.Engine) -> Iterator[None]:
     """Its engine reads no notifications: behind the commit, it could learn of the grant from one
-    before it sends."""
+    before it sends. A look at them that has begun before is over when the thread comes to the next
+    one."""
+    came = threading.Event()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Notifications, "read", lambda notifications: None)
+        patch.setattr(Notifications, "read", lambda notifications: came.set())
+        engine.backend.worker.wake()
+        assert came.wait(PATIENCE)
         yield
 
 
@@ -146,7 +150,7 @@ def test_k3_sends_to_other_topics_go_on_beside_one_that_is_stopped_in_a_grant(
     owner = engine.topic("orders").producer(EXCLUSIVE)
     if mode == EXCLUSIVE:
         owner.close()
-    with no_checkpoints(engine), nobody_tells_the_owner():  # a checkpoint would wait
+    with no_checkpoints(engine), nobody_tells_the_owner(engine):  # a checkpoint would wait
         process.start(take, mode, behind)
         process.await_stop()
         receipt = owner.send_async(b"waits") if mode == FENCING else None
@@ -174,7 +178,7 @@ def test_b2_nobody_appends_to_a_topic_while_its_owner_changes(
     owner = engine.topic("orders").producer(EXCLUSIVE)
     assert owner.send(b"0") == 0
     process = worker(name="stopped")
-    with nobody_tells_the_owner():
+    with nobody_tells_the_owner(engine):
         process.start(take, FENCING, behind)
         process.await_stop()
         assert owner._sender.appender.send(b"lost") == -Outcome.STALE
