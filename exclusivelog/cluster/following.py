@@ -512,7 +512,7 @@ class Owning:
             return None
         living = (each for each in topic.waiters.in_order() if self._may_live(each, dead))
         first = next(living, None)
-        if first is None or not first.at_once:
+        if first is None or not first.inherits:
             return None
         return first.number, first.holder(now), first.announce
 
@@ -1042,9 +1042,10 @@ class TopicLog:
 
     def _take_counting(self, judged: Judged, before: tuple[int, bool]) -> bool:
         parsed = judged.parsed
-        if not (isinstance(parsed, Frame) and (self.queue.unsettled or self._writers.have_said)):
+        others = self._writers.have_said or self.queue.unsettled
+        if not (others and isinstance(parsed, Frame)):
             # Frames may count all the time, while another record was lost.
-            self._appending.progress(self._unsettled)
+            self._appending.progress(others or self._writers.unsettled)
         if isinstance(parsed, Frame):
             self.frames.wake()
             return False

@@ -287,8 +287,7 @@ class Requests:
             if asking.at_once or not awaits_release(asking, seen, decision.verdict):
                 raise error
             asking.refusal = error
-            with self._lock:
-                self._waiting[asking.number] = asking
+            self._keep(asking)
             return False
 
     def _share(self, asking: Asking, decision: Decision, seen: Seen) -> bool:
@@ -335,9 +334,15 @@ class Requests:
 
     def _queue(self, asking: Asking) -> None:
         if asking.number not in self._waiting:
-            with self._lock:
-                self._waiting[asking.number] = asking
+            self._keep(asking)
             asking.topic.publish(self._wait_of(asking))
+
+    def _keep(self, asking: Asking) -> None:
+        """Let it wait. EngineClosedError if those that wait were failed already."""
+        with self._lock:
+            if self._is_closing:
+                raise self._host.closed_error()
+            self._waiting[asking.number] = asking
 
     def _ask(self, asking: Asking, decision: Decision, seen: Seen) -> bool:
         claimed = continues(decision, asking.request.topic_epoch)
@@ -534,7 +539,8 @@ class Requests:
 
     def fail_all(self, error: EngineClosedError) -> None:
         """Fail all waiting requests, because the engine is closing."""
-        self._is_closing = True
+        with self._lock:
+            self._is_closing = True
         for asking in self.all():
             with asking.lock:
                 if not asking.ended:

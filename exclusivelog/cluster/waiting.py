@@ -61,8 +61,8 @@ MOST_ENDED = 8
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A producer waits. `number` is unique; `since` is in ms since 1970. `at_once`: it takes the
-    topic as soon as it is its turn, under a new epoch, so that the topic can be passed on to it;
+    """A producer waits. `number` is unique; `since` is in ms since 1970. `inherits`: the
+    topic can be passed on to it, as it takes it without a delay, under a new epoch;
     `announce`: what it announces then."""
 
     number: int
@@ -73,7 +73,7 @@ class Wait:
     priority: int
     since: int
     properties: dict[str, str] = field(default_factory=dict)
-    at_once: bool = True
+    inherits: bool = True
     announce: dict[str, str] | None = None
 
     def holder(self, since: int) -> Holder:
@@ -200,7 +200,7 @@ def encode(record: Noted) -> bytes:
             record.priority,
             record.since,
             record.properties or None,
-            record.at_once,
+            record.inherits,
             record.announce,
         ]
     body: bytes = msgpack.packb(row)
@@ -247,7 +247,7 @@ def _record(row: list[Any]) -> Noted:
         )
     # An earlier version wrote nothing behind the properties: the topic is not passed on to it.
     number, engine, name, pid, producer, priority, since, properties, *more = fields
-    at_once, announce = more or (False, None)
+    inherits, announce = more or (False, None)
     return Wait(
         int(number),
         str(engine),
@@ -257,7 +257,7 @@ def _record(row: list[Any]) -> Noted:
         int(priority),
         int(since),
         dict(properties or {}),
-        bool(at_once),
+        bool(inherits),
         None if announce is None else dict(announce),
     )
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 import secrets
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -26,12 +25,6 @@ FENCED = xl.ReaderFencedError
 @pytest.fixture
 def path() -> str:
     return f"memory://{secrets.token_hex(8)}"
-
-
-@pytest.fixture
-def other(path: str) -> Iterator[xl.Engine]:
-    with xl.open(path, name="other") as engine:
-        yield engine
 
 
 def place_of(path: str) -> MemoryPlace:

@@ -51,12 +51,6 @@ def path() -> str:
     return f"memory://{secrets.token_hex(8)}"
 
 
-@pytest.fixture
-def other(path: str) -> Iterator[xl.Engine]:
-    with xl.open(path, name="other") as engine:
-        yield engine
-
-
 def raw(path: str, topic: str = "orders") -> Iterator[Record]:
     """All that the topic's log has."""
     tail = MemoryPlace.named(path.partition("://")[2]).open(topic).tail()

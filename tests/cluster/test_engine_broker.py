@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -102,6 +103,66 @@ def test_c2_a_killed_owner_is_followed_by_the_best_waiter(
     assert topic.owner is not None
     assert topic.owner.engine_name == "high"
     assert values(topic) == [b"acknowledged", b"after"]
+
+
+def announce_in_vain(state: State, name: str) -> str:
+    """What becomes of an announcement by the producer that waited; the error's name."""
+    try:
+        producer = state.kept[name].result(PATIENCE)
+        producer.announce({"by": name}, message=b"stale")
+    except xl.ExclusiveLogError as error:
+        return type(error).__name__
+    return "announced"
+
+
+@pytest.mark.rule("C1", "C3", "B3", "D4")
+def test_c1_a_topic_that_was_passed_on_to_a_stopped_process_goes_to_the_next_waiter(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """It seems to live when the owner closes. When it goes on, it has lost what it never knew it
+    had."""
+    stopped, next_one = worker("stopped"), worker("next")
+    owner = topic.producer(EXCLUSIVE, announce={"by": "owner"})
+    stopped.call(open_waiting, "stopped", 5)
+    next_one.call(open_waiting, "next", 0)
+    until(lambda: len(topic.waiters) == 2)
+    stopped.signal(signal.SIGSTOP)
+    stopped.await_stop()
+    owner.close()
+    epoch = next_one.call(turn_of, "next")
+    assert next_one.call(send, b"next") == 0
+    stopped.start(announce_in_vain, "stopped")
+    stopped.signal(signal.SIGCONT)
+    assert stopped.answer() == "ProducerFencedError"
+    assert next_one.call(send, b"still") == 1
+    assert (topic.epoch, values(topic)) == (epoch, [b"next", b"still"])
+    assert topic.announcement is not None
+    assert topic.announcement.info == {"by": "owner"}
+    assert ("grant", "promotion", epoch) in [
+        (event.kind, event.reason, event.epoch) for event in topic.engine.history("orders")
+    ]
+
+
+@pytest.mark.rule("C1", "C2", "D4")
+def test_c1_a_topic_that_was_passed_on_to_a_killed_process_goes_to_the_next_waiter(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """It is killed beside the owner's last record: before, behind, or while that is on its way."""
+    owner = topic.producer(EXCLUSIVE)
+    for round_ in range(3):
+        process = worker(f"killed-{round_}")
+        process.call(open_waiting, "killed", 5)
+        waiter = topic.producer_async(WAIT)
+        until(lambda: len(topic.waiters) == 2)
+        killer = threading.Timer(round_ * 0.003, process.kill)
+        killer.start()
+        owner.close()
+        owner = waiter.result(PATIENCE)
+        killer.join(PATIENCE)
+        assert owner.send(b"%d" % round_) == round_
+    owner.close()
+    assert (topic.owner, topic.waiters) == (None, [])
+    assert values(topic) == [b"0", b"1", b"2"]
 
 
 def send_until_fenced(state: State, seconds: float) -> list[tuple[int, bytes]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -26,12 +25,6 @@ pytestmark = pytest.mark.once
 @pytest.fixture
 def path() -> str:
     return f"memory://{secrets.token_hex(8)}"
-
-
-@pytest.fixture
-def other(path: str) -> Iterator[xl.Engine]:
-    with xl.open(path, name="other") as engine:
-        yield engine
 
 
 @pytest.fixture

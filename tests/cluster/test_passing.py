@@ -31,18 +31,6 @@ def path() -> str:
     return f"memory://{secrets.token_hex(8)}"
 
 
-@pytest.fixture
-def other(path: str) -> Iterator[xl.Engine]:
-    with xl.open(path, name="other") as engine:
-        yield engine
-
-
-@pytest.fixture
-def third(path: str) -> Iterator[xl.Engine]:
-    with xl.open(path, name="third") as engine:
-        yield engine
-
-
 def log_of(path: str) -> Any:
     return MemoryPlace.named(path.partition("://")[2]).open("orders")
 
@@ -298,6 +286,63 @@ def test_c1_an_engine_that_closes_gives_back_what_was_passed_on_to_it(
     ]
 
 
+def test_c1_what_was_given_back_is_released_by_an_engine_that_closes(
+    path: str, topic: xl.Topic, third: xl.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker has not come to it."""
+    owner = topic.producer(EXCLUSIVE)
+    with xl.open(path, name="gone") as gone:
+        first = gone.topic("orders").producer_async(WAIT)
+        until(lambda: len(topic.waiters) == 1)
+        worker: Any = gone.backend.worker  # type: ignore[attr-defined]
+        monkeypatch.setattr(worker, "release_dropped", lambda topic=None: None)
+        monkeypatch.setattr(gone.backend.pending, "poll", lambda: None)  # type: ignore[attr-defined]
+        owner.close()
+        until(lambda: followed(gone).state.epoch == 2)
+        assert first.cancel()
+    assert told(third)[-2:] == [("grant", "promotion", 2), ("release", "closed", 2)]
+
+
+@pytest.mark.rule("D5")
+def test_d5_a_request_that_is_late_for_the_end_of_its_engine_is_told_of_that(
+    path: str, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was let in before the engine began to close, and would be queued when no thread of the
+    engine looks at its queues any more."""
+    owner, errors = topic.producer(EXCLUSIVE), list[BaseException]()
+    gone = xl.open(path, name="gone")
+    pending, worker = gone.backend.pending, gone.backend.worker  # type: ignore[attr-defined]
+    stop, let_in, go_on = worker.stop, threading.Event(), threading.Event()
+    attempt = Requests._attempt
+
+    def attempt_late(here: Requests, asking: Asking, patient: bool = True) -> bool:
+        if here is pending:
+            let_in.set()
+            go_on.wait(PATIENCE)
+        return attempt(here, asking, patient)
+
+    def ask() -> None:
+        try:
+            gone.topic("orders").producer(WAIT)
+        except BaseException as error:
+            errors.append(error)
+
+    def stop_then_go_on() -> None:
+        stop()
+        worker.join()
+        go_on.set()
+        asking.join(PATIENCE)
+
+    monkeypatch.setattr(Requests, "_attempt", attempt_late)
+    monkeypatch.setattr(worker, "stop", stop_then_go_on)
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert let_in.wait(PATIENCE)
+    gone.close()
+    assert [type(error) for error in errors] == [xl.EngineClosedError]
+    assert (topic.waiters, owner.send(b"x")) == ([], 0)
+
+
 @pytest.mark.rule("D5")
 def test_d5_an_interrupted_request_gives_back_what_was_passed_on_to_it(
     topic: xl.Topic, other: xl.Engine, monkeypatch: pytest.MonkeyPatch
@@ -325,7 +370,7 @@ def test_d5_an_interrupted_request_gives_back_what_was_passed_on_to_it(
 
 def test_a_waiter_of_another_program_is_not_passed_the_topic(path: str, topic: xl.Topic) -> None:
     """Its record has a pid that no engine writes."""
-    owner, lives = topic.producer(EXCLUSIVE), topic.engine.backend.place  # type: ignore[attr-defined]
+    owner = topic.producer(EXCLUSIVE)
     stranger = waiting.Wait(1, topic.engine.id, "stranger", -1, "p", 0, 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(topic.engine.backend, "waits_here", lambda number: True)  # type: ignore[attr-defined]
@@ -333,7 +378,6 @@ def test_a_waiter_of_another_program_is_not_passed_the_topic(path: str, topic: x
         until(lambda: len(followed(topic.engine).waiters) == 1)
         owner.close()
     assert (topic.owner, passes(path)) == (None, [])
-    assert lives.engines()
 
 
 def test_a_closed_session_is_freed_at_once(topic: xl.Topic) -> None:
