@@ -8,6 +8,7 @@ import gc
 import itertools
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "long: the test takes more than a second; only `make test-all` runs it"
     )
-    config.addinivalue_line(
-        "markers", "sampled: `make test` runs the first case of the test, `make test-all` runs all"
-    )
+    config.addinivalue_line("markers", "sampled: `make test` runs the first case of the test, `make test-all` runs all")
     config.addinivalue_line(
         "markers", "smoke: `make test` runs the test for a subject whose other tests are long"
     )
@@ -179,8 +178,24 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_finish() -> None:
     """The collector need not go through thousands of collected tests again and again: that took
     150 ms each time."""
+    freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Nor through what earlier tests have imported: with pandas and pyspark, that took 100 ms."""
+    if len(sys.modules) != FROZEN[0]:
+        freeze()
+
+
+FROZEN = [0]  # how many modules there were
+
+
+def freeze() -> None:
+    """Let the collector leave out all that there is now."""
     gc.collect()
     gc.freeze()
+    FROZEN[0] = len(sys.modules)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -247,12 +262,12 @@ def sweep(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
 
 @pytest.fixture(autouse=True)
 def _short_journals(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A quarter of the usual bytes: each new journal is written from its beginning to its end, and
+    """An eighth of the usual bytes: each new journal is written from its beginning to its end, and
     most tests make one. Programs that tests start, and the benchmarks, have the usual ones."""
     if request.node.get_closest_marker("usual_journal"):
         yield
     else:
-        with small_journal(2 << 20):
+        with small_journal(1 << 20):
             yield
 
 

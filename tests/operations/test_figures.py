@@ -215,6 +215,7 @@ def test_requests_for_locks_and_roles_wait_too(engine: xl.Engine, topic: xl.Topi
         until(lambda: engine.stats().waiters == 0)
 
 
+@pytest.mark.usual_journal
 def test_checkpoints_are_counted(topic: xl.Topic) -> None:
     with topic.producer() as producer:
         producer.send(b"x" * 10_000)
