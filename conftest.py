@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "long: the test takes more than a second; only `make test-all` runs it"
     )
-    config.addinivalue_line("markers", "sampled: `make test` runs the first case of the test, `make test-all` runs all")
+    config.addinivalue_line("markers", "sampled: `make test` runs the first case of the test alone")
     config.addinivalue_line(
         "markers", "smoke: `make test` runs the test for a subject whose other tests are long"
     )
@@ -104,13 +104,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """`--short` and `--rest` leave these tests, `--rule` those that back one of these rules."""
-    seen = set[str]()
-    for item in items:
-        if item.get_closest_marker("sampled"):
-            test = item.nodeid.partition("[")[0]
-            if test in seen:
-                item.add_marker(pytest.mark.long)
-            seen.add(test)
+    sample(items)
     if config.getoption("--short"):
         check_places(items)
         leave(config, items, is_short)
@@ -123,6 +117,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 LONG_TESTS = ("tests/", "proof/tests/")
+
+
+def sample(items: list[pytest.Item]) -> None:
+    """`make test` runs the first, the middle and the last case of a test, and of one that is
+    `sampled` the first alone: mark the others as long."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if is_short(item) and item.nodeid.startswith(LONG_TESTS):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for same in cases.values():
+        chosen = {0, len(same) // 2, len(same) - 1}
+        if same[0].get_closest_marker("sampled"):
+            chosen = {0}
+        for number, item in enumerate(same):
+            if number not in chosen:
+                item.add_marker(pytest.mark.long)
 
 
 def check_places(items: list[pytest.Item]) -> None:

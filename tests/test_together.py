@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from testing.children import run_pytest
 
 TESTS = """
@@ -25,6 +27,7 @@ TESTS = """
 """
 
 
+@pytest.mark.long
 def test_what_a_dead_worker_has_left_is_run_by_the_others(tmp_path: Path) -> None:
     path = tmp_path / "test_some.py"
     path.write_text("\n".join(line[4:] for line in TESTS.splitlines()))

@@ -198,6 +198,7 @@ def test_lines_of_stdin_are_split_at_their_ends(text: bytes, monkeypatch) -> Non
 # ---- export --------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_export_refuses_an_ending_that_it_does_not_know(filled: str, tmp_path: Path) -> None:
     for name in ("x.xlsx", "x.json", "x.jsonl.gz"):
         done = subprocess.run(

@@ -744,6 +744,7 @@ def test_g10_a_number_without_measure_is_refused(topic: xl.Topic, number: int) -
     assert topic.next_offset == 0
 
 
+@pytest.mark.long
 def test_g10_what_has_a_measure_comes_back_where_python_reads_few_digits() -> None:
     values = [Order(1 << 2000, amount=D("9E+6144")), Order(1, amount=D("1E-6143"))]
     values[1].by_number = {1 << 2000: "a"}

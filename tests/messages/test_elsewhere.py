@@ -365,6 +365,7 @@ def makers(value: Any) -> list[int]:
     return [each.made_by for each in parts]
 
 
+@pytest.mark.long
 def test_g10_a_struct_is_stored_with_the_defaults_of_its_process() -> None:
     """Those that `omit_defaults` leaves out would be other ones in the process that reads it."""
     objects = [Sparse(inner=Sparse()), Renamed(), Row(), OUTER]

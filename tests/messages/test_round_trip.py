@@ -108,6 +108,7 @@ def test_g10_so_it_is_in_another_python(version: str) -> None:
     assert len(round_trips.judged_elsewhere([lossy], 1, other.python, other.where)) == 1
 
 
+@pytest.mark.long
 def test_g10_a_serialiser_that_loses_something_is_noticed() -> None:
     """Python's own json, which makes lists of tuples; and sets in the order of the hash seed."""
     loses = round_trips.Case("json", json.dumps([1, (2,)]).encode(), b"")
@@ -730,6 +731,7 @@ thread.join()
 """
 
 
+@pytest.mark.long
 def test_g10_no_value_ends_a_thread_with_a_small_stack() -> None:
     """Neither one that is written, nor one that an older version or another program has written."""
     ran = subprocess.run([sys.executable, "-c", DEEP], cwd=ROOT, capture_output=True, text=True)
@@ -839,6 +841,7 @@ with xl.open(sys.argv[1]) as engine, xl.SharedMap(engine.topic("t"), "exact", "e
 """
 
 
+@pytest.mark.long
 def test_g10_sets_have_the_same_bytes_in_every_process(path: str) -> None:
     with xl.open(path) as engine, xl.SharedMap(engine.topic("t"), "exact", "exact") as shared:
         shared.put(frozenset({"x", "y", "z"}), {"a", "b", "c", "d"})

@@ -264,6 +264,7 @@ def disk_is_full(*_: object) -> None:
     raise xl.LedgerFullError("the disk is full")
 
 
+@pytest.mark.long
 def test_positions_that_do_not_fit_into_one_append(path: str) -> None:
     """They go into the tables, and no note from before overtakes them."""
     with small_journal(1 << 20), xl.open(path) as engine:

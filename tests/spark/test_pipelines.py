@@ -237,6 +237,7 @@ def test_what_is_archived_can_be_trimmed(spark, path, tmp_path) -> None:
     assert rows(spark, tmp_path / "a" / "orders") == expected(*range(12))
 
 
+@pytest.mark.long
 def test_an_archive_that_is_not_there_any_more_is_missed(spark, path, tmp_path) -> None:
     """A disk that is not mounted, say: to go on would trim what is in no archive."""
     fill(path, count=10)
@@ -353,6 +354,7 @@ def test_a_replay_may_go_on_from_the_archive(spark, path, tmp_path) -> None:
     assert values(copy, "orders") == as_bytes(range(10))
 
 
+@pytest.mark.long
 def test_a_replay_of_what_is_not_there_is_refused(spark, path, tmp_path) -> None:
     fill(path)
     with pytest.raises(SourceError, match=r"DATA_LOSS.*offsets 0 to 9"):
@@ -377,6 +379,7 @@ def test_a_replay_does_not_step_over_what_was_trimmed(spark, path, tmp_path) -> 
     assert values(copy, "orders") == as_bytes(range(10))
 
 
+@pytest.mark.long
 def test_a_topic_that_was_made_anew_is_replayed_anew(spark, path, tmp_path) -> None:
     fill(path, count=10)
     copy = str(tmp_path / "copy")
@@ -388,6 +391,7 @@ def test_a_topic_that_was_made_anew_is_replayed_anew(spark, path, tmp_path) -> N
     assert values(copy, "orders") == as_bytes(range(15))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", [archive.run, replay.run])
 def test_chunks_of_nothing_are_refused(spark, path, tmp_path, run) -> None:
     fill(path)
@@ -512,6 +516,7 @@ def test_what_is_wrong_is_named(records, claim, words) -> None:
     assert words in failed.facts
 
 
+@pytest.mark.long
 def test_a_topic_that_does_not_exist_is_not_sound(spark, path, tmp_path) -> None:
     fill(path)
     for topic in ("ordres", "__events__"):
@@ -521,6 +526,7 @@ def test_a_topic_that_does_not_exist_is_not_sound(spark, path, tmp_path) -> None
             report.run(spark, path, str(tmp_path / "page.html"), [topic])
 
 
+@pytest.mark.long
 def test_others_may_write_while_an_owner_is_away(spark, path) -> None:
     """Shared producers take no epoch: they write under that of who owned the topic before them.
     It may come back as one of them, or where it was (rule B5), as a run of batches does."""
@@ -600,6 +606,7 @@ def outline(text: str) -> Outline:
     return found
 
 
+@pytest.mark.long
 def test_the_report_is_one_page_with_its_pictures(spark, path, tmp_path) -> None:
     history(path)
     to = tmp_path / "report.html"
@@ -620,6 +627,7 @@ def test_the_report_is_one_page_with_its_pictures(spark, path, tmp_path) -> None
     assert "every epoch is granted once" in text
 
 
+@pytest.mark.long
 def test_a_report_of_nothing_is_a_page_too(spark, path, tmp_path) -> None:
     fill(path, count=0)
     report.run(spark, path, str(tmp_path / "report.html"))
@@ -715,6 +723,7 @@ def test_the_commands(command, path, tmp_path) -> None:
     assert set(epochs(path, "orders")) == {1}  # none of them disturbs anybody
 
 
+@pytest.mark.long
 def test_an_audit_that_finds_something_says_so_by_its_status(command, path, monkeypatch) -> None:
     fill(path)
     monkeypatch.setattr(judging, "_grants", lambda events: Counter())
@@ -723,6 +732,7 @@ def test_an_audit_that_finds_something_says_so_by_its_status(command, path, monk
     assert "FAILED\torders\tevery epoch is granted once" in said
 
 
+@pytest.mark.long
 def test_what_spark_passes_on_is_told_in_a_line(command, path, monkeypatch) -> None:
     fill(path)
 

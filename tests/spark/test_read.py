@@ -270,6 +270,7 @@ def test_a_range_with_nothing_in_it_is_empty(path, options) -> None:
     assert span.count == 0
 
 
+@pytest.mark.long
 def test_an_empty_log_and_an_empty_range_have_no_rows(spark, path) -> None:
     with xl.open(path) as engine:
         engine.topic("orders")
@@ -280,6 +281,7 @@ def test_an_empty_log_and_an_empty_range_have_no_rows(spark, path) -> None:
     assert list(Rows(schema_of("messages"), True).of(InputPartition(None))) == []
 
 
+@pytest.mark.long
 def test_filters_are_spark_s_own(spark, path) -> None:
     """The planned reader is kept: had it taken a filter, the scan without one would use it."""
     assert BatchReader.pushFilters is DataSourceReader.pushFilters
@@ -289,6 +291,7 @@ def test_filters_are_spark_s_own(spark, path) -> None:
     assert frame.count() == 10
 
 
+@pytest.mark.long
 def test_a_range_is_fixed_when_it_is_first_run(spark, path) -> None:
     fill(path, count=3)
     frame = read(spark, path)
@@ -675,6 +678,7 @@ def test_an_executor_on_another_machine_says_so(path) -> None:
         list(rows.of(Slice([plan.Span("orders", 0, 5)], replace(here, uuid="x"))))
 
 
+@pytest.mark.long
 def test_inline_partitions_bring_their_messages(spark, path) -> None:
     fill(path, count=100)
     assert offsets(read(spark, path, access="inline", minPartitions=3)) == list(range(100))

@@ -88,7 +88,7 @@ def test_any_columns_in_any_order(spark, path, columns) -> None:
     same(ours, read(spark, path, columns=wanted))
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("given", "theirs"),
     [
@@ -127,6 +127,7 @@ def test_options_mean_what_they_mean_to_the_data_source(spark, path, given, thei
         assert offsets(ours) == list(range(2, 10))
 
 
+@pytest.mark.long
 def test_an_empty_topic_has_all_columns_and_no_rows(spark, path) -> None:
     with xl.open(path) as engine:
         engine.topic("orders")
@@ -203,7 +204,7 @@ def test_what_is_not_there_when_it_is_planned(path) -> None:
 # ---- what is lost after the planning -----------------------------------------------------
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize("strict", [True, False])
 def test_what_is_trimmed_before_it_is_read(spark, path, strict) -> None:
     fill(path, count=10)
@@ -215,7 +216,7 @@ def test_what_is_trimmed_before_it_is_read(spark, path, strict) -> None:
         assert offsets(frame) == [4, 5, 6, 7, 8, 9]
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize("strict", [True, False])
 def test_a_topic_that_is_made_anew_before_it_is_read(spark, path, strict) -> None:
     fill(path, count=5)

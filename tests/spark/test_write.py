@@ -255,6 +255,7 @@ def test_a_waiting_run_or_half_a_name_is_refused(engine) -> None:
 # ---- batches -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_every_column_arrives(spark, path) -> None:
     frame = spark.sql("""
         select * from values
@@ -276,6 +277,7 @@ def test_every_column_arrives(spark, path) -> None:
     assert {first.producer_name, third.producer_name} == {"job"}
 
 
+@pytest.mark.long
 def test_a_time_too_far_back_for_arrow_is_refused(spark, path) -> None:
     """A reader would give it in microseconds, which begin at -2**63."""
     first = -1000 * ((2**63 - 1) // 1000)
@@ -306,6 +308,7 @@ def test_a_numbered_batch_is_written_once(spark, path) -> None:
     assert values(path, "free") == [b"0", b"0"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [0, 1 << 20], ids=["in files", "inline"])
 def test_a_job_may_have_any_name(spark, path, tmp_path, limit) -> None:
     """A name of 255 bytes is three times as long where it is a directory's."""
@@ -332,7 +335,7 @@ def test_a_column_says_which_topic(spark, path) -> None:
     assert len(values(path, "even")) == 50
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [0, 1 << 20], ids=["staged", "inline"])
 def test_a_task_may_write_to_many_topics(spark, path, tmp_path, limit) -> None:
     """They share one file, and what waits to be written has a limit: neither the files that a

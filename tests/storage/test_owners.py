@@ -345,6 +345,7 @@ def in_a_container(path: str, ids: str) -> str:
         return line(process)
 
 
+@pytest.mark.sampled
 @needs_root
 @pytest.mark.parametrize("ids", ["0 1235 1", "0 100000 65536", "0 1235 1\n1 100001 65535"])
 def test_h2_a_container_of_the_group_locks_no_owner_out(reachable, ids) -> None:
@@ -358,6 +359,7 @@ def test_h2_a_container_of_the_group_locks_no_owner_out(reachable, ids) -> None:
     assert int(finish(script(WARM_UP, ALICE_IS_HERE, AGAIN), reachable)) == 7
 
 
+@pytest.mark.sampled
 @needs_root
 @pytest.mark.parametrize(("missing", "kept"), [("lock.mdb", 0), ("", 5)])
 def test_h2_a_container_that_cannot_share_its_files_is_refused(reachable, missing, kept) -> None:
