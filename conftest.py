@@ -53,6 +53,9 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", "sampled: `make test` runs the first case of the test alone")
     config.addinivalue_line(
+        "markers", "every: `make test` runs all cases of the test: each tests something else"
+    )
+    config.addinivalue_line(
         "markers", "smoke: `make test` runs the test for a subject whose other tests are long"
     )
     config.addinivalue_line(
@@ -121,12 +124,14 @@ LONG_TESTS = ("tests/", "proof/tests/")
 
 def sample(items: list[pytest.Item]) -> None:
     """`make test` runs the first, the middle and the last case of a test, and of one that is
-    `sampled` the first alone: mark the others as long."""
+    `sampled` the first alone: mark the others as long. Of one that is `every`, it runs all."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if is_short(item) and item.nodeid.startswith(LONG_TESTS):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for same in cases.values():
+        if same[0].get_closest_marker("every"):
+            continue
         chosen = {0, len(same) // 2, len(same) - 1}
         if same[0].get_closest_marker("sampled"):
             chosen = {0}

@@ -36,6 +36,8 @@ def test_of_many_cases_it_runs_three_and_of_sampled_ones_the_first() -> None:
     assert chosen["test_h7_a_torn_end_is_an_end"] == [0, 1]
     assert chosen["test_a_broken_rule_is_found_out"] == [0]  # it is `sampled`
     assert chosen["test_every_interleaving_keeps_the_rules"] == []  # it is `long`
+    small = chosen["test_every_interleaving_of_a_small_world_keeps_the_rules"]
+    assert small == [0, 1, 2, 3, 4, 5]  # it is `every`
 
 
 def test_the_rest_is_all_that_the_short_run_leaves() -> None:

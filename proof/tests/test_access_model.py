@@ -41,6 +41,7 @@ JUDGED = pytest.mark.rule(  # what `proof.model` judges in each state
 )
 
 
+@pytest.mark.every
 @JUDGED
 @pytest.mark.parametrize("world", [*SMALL_WORLDS[:2], *SMALL_MOVING_WORLDS[:4]], ids=str)
 def test_every_interleaving_of_a_small_world_keeps_the_rules(world: World) -> None:

@@ -469,6 +469,7 @@ def both(
         yield both
 
 
+@pytest.mark.every
 @pytest.mark.rule(
     "A1", "A5", "A6", "B5", "B6", "D1", "D7", "E5", "F1", "F2", "F3", "F4", "F6", "G8"
 )

@@ -245,6 +245,7 @@ def test_k1_a_reader_of_another_group_is_sure_of_its_claim(
 # ---- what happens on the own one -----------------------------------------------------------
 
 
+@pytest.mark.every
 @pytest.mark.rule("B2", "K1")
 @every_event
 def test_b2_what_happens_on_the_own_topic_changes_its_version(
