@@ -1,7 +1,6 @@
 # make demo   the main job on real data
 # make demo REPORT=spark   the same, and a report of it in demo-report.html; needs Java 17
-# make test   lint, types, and each test that takes no longer than a second, with three of its
-#             cases: five minutes at most
+# make test   lint, types, and the short tests, most with three of their cases
 # make test-all  everything that must hold: also the long tests, a broker, the documentation
 # make demo ON=pulsar   the same on a Pulsar broker that it starts; needs Java 17 and Maven
 # make bench  the comparison with the peers    make lint   style and types only

@@ -123,8 +123,8 @@ LONG_TESTS = ("tests/", "proof/tests/")
 
 
 def sample(items: list[pytest.Item]) -> None:
-    """`make test` runs the first, the middle and the last case of a test, and of one that is
-    `sampled` the first alone: mark the others as long. Of one that is `every`, it runs all."""
+    """Mark the cases that `make test` leaves out as long. It runs the first, the middle and the
+    last case of a test; all cases of one that is marked `every`; the first of a `sampled` one."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if is_short(item) and item.nodeid.startswith(LONG_TESTS):
@@ -132,9 +132,8 @@ def sample(items: list[pytest.Item]) -> None:
     for same in cases.values():
         if same[0].get_closest_marker("every"):
             continue
-        chosen = {0, len(same) // 2, len(same) - 1}
-        if same[0].get_closest_marker("sampled"):
-            chosen = {0}
+        sampled = same[0].get_closest_marker("sampled")
+        chosen = {0} if sampled else {0, len(same) // 2, len(same) - 1}
         for number, item in enumerate(same):
             if number not in chosen:
                 item.add_marker(pytest.mark.long)
@@ -190,27 +189,27 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def pytest_collection_finish() -> None:
+MODULES = pytest.StashKey[int]()  # how many were imported when the collector was last told
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
     """The collector need not go through thousands of collected tests again and again: that took
     150 ms each time."""
-    freeze()
+    freeze(session.config)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Nor through what earlier tests have imported: with pandas and pyspark, that took 100 ms."""
-    if len(sys.modules) != FROZEN[0]:
-        freeze()
+    if len(sys.modules) != item.config.stash[MODULES]:
+        freeze(item.config)
 
 
-FROZEN = [0]  # how many modules there were
-
-
-def freeze() -> None:
+def freeze(config: pytest.Config) -> None:
     """Let the collector leave out all that there is now."""
     gc.collect()
     gc.freeze()
-    FROZEN[0] = len(sys.modules)
+    config.stash[MODULES] = len(sys.modules)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -14,6 +14,7 @@ Decision(verdict=<Verdict.GRANT: 'grant'>, epoch=4)
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import NamedTuple
 
 from exclusivelog import _core
@@ -177,20 +178,24 @@ def awaits_release(mode: str, verdict: Verdict, *, waiting: bool, expected: bool
 
 
 def held_back(
-    mode: str, *, waiting: bool, settled: bool, reserved_for_it: bool | None = None
+    mode: str,
+    *,
+    waiting: bool,
+    settled: Callable[[], bool],
+    reserved_for_it: bool | None = None,
 ) -> bool:
     """Must a request wait, although its topic has no holder?
 
-    `waiting`: others are before it in the queue. `settled`: its delay has passed (rule D7), which
-    counts for a waiter alone. `reserved_for_it`: None unless the topic is in transit; then it is
-    for its destination alone, where it goes past the queue (rule E3).
+    `waiting`: others are before it in the queue. `settled`: has its delay passed (rule D7)? Asked
+    of a waiter alone: to find out takes a look-up. `reserved_for_it`: None unless the topic is in
+    transit; then it is for its destination alone, where it goes past the queue (rule E3).
 
-    >>> held_back("exclusive", waiting=True, settled=True, reserved_for_it=True)
+    >>> held_back("exclusive", waiting=True, settled=lambda: True, reserved_for_it=True)
     False
     """
     if reserved_for_it is not None:
         return not reserved_for_it or (waiting and mode not in EXCLUSIVE_MODES)
-    return waiting or (mode in WAITING_MODES and not settled)
+    return waiting or (mode in WAITING_MODES and not settled())
 
 
 def decide(
@@ -200,14 +205,14 @@ def decide(
     shared: bool,
     waiting: bool,
     request: Request,
-    settled: bool,
+    settled: Callable[[], bool],
     reserved_for_it: bool | None = None,
     recreated: bool = False,
 ) -> Decision:
     """The decision about a request: that of `admit`, and of `held_back` where the topic is free.
 
     >>> given = {"epoch": 3, "owner": None, "shared": False, "waiting": False}
-    >>> decide(**given, request=Request("wait_for_exclusive"), settled=False)
+    >>> decide(**given, request=Request("wait_for_exclusive"), settled=lambda: False)
     Decision(verdict=<Verdict.QUEUE: 'queue'>, epoch=3)
     """
     if owner is None and not shared:

@@ -338,7 +338,7 @@ class Hands:
         code. All engines live, and none waits."""
         state = self.writer.state
         seen = look(Having.of(state), (), None, lambda engine: True, HOLDER.engine_id)
-        return decide(state.epoch, seen, Request(mode, claim or None), 0, settled=True)
+        return decide(state.epoch, seen, Request(mode, claim or None), 0, settled=lambda: True)
 
     def ask(self, claim: int = 0) -> None:
         """Ask for the topic, or ask again after all."""

@@ -574,12 +574,14 @@ def _alone(topic: TopicLog) -> contextlib.AbstractContextManager[Any]:
 def judge(asking: Asking, seen: Seen) -> Decision:
     """The decision about a request, from what the log shows."""
     request = Request(asking.request.mode, asking.request.topic_epoch)
-    return decide(asking.topic.state.epoch, seen, request, asking.number, may_own(asking))
+    return decide(asking.topic.state.epoch, seen, request, asking.number, lambda: may_own(asking))
 
 
-def decide(epoch: int, seen: Seen, request: Request, number: int, settled: bool) -> Decision:
-    """The decision about a request with this number, at this epoch (rule J5). `settled`: its delay
-    has passed. `proof.cluster_model` decides by it, too."""
+def decide(
+    epoch: int, seen: Seen, request: Request, number: int, settled: Callable[[], bool]
+) -> Decision:
+    """The decision about a request with this number, at this epoch (rule J5). `settled`: has its
+    delay passed? `proof.cluster_model` decides by it, too."""
     queue = seen.queue if request.mode in EXCLUSIVE_MODES else seen.everyone
     return admission.decide(
         epoch=epoch,

@@ -98,7 +98,6 @@ def close_kept(state: State) -> None:
 LEAVES = (by_closing_its_producer, by_being_killed, by_hanging)
 
 
-@pytest.mark.every
 @pytest.mark.long
 @pytest.mark.parametrize("mode", [EXCLUSIVE, SHARED])
 @pytest.mark.parametrize("leave", LEAVES)

@@ -654,7 +654,7 @@ class Requests:
             shared=row.shared > 0,
             waiting=row.waiting > 0 and seat is None,
             request=admission.Request(session.mode, session.claimed_epoch),
-            settled=promoting.is_settled(
+            settled=lambda: promoting.is_settled(
                 session,
                 now=self._succession.now(),
                 freed=self._succession.freed(row),
