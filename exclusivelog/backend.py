@@ -807,7 +807,7 @@ class EngineBackend(OpenEngine):
 
     capabilities: frozenset[str]  # those of CAPABILITIES that it has
     is_remote: bool  # would a repr that shows facts ask other machines for them?
-    latest_needs_log: bool  # must an owner, too, read the log before a `latest` read (rule I2)?
+    latest_needs_log: bool  # must an owner, too, read the log to see all writes (rule I2)?
     pending: Requests  # those that wait
     # What stores the log, the same object for all engines of this process that have it open: a
     # transaction takes only producers and readers of one.

@@ -726,17 +726,26 @@ class Shared(_core.SharedBase, Closing):
         self._replica.check()
         # A write that appends nothing depends on the unflushed ones that it has read.
         write.appended = self._unflushed
-        self._inside = threading.get_ident()
         try:
-            items, write.result = write.compute(self._content)
-        finally:
-            self._inside = 0
-        if items and not self._send(producer, items, write):
+            items, write.result = self._call_on(write.compute, self._content)
+        except Exception:
+            if self._owns_still(producer):
+                raise
+            return
+        if not (self._send(producer, items, write) if items else self._owns_still(producer)):
             return
         write.done = True
         self._take_snapshot_if_due()
         if write.then is not None:
             write.result = write.then(self._content)
+
+    def _owns_still(self, producer: Producer) -> bool:
+        """Whether a write that appends nothing has read the newest content. On a cluster another
+        machine may have evicted this owner, and an append would have shown it."""
+        if not self._engine.latest_needs_log or producer.state == "open":
+            return True
+        self._ownership.release()
+        return False
 
     def _take_snapshot_if_due(self) -> None:
         if self._replica.position >= self._snapshots.due_at:
