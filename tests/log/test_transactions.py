@@ -1040,25 +1040,31 @@ def transfer(says: Connection, path: str, strike: int | None, behind: bool) -> N
 
 @dataclass
 class Judge:
-    """Reads what has come since the last time, and says how many transactions there are."""
+    """Reads what has come since the last time, and says how many transactions there are. A commit
+    of a dead process may come to light between two reads: so it reads until nothing changes."""
 
     path: str
     count: int = 0
     at: list[int] = field(default_factory=lambda: [0, 0, 0])
 
+    def look(self, engine: xl.Engine) -> tuple[list[list[bytes | None]], int]:
+        """The new messages of each topic, and the cursor."""
+        readers = [engine.topic(name).reader(at) for name, at in zip("abc", self.at, strict=True)]
+        return [[message.value for message in reader] for reader in readers], cursor(engine) or 0
+
     def read(self, engine: xl.Engine) -> int:
-        new = []
-        for number, name in enumerate("abc"):
-            reader = engine.topic(name).reader(self.at[number])
-            new.append([message.value for message in reader])
-            self.at[number] = reader.position
+        found = self.look(engine)
+        while (again := self.look(engine)) != found:
+            found = again
+        new, position = found
+        self.at = [at + len(some) for at, some in zip(self.at, new, strict=True)]
         expected: tuple[list[bytes], ...] = ([], [], [])
         for number in range(self.count, self.count + len(new[0])):
             for known, some in zip(expected, going(number), strict=True):
                 known += some
         assert new == list(expected), [len(some) for some in new]
         self.count += len(new[0])
-        assert (cursor(engine) or 0) == self.count
+        assert position == self.count
         return self.count
 
 
