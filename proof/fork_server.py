@@ -10,6 +10,7 @@ not the start of an interpreter, so that more of them can be killed.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -24,6 +25,7 @@ from typing import Any
 from testing.children import PATIENCE, child, die_with_parent, line, tell
 from testing.descriptors import readable
 
+PR_SET_CHILD_SUBREAPER = 36
 SERVER = "import sys; from proof.fork_server import serve; serve(sys.argv[1])"
 
 
@@ -60,18 +62,23 @@ def fork_server(
     work: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[Callable[..., Forked]]:
     """`fork(stderr, ...)` calls `module:function` with the other arguments in a new process, whose
-    stderr is the file `stderr`. All processes end with the block."""
+    stderr is the file `stderr`. All processes end with the block, and what they have forked."""
     with child(SERVER, work, env={**os.environ, **(environment or {})}) as process:
 
         def fork(stderr: Path | str, *arguments: Any) -> Forked:
             tell(process, json.dumps([str(stderr), *arguments]))
             return Forked(os.pidfd_open(int(line(process))))
 
-        yield fork
+        try:
+            yield fork
+        finally:
+            process.communicate(timeout=PATIENCE)  # ends its input
 
 
 def serve(work: str) -> None:
-    """Fork a process for each line of input; it dies with this process at the latest."""
+    """Fork a process for each line of input. What lives on at the end of the input is killed, also
+    the children of those that were killed: a child of C code may hang for ever in Python itself."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     module, _, name = work.partition(":")
     function = getattr(importlib.import_module(module), name)
     children: set[int] = set()
@@ -84,6 +91,15 @@ def serve(work: str) -> None:
         # Reap dead processes only now: before the client has opened a pidfd, the pid must not be
         # reused.
         children = {each for each in children if os.waitpid(each, os.WNOHANG)[0] == 0} | {pid}
+    _end_all()
+
+
+def _end_all() -> None:
+    with contextlib.suppress(ChildProcessError):  # there is none any more
+        while True:
+            for pid in Path("/proc/thread-self/children").read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+            os.waitpid(-1, 0)
 
 
 def _live(server: int, stderr: str, function: Callable[..., None], arguments: list[Any]) -> None:
