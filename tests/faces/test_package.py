@@ -112,10 +112,47 @@ def archive(builder: Environment, tmp_path_factory: pytest.TempPathFactory) -> P
     return made
 
 
+SETUP_WITHOUT_SOURCES = """
+import runpy, Cython.Build, setuptools
+Cython.Build.cythonize = lambda found, **options: [setuptools.Extension(found[0].name, [])]
+runpy.run_path("setup.py", run_name="__main__")
+"""
+
+
 @pytest.fixture(scope="module")
-def wheel(builder: Environment, archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, made from the source archive alone. All other tests have an optimised extension;
-    to optimise it once more would take 14 s."""
+def wheel(request: pytest.FixtureRequest) -> Path:
+    """The wheel. `make test` has just compiled the core, by the same setup.py, and takes that."""
+    packed: Path = request.getfixturevalue(
+        "wheel_of_what_is_compiled" if request.config.getoption("--short") else "wheel_of_sources"
+    )
+    return packed
+
+
+@pytest.fixture(scope="module")
+def wheel_of_what_is_compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made from a copy of the tree, without a compiler: the core is there."""
+    tree, out = tmp_path_factory.mktemp("tree") / "exclusivelog", tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT, tree, ignore=NOT_OURS)
+    (tree / "built" / "exclusivelog").mkdir(parents=True)
+    shutil.copy(xl._core.__file__, tree / "built" / "exclusivelog")
+    pack = f"-q build --build-lib built bdist_wheel --dist-dir {out}".split()
+    subprocess.run(
+        [sys.executable, "-c", SETUP_WITHOUT_SOURCES, *pack],
+        cwd=tree,
+        env=clean_environment() | {"CC": "false"},
+        timeout=8 * PATIENCE,
+        check=True,
+    )
+    (made,) = out.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def wheel_of_sources(
+    builder: Environment, archive: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Made from the source archive alone. All other tests have an optimised extension; to optimise
+    it once more would take 14 s."""
     out = tmp_path_factory.mktemp("wheel")
     compiler = tmp_path_factory.mktemp("compiler") / "cc"
     usual = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
