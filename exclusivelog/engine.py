@@ -682,8 +682,9 @@ it is held by ...
         return self.backend.catalog.stats()
 
     def verify(self) -> Report:
-        """Read the whole ledger and check it: every checksum, that offsets are dense, and that
-        epochs and publish times never decrease (rules B8, G4, G9). On a cluster, it reads all
+        """Read the whole ledger and check it: every checksum, that offsets are dense, that epochs
+        and publish times never decrease, and that all rows of its tables can be decoded (rules B8,
+        G4, G9). On a cluster, it reads all
         records of the namespace; docs/cluster.md says what it checks there.
 
         >>> engine.verify().ok

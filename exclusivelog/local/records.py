@@ -234,7 +234,7 @@ class Rows:
     def damaged(self, table: str, error: Exception) -> LedgerCorruptedError:
         """The error for a damaged row of this table."""
         return LedgerCorruptedError(
-            f"{self.path}: a row of the table {table!r} is damaged: {error}"
+            f"{self.path}: a row of the table {table!r} is damaged: {str(error) or repr(error)}"
         )
 
     def count_pages(self) -> int:

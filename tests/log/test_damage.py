@@ -7,6 +7,7 @@ import functools
 import random
 import shutil
 import threading
+import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,8 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import _core
-from exclusivelog.local.records import PAIR, U64
+from exclusivelog.local.ownership import recording
+from exclusivelog.local.records import KIND, PAIR, U64
 from exclusivelog.local.storage.tables import EntryTable
 from testing.children import finish
 from testing.entries import flipped, refooted
@@ -1086,3 +1088,74 @@ def test_g9_no_damaged_row_of_one_topic_stops_another(path, worker, table, damag
         assert "orders" in engine.topics()
     with xl.open(path) as engine, engine.topic("orders").producer("exclusive") as producer:
         assert producer.send(b"6") == 6
+
+
+@pytest.mark.every
+@pytest.mark.parametrize(
+    "table",
+    """
+        names topics producers holders queue engines claims claimants cursors retention views meta
+    """.split(),
+)
+def test_g9_verify_names_each_damaged_row_and_reads_on(path, table) -> None:
+    with xl.open(path) as engine:
+        state: Any = types.SimpleNamespace(engine=engine, kept={})
+        use_two_topics(state)
+        engine.topic("broken").producer_async("wait_for_exclusive")
+        engine.ledger.checkpoint()
+        sound = engine.verify()
+        assert (sound.ok, sound.topics) == (True, 6)
+        with engine.ledger.write_exclusive() as tables:
+            key, _ = next(
+                (key, data)
+                for key, data in tables.rows.cursor(table)
+                if table != "meta" or key.startswith(KIND)
+            )
+            tables.rows.put(table, key, b"\xc1")
+        found = engine.verify()
+        assert [f"a row of the table {table!r}" in problem for problem in found.problems] == [True]
+        if table not in ("topics", "views"):  # that topic is not read
+            assert found.messages == sound.messages
+        with engine.ledger.write_exclusive() as tables:  # closing releases what it holds
+            tables.rows.delete(table, key)
+
+
+@pytest.mark.rule("E5")
+@pytest.mark.parametrize("damaged", [b"\xc1", b"\xff" * 40], ids=["short", "ones"])
+@pytest.mark.parametrize("table", ["names", "topics", "entries", "retention", "views"])
+def test_g9_no_damaged_row_of_the_events_stops_a_grant(
+    path, monkeypatch, caplog, table, damaged
+) -> None:
+    """Who may write is more than what is remembered of it. Old events are due to be deleted."""
+    with xl.open(path) as engine:
+        orders = engine.topic("orders")
+        orders.producer("exclusive").close()
+        events = engine.topic("__events__")
+        if table == "views":
+            events.compact()
+        elif table == "retention":
+            events.retention(max_bytes=10**9)
+        engine.ledger.checkpoint()
+        with engine.ledger.write_exclusive() as tables:
+            keys = rows_of_topic(tables, table, events.id, "__events__")
+            for key in keys:
+                tables.rows.put(table, key, damaged)
+        assert keys
+        monkeypatch.setattr(recording, "MOST_EVENTS", 1)
+        with orders.producer("exclusive") as producer:
+            assert (producer.topic_epoch, producer.send(b"0")) == (2, 0)
+        assert engine.own("group", {"resource": None}).generations == {"resource": 1}
+    with xl.open(path) as engine, engine.topic("orders").producer("exclusive") as producer:
+        assert producer.send(b"1") == 1
+        assert engine.verify().ok == (table == "entries")  # these are deleted by now
+    told = [each.consequence for each in caplog.records if each.event == "row_damaged"]
+    assert (
+        told
+        == {
+            "names": [recording.NOT_RECORDED],
+            "topics": [recording.NOT_RECORDED],
+            "entries": [],
+            "retention": [recording.NOT_TRIMMED],
+            "views": [recording.NOT_TRIMMED],
+        }[table]
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from exclusivelog import _core
@@ -23,10 +23,10 @@ from exclusivelog.errors import (
     TopicNotFoundError,
 )
 from exclusivelog.local.faults import retry_damaged
-from exclusivelog.local.records import View
+from exclusivelog.local.records import OF_TOPICS, U64, View
 from exclusivelog.local.storage.compression import naming
 from exclusivelog.local.storage.segments import OpenEntries, is_reference
-from exclusivelog.local.storage.tables import Tables, existing
+from exclusivelog.local.storage.tables import CURSORS, Tables, damaged_rows, existing
 from exclusivelog.local.time_marks import SLACK_MS, first_marked_since, is_ahead, wall_ms
 from exclusivelog.messages import to_ms
 from exclusivelog.refusals import reader_closed, trimmed
@@ -367,14 +367,15 @@ def verify(ledger: Ledger, unflushed: bool = False) -> Report:
     counted."""
     topics, entries, messages, problems = 0, 0, 0, list[str]()
     with ledger.read() as tables:
-        there = tables.topics.named()
+        there = tables.topics.readable()
         damaged = tables.journal.damaged_at()
+        rows = list(_damaged_rows(tables, there))
     if damaged is not None:
         problems.append(
             f"the journal is damaged at position {damaged}; the last messages of topics may be "
             "missing"
         )
-    for name, topic in there:
+    for name, topic in sorted(there.items()):
         with naming(name):
             result = _verify_one(ledger, topic, unflushed)
             if result is not None and result[2]:
@@ -389,7 +390,17 @@ def verify(ledger: Ledger, unflushed: bool = False) -> Report:
     if not problems:  # messages that are missing say the same
         problems += ledger.inspect(_destroyed, unflushed)
     problems += ledger.inspect(_repeated, unflushed)
+    problems += rows
     return Report(topics, entries, messages, tuple(problems))
+
+
+def _damaged_rows(tables: Tables, there: Mapping[str, int]) -> Iterator[str]:
+    names = {U64.pack(topic): name for name, topic in there.items()}
+    for table, key, error in damaged_rows(tables.rows):
+        name = key.decode(errors="replace") if table == "names" else None
+        if table in (*OF_TOPICS, CURSORS):
+            name = names.get(key[: U64.size])
+        yield str(error) if name is None else f"topic {name!r}: {error}"
 
 
 def _damaged_notes(tables: Tables) -> list[str]:

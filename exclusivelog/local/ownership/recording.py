@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from exclusivelog import _core
+from exclusivelog.errors import LedgerCorruptedError
 from exclusivelog.events import EVENTS, Event
+from exclusivelog.local.faults import report_damaged
 from exclusivelog.local.records import Claimant, Session, Transfer
 from exclusivelog.local.storage.environment import MAP_RESERVED
 from exclusivelog.local.storage.tables import ChangeTable, Tables
@@ -17,6 +21,8 @@ MOST_IN_ONE_ENTRY = 1 << 20
 MOST_EVENTS = 250_000  # kept in `__events__`, unless that topic has a retention
 # More old events than this are deleted separately, not within changes of ownership.
 LEFT_TO_DELETE = 1000
+NOT_RECORDED = "changes of ownership are not recorded in __events__"
+NOT_TRIMMED = "old events are not deleted"
 
 
 def record(
@@ -102,7 +108,22 @@ def write_events(tables: Tables) -> None:
     They go into the tables, as the journal never has messages of this topic."""
     if not tables.events:
         return
-    row = tables.topics.find(EVENTS) or tables.topics.create(EVENTS)
+    with _passed_over(tables, NOT_RECORDED):
+        _append_events(tables, tables.topics.find(EVENTS) or tables.topics.create(EVENTS))
+    ChangeTable(tables.rows).count(tables.events)
+    tables.committed, tables.events = tables.events, []
+
+
+@contextlib.contextmanager
+def _passed_over(tables: Tables, consequence: str) -> Iterator[None]:
+    """Let a damaged row of `__events__` stop no grant of another topic (rule G9)."""
+    try:
+        yield
+    except LedgerCorruptedError as error:
+        report_damaged(tables.rows.path, error, consequence)
+
+
+def _append_events(tables: Tables, row: _core.TopicRow) -> None:
     appender = _core.Appender(
         EVENT_WRITER, row.next_offset - 1, len(tables.events), MOST_IN_ONE_ENTRY
     )
@@ -118,11 +139,10 @@ def write_events(tables: Tables) -> None:
         tables.entries.put(row.id, last, entry)
         row.next_offset = last + 1
     row.last_publish_time = published
-    _trim_events(tables, row, 2 * len(tables.events))
-    ChangeTable(tables.rows).count(tables.events)
+    with _passed_over(tables, NOT_TRIMMED):
+        _trim_events(tables, row, 2 * len(tables.events))
     tables.topics.put(row)
     tables.announce.add(row.id)
-    tables.committed, tables.events = tables.events, []
 
 
 def _trim_events(tables: Tables, row: _core.TopicRow, most: int) -> None:

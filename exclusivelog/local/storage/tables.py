@@ -212,10 +212,11 @@ class TopicList:
 
     def all(self) -> list[tuple[str, int]]:
         """(name, id) of all that it has."""
-        return [
-            (name.decode(), self._id_of(name, data))
-            for name, data in ((key[len(LISTED) :], data) for key, data in self._rows())
-        ]
+        return [(name.decode(), self._id_of(name, data)) for name, data in self.names()]
+
+    def names(self) -> Iterator[tuple[bytes, bytes]]:
+        """(name, encoded id) of all that it has."""
+        return ((key[len(LISTED) :], data) for key, data in self._rows())
 
     def _id_of(self, name: bytes, data: bytes) -> int:
         """As the row says; if that is damaged, as the name's row says."""
@@ -353,6 +354,14 @@ class TopicTable:
             (key.decode(), self.rows.decode("names", u64, data))
             for key, data in self.rows.cursor("names")
         ]
+
+    def readable(self) -> dict[str, int]:
+        """The same, by name, without those whose id no sound row tells."""
+        found: dict[str, int] = {}
+        for name, data in itertools.chain(self.list.names(), self.rows.cursor("names")):
+            with contextlib.suppress(LedgerCorruptedError):
+                found[name.decode()] = self.rows.decode("names", u64, data)
+        return found
 
     def relist(self) -> None:
         """Make the list anew."""
@@ -1904,6 +1913,57 @@ def _unpack_limits(data: bytes) -> tuple[float | None, int | None]:
 def _unpack_keep(data: bytes) -> Literal["keys"] | None:
     _, _, *keep = msgpack.unpackb(data)
     return keep[0] if keep else None
+
+
+# ---- a check of all rows -----------------------------------------------------------------
+
+
+# How rows are decoded. Entries, and the rows of topics and views, are checked with their topic.
+DECODERS: Mapping[str, Callable[[bytes], object]] = {
+    "names": u64,
+    "producers": _unpack_producer,
+    "holders": unpack_session,
+    "queue": unpack_session,
+    "engines": _unpack_index,
+    "mail": msgpack.unpackb,
+    "trash": _unpack_deletion,
+    "segments": PAIR.unpack,
+    "claims": PAIR.unpack,
+    "claimants": _unpack_claimant,
+    "transfers": _unpack_transfer,
+    CURSORS: u64,
+    "retention": lambda data: (_unpack_limits(data), _unpack_keep(data)),
+    "fences": u64,
+    "batches": _unpack_batch,
+}
+# Those of the table `meta`, by the beginnings of their keys.
+META_DECODERS: Mapping[bytes, Callable[[bytes], object]] = {
+    LISTED: u64,
+    KIND: msgpack.unpackb,
+    PRIORITIES: KNOWN.unpack,
+    ANNOUNCED: _unpack_announcement,
+    ITEMS: u64,
+    DELETED_TO: u64,
+    DEAD: u64,
+    VOID: u64,
+    OVERDUE: INSTANT.unpack,
+    CHANGES: CHANGE_COUNTS.unpack,
+}
+
+
+def damaged_rows(rows: Rows) -> Iterator[tuple[str, bytes, LedgerCorruptedError]]:
+    """(table, key, error) of each row that cannot be decoded, in all these tables."""
+    for table in (*DECODERS, "meta"):
+        for key, data in rows.cursor(table):
+            decode = DECODERS.get(table) or _meta_decoder(key)
+            try:
+                rows.decode(table, decode, data)
+            except LedgerCorruptedError as error:
+                yield table, key, error
+
+
+def _meta_decoder(key: bytes) -> Callable[[bytes], object]:
+    return next((each for start, each in META_DECODERS.items() if key.startswith(start)), bytes)
 
 
 # ---- all of them -----------------------------------------------------------------------
