@@ -26,6 +26,13 @@ class Together(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         return next((name for name in TOGETHER if nodeid.startswith(name)), nodeid)
 
+    def schedule(self) -> None:
+        """A worker runs a test when it knows the next one, or that there is none: one that replaces
+        a dead worker is given one unit, and would wait for another for ever (xdist 3.8)."""
+        super().schedule()
+        for node in self.nodes:
+            self._reschedule(node)
+
     def remove_node(self, node: Any) -> str | None:
         """Give what a dead worker has left to the others. The test that it has died in has failed:
         it is not run again. Nor is handed on what it had done: a worker that is given a unit in
