@@ -323,7 +323,11 @@ def pack_session(session: Session) -> bytes:
 
 def unpack_session(data: bytes) -> Session:
     """The session that `pack_session` packed."""
-    return Session(*msgpack.unpackb(data))
+    session = Session(*msgpack.unpackb(data))
+    _, topic, _, slot, _, _, _, _, priority, created, tie, *_ = session
+    if not (type(slot) is type(topic) is type(priority) is type(created) is type(tie) is int):
+        raise TypeError("a field has another type")
+    return session
 
 
 class Transfer(NamedTuple):

@@ -94,6 +94,7 @@ def test_control_a_stop_inside_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.long  # it builds the library for the other Pythons of the machine
+@pytest.mark.timeout(2000)
 @pytest.mark.rule("G10")
 def test_g10_values_are_read_in_another_process(tmp_path: Path) -> None:
     size = replace(SIZES["small"], examples=2)

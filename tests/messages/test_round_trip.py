@@ -93,6 +93,7 @@ def test_g10_so_it_is_for_many_values(number: int) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(2000)
 @pytest.mark.parametrize("version", pythons.VERSIONS)
 def test_g10_so_it_is_in_another_python(version: str) -> None:
     path = pythons.found().get(version)

@@ -369,7 +369,7 @@ def verify(ledger: Ledger, unflushed: bool = False) -> Report:
     with ledger.read() as tables:
         there = tables.topics.readable()
         damaged = tables.journal.damaged_at()
-        rows = list(_damaged_rows(tables, there))
+        rows = [*_damaged_rows(tables, there), *tables.topics.misnamed()]
     if damaged is not None:
         problems.append(
             f"the journal is damaged at position {damaged}; the last messages of topics may be "
@@ -397,7 +397,7 @@ def verify(ledger: Ledger, unflushed: bool = False) -> Report:
 def _damaged_rows(tables: Tables, there: Mapping[str, int]) -> Iterator[str]:
     names = {U64.pack(topic): name for name, topic in there.items()}
     for table, key, error in damaged_rows(tables.rows):
-        name = key.decode(errors="replace") if table == "names" else None
+        name = key.decode(errors="backslashreplace") if table == "names" else None
         if table in (*OF_TOPICS, CURSORS):
             name = names.get(key[: U64.size])
         yield str(error) if name is None else f"topic {name!r}: {error}"

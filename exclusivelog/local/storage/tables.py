@@ -198,6 +198,8 @@ class TopicList:
         """An id for a new topic or view."""
         complete = self.is_complete
         number = self.rows.next_id(b"topic")
+        if self.rows.get("topics", U64.pack(number)) is not None:
+            raise self.rows.damaged("meta", ValueError(f"topic {number} is there already"))
         if complete:
             self.rows.put("meta", LAST_LISTED, U64.pack(number))
         return number
@@ -206,13 +208,17 @@ class TopicList:
         """A topic was made."""
         self.rows.put("meta", LISTED + name.encode(), U64.pack(topic))
 
+    def has(self, name: str) -> bool:
+        """Is a topic of that name there?"""
+        return self.rows.get("meta", LISTED + name.encode()) is not None
+
     def remove(self, name: str) -> None:
         """A topic was deleted. Its row stays, for its epoch (rule B1)."""
         self.rows.delete("meta", LISTED + name.encode())
 
     def all(self) -> list[tuple[str, int]]:
         """(name, id) of all that it has."""
-        return [(name.decode(), self._id_of(name, data)) for name, data in self.names()]
+        return list(_named(self.rows, "meta", self.names(), self._id_of))
 
     def names(self) -> Iterator[tuple[bytes, bytes]]:
         """(name, encoded id) of all that it has."""
@@ -236,6 +242,20 @@ class TopicList:
         cursor = self.rows.cursor("meta")
         found = cursor if cursor.set_range(LISTED) else ()
         return itertools.takewhile(lambda row: row[0].startswith(LISTED), found)
+
+
+def _named(
+    rows: Rows,
+    table: str,
+    found: Iterable[tuple[bytes, bytes]],
+    id_of: Callable[[bytes, bytes], int],
+) -> Iterator[tuple[str, int]]:
+    """(name, id) of these (name, data): a damaged row is left out, and logged."""
+    for name, data in found:
+        try:
+            yield rows.decode(table, bytes.decode, name), id_of(name, data)
+        except LedgerCorruptedError as error:
+            report_damaged(rows.path, error, NOT_LISTED)
 
 
 class TopicTable:
@@ -285,11 +305,14 @@ class TopicTable:
         row = self.intact(topic, kept)
         return row is None or not row.flags & _core.DELETED
 
-    def _of_name(self, topic: int) -> TopicRow:
+    def _of_name(self, name: str, topic: int) -> TopicRow:
         """The row of an id that a name has: it is never forgotten."""
         row = self.rows.find("topics", U64.pack(topic), TopicRow.unpack)
         if row is None:
             raise self._missing(topic)
+        if row.name != name:
+            error = ValueError(f"topic {topic} is {row.name!r}, not {name!r}")
+            raise self.rows.damaged("names", error)
         return row
 
     def _missing(self, topic: int) -> LedgerCorruptedError:
@@ -324,7 +347,7 @@ class TopicTable:
         topic = self.id_of(name)
         if topic is None:
             return None
-        row = self._of_name(topic)
+        row = self._of_name(name, topic)
         return None if row.flags & _core.DELETED else row
 
     def create(self, name: str) -> TopicRow:
@@ -333,8 +356,10 @@ class TopicTable:
         row.id = self.list.next_id()
         row.name = name
         former = self.id_of(name)
+        if former is None and self.list.has(name):
+            raise self.rows.damaged("names", ValueError(f"it lacks topic {name!r}"))
         if former is not None:
-            row.epoch = self._of_name(former).epoch  # no epoch is used twice (rule B1)
+            row.epoch = self._of_name(name, former).epoch  # no epoch is used twice (rule B1)
             row.flags = _core.RECREATED
             OnceTable(self.rows).move_fences(former, row.id)  # rule B4
             note_ended(self.rows, U64.pack(former))
@@ -350,18 +375,30 @@ class TopicTable:
 
     def named(self) -> list[tuple[str, int]]:
         """The same with all deleted ones, whose epochs are kept by their names (rule B1)."""
-        return [
-            (key.decode(), self.rows.decode("names", u64, data))
-            for key, data in self.rows.cursor("names")
-        ]
+        return list(_named(self.rows, "names", self.rows.cursor("names"), self._id_of))
+
+    def _id_of(self, name: bytes, data: bytes) -> int:
+        return self.rows.decode("names", u64, data)
+
+    def misnamed(self) -> Iterator[str]:
+        """What is wrong with the names of topics and their ids, for `verify`."""
+        names, rows = dict(self.named()), dict[int, TopicRow]()
+        for key, data in self.rows.cursor("topics"):
+            with contextlib.suppress(LedgerCorruptedError, struct.error):
+                rows[u64(key)] = self.rows.decode("topics", TopicRow.unpack, data)
+        damaged = {u64(key) for key, _ in self.rows.cursor("topics") if len(key) == U64.size}
+        for name, topic in names.items():
+            if topic not in damaged:
+                yield f"topic {name!r}: its row is missing"
+            elif topic in rows and rows[topic].name != name:
+                yield f"topic {name!r}: the row of its name leads to topic {rows[topic].name!r}"
+        for topic, row in rows.items():
+            if not row.flags & _core.DELETED and names.get(row.name) != topic:
+                yield f"topic {row.name!r}: the row of its name is missing, or leads elsewhere"
 
     def readable(self) -> dict[str, int]:
-        """The same, by name, without those whose id no sound row tells."""
-        found: dict[str, int] = {}
-        for name, data in itertools.chain(self.list.names(), self.rows.cursor("names")):
-            with contextlib.suppress(LedgerCorruptedError):
-                found[name.decode()] = self.rows.decode("names", u64, data)
-        return found
+        """(name, id) of all topics that a sound row names, also of deleted ones."""
+        return {**dict(self.list.all()), **dict(self.named())}
 
     def relist(self) -> None:
         """Make the list anew."""
@@ -1426,7 +1463,9 @@ def _unpack_index(data: bytes) -> tuple[int, bytes]:
     return slot, place
 
 
+NOT_LISTED = "one topic is not listed"
 NOT_EVICTED = "its session is not evicted"
+NOT_COUNTED = "changes of owner are counted from 0 again"
 NOT_NOTIFIED = "one session does not hear of a change"
 NOT_DELETED = "the messages of one topic are not deleted"
 NOT_TRIMMED = "one topic is not trimmed"
@@ -1571,7 +1610,12 @@ MSGPACK_TRUE = 0xC3
 
 
 def _unpack_claimant(data: bytes) -> Claimant:
-    return Claimant(*msgpack.unpackb(data))
+    claimant = Claimant(*msgpack.unpackb(data))
+    if not (
+        type(claimant.id) is type(claimant.slot) is int and isinstance(claimant.generations, dict)
+    ):
+        raise TypeError("a field has another type")
+    return claimant
 
 
 def _pack_transfer(transfer: Transfer) -> bytes:
@@ -1816,7 +1860,12 @@ class ChangeTable:
 
     def counts(self) -> ChangeCounts:
         """All until now; earlier versions did not count."""
-        return ChangeCounts(*(self.rows.find("meta", CHANGES, CHANGE_COUNTS.unpack) or ()))
+        try:
+            found = self.rows.find("meta", CHANGES, CHANGE_COUNTS.unpack)
+        except LedgerCorruptedError as error:
+            report_damaged(self.rows.path, error, NOT_COUNTED)
+            found = None
+        return ChangeCounts(*(found or ()))
 
     def count(self, events: Iterable[Event]) -> None:
         """Count these."""
@@ -1896,7 +1945,7 @@ def _undamaged(
     that is damaged is left out, and logged with the consequence."""
     for key, data in found:
         try:
-            yield u64(key), rows.decode(table, decode, data)
+            yield rows.decode(table, u64, key), rows.decode(table, decode, data)
         except LedgerCorruptedError as error:
             report_damaged(rows.path, error, consequence)
 
@@ -1907,6 +1956,8 @@ def _unpack_deletion(data: bytes) -> int | None:
 
 def _unpack_limits(data: bytes) -> tuple[float | None, int | None]:
     max_age, max_bytes, *_ = msgpack.unpackb(data)
+    if not all(limit is None or isinstance(limit, int | float) for limit in (max_age, max_bytes)):
+        raise TypeError("its limits are no numbers")
     return max_age, max_bytes
 
 
@@ -1926,10 +1977,9 @@ DECODERS: Mapping[str, Callable[[bytes], object]] = {
     "queue": unpack_session,
     "engines": _unpack_index,
     "mail": msgpack.unpackb,
-    "trash": _unpack_deletion,
+    "trash": lambda data: MAKER.unpack(data) if len(data) == MAKER.size else _unpack_deletion(data),
     "segments": PAIR.unpack,
     "claims": PAIR.unpack,
-    "claimants": _unpack_claimant,
     "transfers": _unpack_transfer,
     CURSORS: u64,
     "retention": lambda data: (_unpack_limits(data), _unpack_keep(data)),
@@ -1938,6 +1988,10 @@ DECODERS: Mapping[str, Callable[[bytes], object]] = {
 }
 # Those of the table `meta`, by the beginnings of their keys.
 META_DECODERS: Mapping[bytes, Callable[[bytes], object]] = {
+    **dict.fromkeys((b"topic", b"session", b"claim", b"mail", b"segment", b"batch"), u64),
+    LAST_ENDED: u64,
+    LAST_LISTED: u64,
+    LARGE_BYTES: PAIR.unpack,
     LISTED: u64,
     KIND: msgpack.unpackb,
     PRIORITIES: KNOWN.unpack,
@@ -1953,17 +2007,28 @@ META_DECODERS: Mapping[bytes, Callable[[bytes], object]] = {
 
 def damaged_rows(rows: Rows) -> Iterator[tuple[str, bytes, LedgerCorruptedError]]:
     """(table, key, error) of each row that cannot be decoded, in all these tables."""
-    for table in (*DECODERS, "meta"):
+    for table in (*DECODERS, "claimants", "meta"):
         for key, data in rows.cursor(table):
-            decode = DECODERS.get(table) or _meta_decoder(key)
             try:
-                rows.decode(table, decode, data)
+                rows.decode(table, _decoder(table, key), data)
+                if table == "names" or (table == "meta" and key.startswith(LISTED)):
+                    rows.decode(table, bytes.decode, key)
             except LedgerCorruptedError as error:
                 yield table, key, error
 
 
-def _meta_decoder(key: bytes) -> Callable[[bytes], object]:
-    return next((each for start, each in META_DECODERS.items() if key.startswith(start)), bytes)
+def _decoder(table: str, key: bytes) -> Callable[[bytes], object]:
+    if table == "claimants":  # claim sessions, and what is bound to them
+        return _unpack_claimant if len(key) == U64.size else _unpack_bound
+    if table == "meta":
+        return next((each for start, each in META_DECODERS.items() if key.startswith(start)), bytes)
+    return DECODERS[table]
+
+
+def _unpack_bound(data: bytes) -> tuple[int, bytes]:
+    if data[:1] not in (bytes([HOLDER]), bytes([WAITER])):
+        raise ValueError(f"there is no kind {data[:1]!r}")
+    return _unpack_index(SLOT.pack(0) + data[1:])
 
 
 # ---- all of them -----------------------------------------------------------------------
