@@ -503,6 +503,10 @@ class Cursor(Protocol):
     def end(self) -> int:
         """The topic's present end."""
 
+    def look_up(self) -> bool:
+        """Where a read may not have found all that was there when it began: let the next one do so.
+        Returns whether it may find more."""
+
     def is_over(self) -> bool:
         """Whether the position is the end of a terminated topic."""
 

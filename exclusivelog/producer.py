@@ -526,7 +526,7 @@ class Producer(SendingProducer, Closing):
     @property
     def state(self) -> State:
         """Its state, read from the ledger (rule C6): "open", "fenced", "moved" or "closed". Reading
-        it does not wait, and changes nothing."""
+        it changes nothing, and does not wait; on a cluster, it asks the broker."""
         return self._sender.state
 
     # ---- move ----------------------------------------------------------------------------

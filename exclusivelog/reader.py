@@ -215,15 +215,26 @@ class Reader(GroupMember, Closing):
                 return message
             cursor.check()
             left = None if deadline is None else deadline - _core.monotonic()
-            if cursor.is_over():
-                raise TopicTerminatedError(
-                    f"topic {self.topic!r} is terminated, and ends at offset {self.position}"
-                )
+            self._check_goes_on()
             if left is not None and left <= 0:
-                raise self._nothing_came(timeout)
+                return self._take_last(timeout)
             cursor.wait(seen, left)
             if self.membership is not None and not self._is_part:
                 self._note_use()  # another caller may have committed meanwhile
+
+    def _check_goes_on(self) -> None:
+        if self.cursor.is_over():
+            raise TopicTerminatedError(
+                f"topic {self.topic!r} is terminated, and ends at offset {self.position}"
+            )
+
+    def _take_last(self, timeout: float | None) -> Message:
+        """The next message up to now, after `timeout` seconds have passed."""
+        message = self.cursor.take_one() if self.cursor.look_up() else None
+        if message is None:
+            self._check_goes_on()
+            raise self._nothing_came(timeout)
+        return message
 
     def _nothing_came(self, timeout: float | None) -> WaitTimeoutError:
         """The error of `read_next` after `timeout` seconds."""
@@ -243,8 +254,12 @@ class Reader(GroupMember, Closing):
         """
         max_messages = check_count(max_messages, "max_messages")
         self._check()
+        most = min(max_messages, sys.maxsize)
         with self._returned():
-            return self.cursor.take_many(min(max_messages, sys.maxsize))
+            found = self.cursor.take_many(most)
+            if not found and self.cursor.look_up():
+                found = self.cursor.take_many(most)
+            return found
 
     @contextlib.contextmanager
     def _returned(self) -> Iterator[None]:
@@ -279,6 +294,8 @@ class Reader(GroupMember, Closing):
         max_bytes = min(max_bytes, MAX_ARROW_BYTES)
         with self._returned():
             parts = _take_entries(self.cursor, max_bytes)
+            if not parts and self.cursor.look_up():
+                parts = _take_entries(self.cursor, max_bytes)
             return record_batch(parts, chosen) if parts else None
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
@@ -316,6 +333,8 @@ class Reader(GroupMember, Closing):
         """The next message; StopIteration if there is none now."""
         self._check()
         message = self.cursor.take_one()
+        if message is None and self.cursor.look_up():
+            message = self.cursor.take_one()
         if message is None:
             raise StopIteration
         return message
@@ -580,19 +599,30 @@ class GroupReader(GroupMember, Closing):
             found = self._take()
             if found is not None:
                 return found
-            if all(reader.cursor.is_over() for reader in self.readers):
-                raise TopicTerminatedError(
-                    f"topics {', '.join(self.topics)} are all terminated, and read to their ends"
-                )
+            self._check_goes_on()
             left = None if deadline is None else deadline - _core.monotonic()
             if left is not None and left <= 0:
-                raise self._nothing_came(timeout)
+                return self._take_last(timeout)
             seconds = 3600.0 if left is None else left
             self.membership.wait([reader.cursor for reader in self.readers], marks, seconds)
 
     def _marks(self) -> list[int]:
         """A number for each topic that changes with every append to it."""
         return [reader.cursor.mark() for reader in self.readers]
+
+    def _check_goes_on(self) -> None:
+        if all(reader.cursor.is_over() for reader in self.readers):
+            raise TopicTerminatedError(
+                f"topics {', '.join(self.topics)} are all terminated, and read to their ends"
+            )
+
+    def _take_last(self, timeout: float | None) -> Found:
+        """The next message up to now, after `timeout` seconds have passed."""
+        found = self._take_now()
+        if found is None:
+            self._check_goes_on()
+            raise self._nothing_came(timeout)
+        return found
 
     def _nothing_came(self, timeout: float | None) -> WaitTimeoutError:
         """The error of `read_next` after `timeout` seconds."""
@@ -610,6 +640,14 @@ class GroupReader(GroupMember, Closing):
                 return reader.topic, message
         return None
 
+    def _take_now(self) -> Found | None:
+        """The next message of all that there are by now."""
+        found = self._take()
+        if found is None:
+            looked = [reader.cursor.look_up() for reader in self.readers]
+            found = self._take() if any(looked) else None
+        return found
+
     def read_batch(self, max_messages: int) -> list[Found]:
         """Return up to `max_messages` next messages, without waiting; an empty list at the end. As
         `Reader.read_batch`, it deserialises nothing."""
@@ -618,7 +656,10 @@ class GroupReader(GroupMember, Closing):
         before, first = [reader.position for reader in self.readers], self._next
         found: list[Found] = []
         try:
-            while len(found) < max_messages and (one := self._take()) is not None:
+            while len(found) < max_messages:
+                one = self._take() if found else self._take_now()
+                if one is None:
+                    break
                 found.append(one)
         except BaseException:  # the caller gets none of them, so they must be read again
             for reader, position in zip(self.readers, before, strict=True):
@@ -630,7 +671,7 @@ class GroupReader(GroupMember, Closing):
     def __next__(self) -> Found:
         """The next message of any topic, with the topic's name; StopIteration if there is none
         now."""
-        found = self._take()
+        found = self._take_now()
         if found is None:
             raise StopIteration
         return found

@@ -323,8 +323,6 @@ def map_calls(path: Path, number: int) -> Iterator[Call]:
         elif begun is not None and ("begin" in facts or "error" in facts):
             yield made(number, begun, UNKNOWN, FOR_EVER)
             begun = None
-        elif "failed" in facts:
-            begun = None
         if "begin" in facts:
             begun = facts
     if begun is not None:

@@ -84,11 +84,7 @@ class Player:
     def call(self, name: str, key: str | None, value: Any) -> None:
         """Make one call."""
         self.note(name=name, key=key, value=value, begin=time.monotonic_ns())
-        try:
-            result = getattr(self, name, self.as_named)(name, key, value)
-        except xl.ProducerFencedError:  # as long as it does not begin anew: nothing was written
-            self.note(failed=True)
-            return
+        result = getattr(self, name, self.as_named)(name, key, value)
         self.note(result=result, end=time.monotonic_ns())
         if name in ("get", "update") and key is not None:
             self._seen[key] = result[1] if name == "update" else result
@@ -225,8 +221,6 @@ def read_notes(path: Path, number: int, death: int) -> Iterator[Call]:
             begun = facts
         elif begun is not None and "end" in facts:
             yield made(number, begun, frozen(facts["result"]), facts["end"])
-            begun = None
-        elif "failed" in facts:
             begun = None
     if begun is not None:
         yield made(number, begun, UNKNOWN, death)

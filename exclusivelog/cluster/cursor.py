@@ -205,6 +205,7 @@ class ClusterCursor(_core.Cursor):
     def _newest_view(self) -> View:
         self._log.catch_up()
         horizon = newest_horizon(self._host.place, self._log)
+        self._log.catch_up()  # it may be of messages that have come since
         return View.of(frames_from(self._log, 0) if horizon else (), horizon)
 
     def move_to(self, position: int) -> None:
@@ -234,6 +235,11 @@ class ClusterCursor(_core.Cursor):
         self._log.catch_up()
         self._caught_up = True
         return self._log.state.next
+
+    def look_up(self) -> bool:
+        """Read the log up to its present end."""
+        self._log.catch_up()
+        return True
 
     def is_over(self) -> bool:
         """Is this the end of a terminated topic, as far as its log was read?"""

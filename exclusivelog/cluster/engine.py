@@ -293,7 +293,7 @@ class ClusterEngine(EngineBackend):
             for name in topics:
                 if name not in there:
                     raise nothing_to_move(name)
-        return Moving(self, topics, to, timeout, groups, producer)
+        return Moving(self, topics, to, timeout, groups, producer, session)
 
     def cancel_moves(self, topics: Sequence[str]) -> list[str]:
         """Cancel the hand-overs of these topics. Returns the names of those that had one."""

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING
 from exclusivelog import _core
 from exclusivelog.admission import NO_DESTINATION, end_of_move
 from exclusivelog.backend import MoveCancelled
-from exclusivelog.cluster.following import Seen, TopicLog, inspect, log_change, now_ms
+from exclusivelog.cluster.following import (
+    Seen,
+    SessionFacts,
+    TopicLog,
+    inspect,
+    log_change,
+    now_ms,
+)
 from exclusivelog.cluster.frames import Grant
 from exclusivelog.cluster.refused import refusal
 from exclusivelog.cluster.waiting import Assign
@@ -59,10 +66,12 @@ class Moving:
         timeout: float,
         groups: Sequence[str],
         producer: str | None,
+        session: SessionFacts | None,
     ) -> None:
         if groups:
             raise refusal("moved_claims")
         self._host, self._producer = host, producer
+        self._session = session  # whose producer moves; None: whoever has the topics
         self._target = _find(host, to)
         self._names = topics
         self._until = now_ms() + int(timeout * 1000)
@@ -81,6 +90,7 @@ class Moving:
     def _begin(self, log: TopicLog) -> One:
         log.catch_up()
         seen = inspect(log, self._host.lives)
+        self._check_has(seen)
         going = log.waiters.assigned_at(now_ms())
         reason = self._refusal(seen, going)
         one = One(log, seen.owner, 0, self._state(log, seen.owner, "failed", reason))
@@ -116,6 +126,15 @@ class Moving:
             source = None if seen.owner is None else seen.owner.holder
             log_change(log, seen.epoch, step, "unload", source, assign)
         return one
+
+    def _check_has(self, seen: Seen) -> None:
+        """The error of the session whose producer moves, if it has lost the topic (rule B3)."""
+        facts = self._session
+        if facts is None or facts.id in [each.session for each in seen.holders]:
+            return
+        session = self._host.registry.find(facts.id)
+        if session is not None:
+            session.verify()
 
     def _join(self, one: One, going: Assign) -> One:
         """Follow a hand-over to the same destination that is under way (rule E4)."""

@@ -255,7 +255,7 @@ class ClusterSession(SessionLife):
         """Its state according to the log; changes nothing."""
         self.engine.check_not_forked()
         state = self._known_status()
-        if state == "open" and self.usable:
+        if state == "open":
             self.owning.topic.catch_up()
             state = self._known_status()  # it may have ended meanwhile, for any reason
         return state
@@ -274,7 +274,7 @@ class ClusterSession(SessionLife):
     def verify(self) -> None:
         """ProducerFencedError unless the log still admits its appends."""
         self.owning.topic.catch_up()
-        error = self._lost or self.owning.writer.error
+        error = self._lost or self.owning.writer.error or self.moved
         if error is not None:
             raise error
 

@@ -214,8 +214,7 @@ class Expiring(Shared):
                 self._replica.check()
                 self._write_once(write, end)
         finally:
-            if write.appended is not None:
-                self._flush(write.appended)
+            self._settled(write.appended, now=True)
 
     def _write_once(self, write: Write[None], end: float | None) -> None:
         """Write as the owner. A process that was not the owner releases the topic again."""

@@ -459,8 +459,7 @@ class SharedMap(Expiring, MutableMapping[K, V]):
         made: bool
         old: bytes | None
         made, old, seen = found
-        if seen is not None and not seen.flushed:
-            self._settle(seen)
+        self._settled(seen)
         return made, old
 
     def _set_for(

@@ -540,11 +540,12 @@ def bound_claim(topic: Topic, given: Claim | HoldsClaim | None) -> Claim | None:
 class Write(Generic[R]):
     """One call's write, and its result so far."""
 
-    __slots__ = ("appended", "compute", "done", "result", "then")
+    __slots__ = ("appended", "appends", "compute", "done", "result", "then")
 
     def __init__(self, compute: Compute[R], then: Then[R] | None) -> None:
         self.compute, self.then = compute, then
         self.appended: Append | None = None
+        self.appends = False  # has it anything to append?
         self.done = False
         self.result: R
 
@@ -639,14 +640,14 @@ class Shared(_core.SharedBase, Closing):
 
     def _read(self, find: Callable[[], R], latest: bool) -> R:
         """Return what `find()` finds in the content, once that is durable."""
-        self._check()
-        with self._lock:
-            self._freshen(latest)
-            result = find()
-            seen = self._unflushed
-        if seen is not None and not seen.flushed:
-            self._settle(seen)
-        return result
+        while True:
+            self._check()
+            with self._lock:
+                self._freshen(latest)
+                result = find()
+                seen = self._unflushed
+            if self._settled(seen):
+                return result
 
     def _freshen(self, latest: bool) -> None:
         """Catch up before a read, unless there can be no new messages."""
@@ -659,8 +660,7 @@ class Shared(_core.SharedBase, Closing):
             self._catch_up()
 
     def _catch_up(self) -> None:
-        if self._unflushed is not None:  # the reader does not see it before its flush
-            self._flush(self._unflushed)
+        self._settled(self._unflushed, now=True)  # the reader does not see it before its flush
         self._replica.catch_up()
 
     # ---- writing -------------------------------------------------------------------------
@@ -679,29 +679,49 @@ class Shared(_core.SharedBase, Closing):
             return joined
         self._check()
         write = Write(compute, then)
-        try:
-            self._write_as_owner(write)
-        finally:
-            if write.appended is not None and not write.appended.flushed:
-                self._settle(write.appended)
-        return write.result
-
-    def _write_as_owner(self, write: Write[Any]) -> None:
         end = self._time_limit()
+        while True:
+            counts = False
+            try:
+                self._write_as_owner(write, end)
+            except Exception:
+                if self._settled(write.appended):
+                    raise
+            except BaseException:
+                self._settled(write.appended)
+                raise
+            else:
+                counts = self._settled(write.appended)
+            if counts:
+                return write.result
+
+    def _write_as_owner(self, write: Write[Any], end: float | None) -> None:
+        write.done = False
         with self._writing:
             for tries in itertools.count():
                 self._check_usable()
                 keep = tries >= LOST_BEFORE_KEPT
                 producer = self._ownership.acquire(end, keep)
                 try:
-                    with self._lock:
-                        if self._ownership.is_by(producer):
-                            self._write(producer, write)
+                    self._write_by(producer, write)
                 finally:
                     if keep:
                         self._ownership.release()  # it is not told that others wait
                 if write.done:
                     return
+
+    def _write_by(self, producer: Producer, write: Write[Any]) -> None:
+        """Write, unless the topic was lost before: `write.done` stays False."""
+        write.appends = False
+        try:
+            with self._lock:
+                if self._ownership.is_by(producer):
+                    self._write(producer, write)
+        except Exception:
+            if write.appends or self._owns_still(producer):
+                raise
+        if write.done and not write.appends:
+            write.done = self._owns_still(producer)
 
     def _time_limit(self) -> float | None:
         """Until when a write that begins now waits for the topic (monotonic clock)."""
@@ -726,13 +746,9 @@ class Shared(_core.SharedBase, Closing):
         self._replica.check()
         # A write that appends nothing depends on the unflushed ones that it has read.
         write.appended = self._unflushed
-        try:
-            items, write.result = self._call_on(write.compute, self._content)
-        except Exception:
-            if self._owns_still(producer):
-                raise
-            return
-        if not (self._send(producer, items, write) if items else self._owns_still(producer)):
+        items, write.result = self._call_on(write.compute, self._content)
+        write.appends = bool(items)
+        if items and not self._send(producer, items, write):
             return
         write.done = True
         self._take_snapshot_if_due()
@@ -741,7 +757,8 @@ class Shared(_core.SharedBase, Closing):
 
     def _owns_still(self, producer: Producer) -> bool:
         """Whether a write that appends nothing has read the newest content. On a cluster another
-        machine may have evicted this owner, and an append would have shown it."""
+        machine may have evicted this owner, and an append would have shown it. Without the
+        replica's lock: reads need not wait for the log's answer."""
         if not self._engine.latest_needs_log or producer.state == "open":
             return True
         self._ownership.release()
@@ -795,8 +812,7 @@ class Shared(_core.SharedBase, Closing):
                     seen = self._unflushed
                     break
             self._remove_expired()
-        if seen is not None and not seen.flushed:
-            self._settle(seen)  # the result depends on it
+        self._settled(seen)  # the result depends on it
         return result
 
     def _has_expired(self) -> bool:
@@ -871,11 +887,20 @@ class Shared(_core.SharedBase, Closing):
 
     # ---- durability ----------------------------------------------------------------------
 
-    def _settle(self, appended: Append) -> None:
-        """Return once this is durable. In a background call return at once: the acknowledgement of
-        that call waits instead."""
-        if not self._calls.defer(appended):
+    def _settled(self, appended: Append | None, now: bool = False) -> bool:
+        """Return once this is durable. False if this process had lost the topic before, as it may
+        on a cluster: then it is not in the log, and never will be. `now`: also in a background
+        call; else the acknowledgement of that call waits instead, where the topic cannot be lost
+        so."""
+        if appended is None or appended.flushed:
+            return True
+        if not (now or self._engine.latest_needs_log) and self._calls.defer(appended):
+            return True
+        try:
             self._flush(appended)
+        except ProducerFencedError:
+            return False
+        return True
 
     def _flush(self, appended: Append) -> None:
         try:
@@ -889,9 +914,7 @@ class Shared(_core.SharedBase, Closing):
             raise
 
     def _flush_what_was_read(self) -> None:
-        seen = self._unflushed
-        if seen is not None:
-            self._flush(seen)
+        self._settled(self._unflushed, now=True)
 
     def snapshot(self) -> int:
         """Store a snapshot, so that opening the state need not read earlier messages (rule I4).
@@ -900,13 +923,14 @@ class Shared(_core.SharedBase, Closing):
 
         Raises StateError if the state could not be restored from it.
         """
-        self._check()
-        with self._lock:
-            self._freshen(latest=False)
-            offset, items = self._replica.position, self._replica.content.to_items()
-            seen = self._unflushed
-        if seen is not None:
-            self._flush(seen)  # a snapshot must not contain unflushed writes
+        while True:
+            self._check()
+            with self._lock:
+                self._freshen(latest=self._engine.latest_needs_log)
+                offset, items = self._replica.position, self._replica.content.to_items()
+                seen = self._unflushed
+            if self._settled(seen, now=True):  # a snapshot must not contain unflushed writes
+                break
         self._engine.snapshot(self.topic.id, offset, items)
         self._snapshots.note(offset)
         return offset

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -629,56 +629,6 @@ def test_i2_a_latest_read_of_an_owner_that_was_fenced_sees_what_its_rival_wrote(
         assert there.get("a", latest=True) == number
         there.put("a", -number)
         assert here.get("a", latest=True) == -number
-    for each in (here, there):
-        each.close()
-
-
-NO_CHANGES: dict[str, tuple[Callable[[xl.SharedMap[str, int]], object], object]] = {
-    "put_if_absent": (lambda shared: shared.put_if_absent("a", 9).previous, 2),
-    "replace": (lambda shared: shared.replace("a", 3, 9).previous, 2),
-    "delete": (lambda shared: shared.delete("b"), 3),
-    "pop": (lambda shared: shared.pop("b", None), 3),
-    "setdefault": (lambda shared: shared.setdefault("a", 9), 2),
-    "update_multiple": (
-        lambda shared: shared.update_multiple("b".__eq__, lambda _, v: v + 4),
-        {"b": 7},
-    ),
-    "an error": (lambda shared: shared.update("b", lambda value: {3: 4}[value or 0]).value, 4),
-}
-
-
-@pytest.mark.rule("I2")
-@pytest.mark.parametrize("name", NO_CHANGES)
-def test_i2_a_write_that_has_nothing_to_append_looks_whether_it_owns_the_map_still(
-    engine: xl.Engine, other: xl.Engine, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """It was stopped, and evicted meanwhile: what it has in memory is old. Here its thread that
-    follows the log is late, until the call looks where the log ends."""
-    here, there = xl.SharedMap(engine.topic("map")), xl.SharedMap(other.topic("map"))
-    for number in range(3):
-        here.put("a", number)
-    call, expected = NO_CHANGES[name]
-    followed = engine.backend.topics.named("map")
-    late, goes_on = threading.Event(), threading.Event()
-    advance, end = followed._advance, followed.log.end
-
-    def advance_late(record: Record | None) -> None:
-        if not goes_on.is_set():
-            late.set()
-        goes_on.wait(PATIENCE)
-        advance(record)
-
-    def look() -> Position | None:
-        goes_on.set()
-        return end()
-
-    monkeypatch.setattr(followed, "_advance", advance_late)
-    until(late.is_set)
-    there.put("a", 2)
-    there.put("b", 3)
-    monkeypatch.setattr(followed.log, "end", look)
-    assert call(here) == expected
-    assert goes_on.is_set()
     for each in (here, there):
         each.close()
 

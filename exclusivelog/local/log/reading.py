@@ -717,6 +717,10 @@ class LogCursor(_core.Cursor):
         self._known_end = max(self._host.inspect(find), self._read_to)
         return self._known_end
 
+    def look_up(self) -> bool:
+        """No effect: each read finds all that is there."""
+        return False
+
     def is_over(self) -> bool:
         """Is this the end of a terminated topic?"""
         with self._host.ledger.read() as tables:
