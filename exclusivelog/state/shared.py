@@ -680,8 +680,7 @@ class Shared(_core.SharedBase, Closing):
         self._check()
         write = Write(compute, then)
         end = self._time_limit()
-        while True:
-            counts = False
+        while True:  # until what it has read and appended is in the log
             try:
                 self._write_as_owner(write, end)
             except Exception:
@@ -691,9 +690,8 @@ class Shared(_core.SharedBase, Closing):
                 self._settled(write.appended)
                 raise
             else:
-                counts = self._settled(write.appended)
-            if counts:
-                return write.result
+                if self._settled(write.appended):
+                    return write.result
 
     def _write_as_owner(self, write: Write[Any], end: float | None) -> None:
         write.done = False
@@ -906,11 +904,14 @@ class Shared(_core.SharedBase, Closing):
         try:
             appended.await_flush()
         except Exception:
-            # It is unknown whether the append is in the log: restore the content from the log.
+            # It is unknown whether the append is in the log: restore the content from the log. Not
+            # if another thread has done so, and the topic was acquired again.
             with self._lock:
-                self._unflushed = None
-                self._replica.torn = True
-                self._ownership.release()
+                held = self._ownership.producer
+                if held is None or held.sender is appended.sender:
+                    self._unflushed = None
+                    self._replica.torn = True
+                    self._ownership.release()
             raise
 
     def _flush_what_was_read(self) -> None:
