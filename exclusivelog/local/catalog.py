@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from exclusivelog import _core, logs
 from exclusivelog.arguments import check_name, is_internal
 from exclusivelog.backend import LastingLock
-from exclusivelog.errors import ProducerBusyError
+from exclusivelog.errors import LedgerCorruptedError, ProducerBusyError, TopicNotFoundError
+from exclusivelog.local.faults import report_damaged
 from exclusivelog.local.log.reading import verify
 from exclusivelog.local.maintenance.rewriting import free_room
 from exclusivelog.local.names import (
@@ -81,10 +82,14 @@ class LocalCatalog:
         """The reader groups of all topics."""
         claims = Claims(self._ledger, self._engine.sessions.succession)
         read = {name for _, name in claims.readers()}
-        there = [
-            (name, topic, self._engine.topic_store(topic).latest().next_offset)
-            for name, topic in list_read_topics(self._ledger, read)
-        ]
+        there: list[tuple[str, int, int]] = []
+        for name, topic in list_read_topics(self._ledger, read):
+            try:
+                there.append((name, topic, self._engine.topic_store(topic).latest().next_offset))
+            except TopicNotFoundError:  # it was deleted meanwhile
+                continue
+            except LedgerCorruptedError as error:
+                report_damaged(self._ledger.path, error, "the groups of one topic are not listed")
         return claims.groups(there, self._engine.unflushed)
 
     def delete_group(self, name: str) -> int:

@@ -1150,6 +1150,19 @@ def test_g9_a_name_never_leads_to_another_topic_or_to_a_new_one(path, damage) ->
             assert (producer.topic_epoch, producer.send(b"more")) == (2, 1)
 
 
+@pytest.mark.parametrize("table", ["cursors", "topics"])
+def test_g9_groups_and_figures_are_listed_without_those_of_a_damaged_row(path, table) -> None:
+    with xl.open(path) as engine:
+        use_two_topics(types.SimpleNamespace(engine=engine, kept={}))
+        with engine.ledger.write_exclusive() as tables:
+            for key in rows_of_topic(tables, table, tables.topics.id_of("broken"), "broken"):
+                tables.rows.put(table, key, b"\xc1")
+        found = {each.group: each.position for each in engine.groups()}
+        assert found.pop("readers of broken", None) is None
+        assert found == {"readers of orders": 1}
+        assert engine.stats().groups == tuple(engine.groups())
+
+
 def test_g9_a_counter_that_went_back_overwrites_no_topic(path) -> None:
     with xl.open(path) as engine:
         with engine.topic("orders").producer("exclusive") as producer:

@@ -218,7 +218,7 @@ class TopicList:
 
     def all(self) -> list[tuple[str, int]]:
         """(name, id) of all that it has."""
-        return list(_named(self.rows, "meta", self.names(), self._id_of))
+        return list(_named(self.rows, "meta", self.names(), NOT_LISTED, self._id_of))
 
     def names(self) -> Iterator[tuple[bytes, bytes]]:
         """(name, encoded id) of all that it has."""
@@ -248,14 +248,15 @@ def _named(
     rows: Rows,
     table: str,
     found: Iterable[tuple[bytes, bytes]],
-    id_of: Callable[[bytes, bytes], int],
+    consequence: str,
+    number: Callable[[bytes, bytes], int],
 ) -> Iterator[tuple[str, int]]:
-    """(name, id) of these (name, data): a damaged row is left out, and logged."""
+    """(name, number) of these (name, data): a damaged row is left out, and logged."""
     for name, data in found:
         try:
-            yield rows.decode(table, bytes.decode, name), id_of(name, data)
+            yield rows.decode(table, bytes.decode, name), number(name, data)
         except LedgerCorruptedError as error:
-            report_damaged(rows.path, error, NOT_LISTED)
+            report_damaged(rows.path, error, consequence)
 
 
 class TopicTable:
@@ -375,7 +376,8 @@ class TopicTable:
 
     def named(self) -> list[tuple[str, int]]:
         """The same with all deleted ones, whose epochs are kept by their names (rule B1)."""
-        return list(_named(self.rows, "names", self.rows.cursor("names"), self._id_of))
+        found = self.rows.cursor("names")
+        return list(_named(self.rows, "names", found, NOT_LISTED, self._id_of))
 
     def _id_of(self, name: bytes, data: bytes) -> int:
         return self.rows.decode("names", u64, data)
@@ -929,22 +931,24 @@ class CursorTable:
         return found
 
     def all(self, topic: int) -> list[tuple[str, int]]:
-        """(group, committed offset) of every group that has committed on a topic."""
+        """(group, committed offset) of every group that has committed on a topic. A damaged row is
+        left out, and logged."""
         found = dict(self.rows.under(CURSORS, topic))
         found |= {
             key[U64.size :]: data
             for key, data in self.journal.noted(CURSORS).items()
             if key.startswith(U64.pack(topic))
         }
-        return [
-            (group.decode(), self.rows.decode(CURSORS, u64, data))
-            for group, data in sorted(found.items())
-        ]
+        return list(_named(self.rows, CURSORS, sorted(found.items()), NO_GROUP, self._offset))
+
+    def _offset(self, group: bytes, data: bytes) -> int:
+        return self.rows.decode(CURSORS, u64, data)
 
     def topics(self) -> set[int]:
         """The topics on which any reader group has committed."""
         keys = [key for key, _ in self.rows.cursor(CURSORS)]
-        return {u64(key[: U64.size]) for key in [*keys, *self.journal.noted(CURSORS)]}
+        noted = self.journal.noted(CURSORS)
+        return {u64(key[: U64.size]) for key in [*keys, *noted] if len(key) > U64.size}
 
     def delete(self, group: str) -> int:
         """Remove the positions of a group on all topics; how many there were. Exclude appends, and
@@ -1464,6 +1468,7 @@ def _unpack_index(data: bytes) -> tuple[int, bytes]:
 
 
 NOT_LISTED = "one topic is not listed"
+NO_GROUP = "one reader group is not listed"
 NOT_EVICTED = "its session is not evicted"
 NOT_COUNTED = "changes of owner are counted from 0 again"
 NOT_NOTIFIED = "one session does not hear of a change"
