@@ -503,9 +503,10 @@ class Cursor(Protocol):
     def end(self) -> int:
         """The topic's present end."""
 
-    def look_up(self) -> bool:
-        """Where a read may not have found all that was there when it began: let the next one do so.
-        Returns whether it may find more."""
+    is_remote: bool  # may a read miss what other machines have appended before it?
+
+    def look_up(self) -> None:
+        """If so: let the next one find it. It asks them."""
 
     def is_over(self) -> bool:
         """Whether the position is the end of a terminated topic."""

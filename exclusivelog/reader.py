@@ -230,10 +230,18 @@ class Reader(GroupMember, Closing):
 
     def _take_last(self, timeout: float | None) -> Message:
         """The next message up to now, after `timeout` seconds have passed."""
-        message = self.cursor.take_one() if self.cursor.look_up() else None
+        self.cursor.look_up()
+        message = self._read_known() if self.cursor.is_remote else None
+        if message is None:
+            raise self._nothing_came(timeout)
+        return message
+
+    def _read_known(self) -> Message | None:
+        """The next message, unless other machines must be asked for it."""
+        self._check()
+        message = self.cursor.take_one()
         if message is None:
             self._check_goes_on()
-            raise self._nothing_came(timeout)
         return message
 
     def _nothing_came(self, timeout: float | None) -> WaitTimeoutError:
@@ -252,14 +260,17 @@ class Reader(GroupMember, Closing):
         >>> reader.read_batch(100)
         []
         """
+        found = self._read_known_batch(max_messages)
+        if not found and self.cursor.is_remote:
+            self.cursor.look_up()
+            found = self._read_known_batch(max_messages)
+        return found
+
+    def _read_known_batch(self, max_messages: int) -> list[Message]:
         max_messages = check_count(max_messages, "max_messages")
         self._check()
-        most = min(max_messages, sys.maxsize)
         with self._returned():
-            found = self.cursor.take_many(most)
-            if not found and self.cursor.look_up():
-                found = self.cursor.take_many(most)
-            return found
+            return self.cursor.take_many(min(max_messages, sys.maxsize))
 
     @contextlib.contextmanager
     def _returned(self) -> Iterator[None]:
@@ -294,7 +305,8 @@ class Reader(GroupMember, Closing):
         max_bytes = min(max_bytes, MAX_ARROW_BYTES)
         with self._returned():
             parts = _take_entries(self.cursor, max_bytes)
-            if not parts and self.cursor.look_up():
+            if not parts and self.cursor.is_remote:
+                self.cursor.look_up()
                 parts = _take_entries(self.cursor, max_bytes)
             return record_batch(parts, chosen) if parts else None
 
@@ -333,7 +345,8 @@ class Reader(GroupMember, Closing):
         """The next message; StopIteration if there is none now."""
         self._check()
         message = self.cursor.take_one()
-        if message is None and self.cursor.look_up():
+        if message is None and self.cursor.is_remote:
+            self.cursor.look_up()
             message = self.cursor.take_one()
         if message is None:
             raise StopIteration
@@ -624,6 +637,13 @@ class GroupReader(GroupMember, Closing):
             raise self._nothing_came(timeout)
         return found
 
+    def _read_known(self) -> Found | None:
+        """The next message, unless other machines must be asked for it."""
+        found = self._take()
+        if found is None:
+            self._check_goes_on()
+        return found
+
     def _nothing_came(self, timeout: float | None) -> WaitTimeoutError:
         """The error of `read_next` after `timeout` seconds."""
         return WaitTimeoutError(
@@ -643,23 +663,31 @@ class GroupReader(GroupMember, Closing):
     def _take_now(self) -> Found | None:
         """The next message of all that there are by now."""
         found = self._take()
-        if found is None:
-            looked = [reader.cursor.look_up() for reader in self.readers]
-            found = self._take() if any(looked) else None
+        if found is None and self.readers[0].cursor.is_remote:
+            self._look_up()
+            found = self._take()
         return found
+
+    def _look_up(self) -> None:
+        for reader in self.readers:
+            reader.cursor.look_up()
 
     def read_batch(self, max_messages: int) -> list[Found]:
         """Return up to `max_messages` next messages, without waiting; an empty list at the end. As
         `Reader.read_batch`, it deserialises nothing."""
+        found = self._read_known_batch(max_messages)
+        if not found and self.readers[0].cursor.is_remote:
+            self._look_up()
+            found = self._read_known_batch(max_messages)
+        return found
+
+    def _read_known_batch(self, max_messages: int) -> list[Found]:
         max_messages = check_count(max_messages, "max_messages")
         self._check()  # it may go back
         before, first = [reader.position for reader in self.readers], self._next
         found: list[Found] = []
         try:
-            while len(found) < max_messages:
-                one = self._take() if found else self._take_now()
-                if one is None:
-                    break
+            while len(found) < max_messages and (one := self._take()) is not None:
                 found.append(one)
         except BaseException:  # the caller gets none of them, so they must be read again
             for reader, position in zip(self.readers, before, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from exclusivelog import _core
+from exclusivelog.aio.calls import in_thread
 from exclusivelog.aio.readers import Following, Watch
 from exclusivelog.arguments import check_timeout
 from exclusivelog.events import Event
@@ -37,7 +38,11 @@ class OwnerWatch(Following[SyncOwnerWatch, Event]):
                 return event
             left = READER_LOOK_UP_SECONDS if end is None else end - _core.monotonic()
             if left <= 0:
-                return watch._take_last(timeout)
+                await in_thread(changes.catch_up)
+                event = watch._take()
+                if event is None:
+                    raise watch._nothing_came(timeout)
+                return event
             await Watch.of(changes).wait(mark, min(left, READER_LOOK_UP_SECONDS))
 
     def __aiter__(self) -> Self:

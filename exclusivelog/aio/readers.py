@@ -209,16 +209,24 @@ class Reading(Following[T, M], Generic[T, M]):
         while True:
             # Taken before reading, so that any later append ends the wait.
             marks = [reader.cursor.mark() for reader in self._parts]
-            try:
-                found: M = sync.read_next(timeout=0)
+            found: M | None = sync._read_known()
+            if found is not None:
                 return found
-            except WaitTimeoutError:
-                left = None if deadline is None else deadline - loop.time()
-                if left is not None and left <= 0:
-                    raise sync._nothing_came(timeout) from None
+            left = None if deadline is None else deadline - loop.time()
+            if left is not None and left <= 0:
+                return await self._last(timeout)
             # Poll, too, because a process may die after its commit and before its notification.
             poll = READER_LOOK_UP_SECONDS
             await wait_for_any(self._parts, marks, poll if left is None else min(left, poll))
+
+    async def _last(self, timeout: float | None) -> M:
+        """The next message up to now, after `timeout` seconds have passed."""
+        await self._look_up()
+        sync: Any = self.sync
+        found: M | None = sync._read_known() if self._is_remote else None
+        if found is None:
+            raise sync._nothing_came(timeout)
+        return found
 
     async def read_batch(self, max_messages: int) -> list[M]:
         """Return up to `max_messages` next messages, without waiting; an empty list at the end.
@@ -227,8 +235,22 @@ class Reading(Following[T, M], Generic[T, M]):
         if self._steps.too_many():
             await asyncio.sleep(0)
         sync: Any = self.sync
-        found: list[M] = sync.read_batch(max_messages)
+        found: list[M] = sync._read_known_batch(max_messages)
+        if not found and self._is_remote:
+            await self._look_up()
+            found = sync._read_known_batch(max_messages)
         return found
+
+    @property
+    def _is_remote(self) -> bool:
+        """Must other machines be asked for what is there?"""
+        return self._parts[0].cursor.is_remote
+
+    async def _look_up(self) -> None:
+        """Ask them, in a thread: the loop runs other tasks meanwhile."""
+        for reader in self._parts:
+            if reader.cursor.is_remote:
+                await in_thread(reader.cursor.look_up)
 
     def __aiter__(self) -> AsyncIterator[M]:
         return self._steps_through() if self._make is None else self._opened_first()

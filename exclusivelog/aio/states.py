@@ -21,7 +21,7 @@ from exclusivelog.aio.readers import Following, Reader
 from exclusivelog.aio.topics import Topic
 from exclusivelog.aio.transactions import Transaction, sync_transaction, unwrapped
 from exclusivelog.arguments import check_timeout
-from exclusivelog.errors import TopicTerminatedError, WaitTimeoutError
+from exclusivelog.errors import OffsetTrimmedError, TopicTerminatedError
 from exclusivelog.state import map as _map
 from exclusivelog.state import past as _past
 from exclusivelog.state import state as _state
@@ -640,12 +640,14 @@ class MapWatch(Following[_past.MapWatch[K, V], MapChange[K, V]], Generic[K, V]):
         check_timeout(timeout)
         await self._opened()
         end = None if timeout is None else _core.monotonic() + timeout
-        while True:
+        self.sync._check_enters()
+        while not self.sync._changes:
+            left = None if end is None else max(0.0, end - _core.monotonic())
             try:
-                return self.sync.read_next(timeout=0)
-            except WaitTimeoutError:
-                left = None if end is None else max(0.0, end - _core.monotonic())
                 self.sync._take(await Reader(self.sync.reader).read_next(left))
+            except OffsetTrimmedError as error:
+                raise self.sync._fallen_behind(error) from error
+        return self.sync.read_next(timeout=0)
 
     def __aiter__(self) -> Self:
         return self

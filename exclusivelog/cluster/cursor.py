@@ -149,6 +149,8 @@ class _Back:
 class ClusterCursor(_core.Cursor):
     """A position in one topic; see `exclusivelog.backend.Cursor`."""
 
+    is_remote = True
+
     def __init__(
         self,
         host: ClusterEngine,
@@ -236,10 +238,9 @@ class ClusterCursor(_core.Cursor):
         self._caught_up = True
         return self._log.state.next
 
-    def look_up(self) -> bool:
+    def look_up(self) -> None:
         """Read the log up to its present end."""
         self._log.catch_up()
-        return True
 
     def is_over(self) -> bool:
         """Is this the end of a terminated topic, as far as its log was read?"""

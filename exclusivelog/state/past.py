@@ -185,10 +185,13 @@ class MapWatch(Closing, Generic[K, V]):
             try:
                 self._take(self.reader.read_next(left))
             except OffsetTrimmedError as error:
-                raise OffsetTrimmedError(
-                    f"this watch of the map in topic {self._topic!r} has fallen behind: {error}"
-                ) from error
+                raise self._fallen_behind(error) from error
         return self._decoded(*self._changes.popleft())
+
+    def _fallen_behind(self, error: OffsetTrimmedError) -> OffsetTrimmedError:
+        return OffsetTrimmedError(
+            f"this watch of the map in topic {self._topic!r} has fallen behind: {error}"
+        )
 
     def _take(self, message: _core.Message) -> None:
         """Process a message that `reader` has returned; its changes come next."""

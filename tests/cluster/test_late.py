@@ -3,6 +3,7 @@ topic meanwhile. It asks the log where a wrong answer would break a rule."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import threading
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog import aio
 from exclusivelog.cluster import cursor
 from exclusivelog.cluster.ordered import Position, Record
 from testing.processes import PATIENCE, until
@@ -269,3 +271,44 @@ def test_c6_a_producer_whose_successor_in_this_process_was_fenced_asks_the_log(
     assert left.state != "open"
     with pytest.raises(xl.ProducerFencedError):
         list(left.catch_up(reader))
+
+
+async def read_elsewhere(reader: aio.Reader, batch: bool) -> list[bytes | None]:
+    if batch:
+        return [message.value for message in await reader.read_batch(9)]
+    return [(await reader.read_next(timeout=0)).value]
+
+
+@pytest.mark.rule("G5")
+@pytest.mark.parametrize("batch", [False, True])
+def test_g5_so_does_one_of_asyncio_while_other_tasks_run(
+    path: str, other: xl.Engine, monkeypatch: pytest.MonkeyPatch, batch: bool
+) -> None:
+    """Where the log ends is asked in a thread of the executor, not in that of the loop."""
+    producer = other.topic("orders").producer("exclusive")
+    producer.send(b"1")
+
+    async def main() -> None:
+        async with aio.open(path) as engine:
+            topic = await engine.topic("orders")
+            async with topic.reader() as reader:
+                assert (await reader.read_next(PATIENCE)).value == b"1"
+                with pytest.raises(xl.WaitTimeoutError):
+                    await reader.read_next(timeout=0)
+                late = Late(engine.sync, "orders", monkeypatch)
+                producer.send(b"2")
+                late.begin()
+                log: Any = engine.sync.backend.topics.named("orders").log
+                end, asked = log.end, list[threading.Thread]()
+
+                def look() -> Position | None:
+                    asked.append(threading.current_thread())
+                    found: Position | None = end()
+                    return found
+
+                monkeypatch.setattr(log, "end", look)
+                assert await read_elsewhere(reader, batch) == [b"2"]
+                assert asked
+                assert threading.main_thread() not in asked
+
+    asyncio.run(main())

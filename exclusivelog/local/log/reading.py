@@ -538,6 +538,8 @@ class JournalTail:
 class LogCursor(_core.Cursor):
     """A position in one topic; see `exclusivelog.backend.Cursor`."""
 
+    is_remote = False
+
     def __init__(
         self,
         host: Runtime,
@@ -717,9 +719,8 @@ class LogCursor(_core.Cursor):
         self._known_end = max(self._host.inspect(find), self._read_to)
         return self._known_end
 
-    def look_up(self) -> bool:
+    def look_up(self) -> None:
         """No effect: each read finds all that is there."""
-        return False
 
     def is_over(self) -> bool:
         """Is this the end of a terminated topic?"""
