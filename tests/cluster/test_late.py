@@ -17,6 +17,8 @@ from exclusivelog.cluster import cursor
 from exclusivelog.cluster.ordered import Position, Record
 from testing.processes import PATIENCE, until
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def path() -> str:
