@@ -111,6 +111,10 @@ class OwnerWatch(Closing):
     def _take_last(self, timeout: float | None) -> Event:
         """The next change up to now, after `timeout` seconds have passed."""
         self._changes.catch_up()
+        return self._last(timeout)
+
+    def _last(self, timeout: float | None) -> Event:
+        """The next change, once they have caught up."""
         event = self._take()
         if event is None:
             raise self._nothing_came(timeout)

@@ -39,10 +39,7 @@ class OwnerWatch(Following[SyncOwnerWatch, Event]):
             left = READER_LOOK_UP_SECONDS if end is None else end - _core.monotonic()
             if left <= 0:
                 await in_thread(changes.catch_up)
-                event = watch._take()
-                if event is None:
-                    raise watch._nothing_came(timeout)
-                return event
+                return watch._last(timeout)
             await Watch.of(changes).wait(mark, min(left, READER_LOOK_UP_SECONDS))
 
     def __aiter__(self) -> Self:

@@ -33,7 +33,7 @@ from exclusivelog.cluster.frames import Grant
 from exclusivelog.cluster.refused import refusal
 from exclusivelog.cluster.waiting import Assign
 from exclusivelog.refusals import NO_OWNER, moves_to, no_engine, not_there, state_of_move
-from exclusivelog.types import EngineInfo, Move
+from exclusivelog.types import EngineInfo, Move, OwnerInfo
 
 if TYPE_CHECKING:
     from exclusivelog.cluster.engine import ClusterEngine
@@ -130,11 +130,14 @@ class Moving:
     def _check_has(self, seen: Seen) -> None:
         """The error of the session whose producer moves, if it has lost the topic (rule B3)."""
         facts = self._session
-        if facts is None or facts.id in [each.session for each in seen.holders]:
-            return
-        session = self._host.registry.find(facts.id)
-        if session is not None:
+        session = None if facts is None else self._host.registry.find(facts.id)
+        if session is not None and not self._holders(seen):
             session.verify()
+
+    def _holders(self, seen: Seen) -> list[OwnerInfo]:
+        """Those of the topic that may be meant: another one may have the producer's name."""
+        facts = self._session
+        return [each for each in seen.holders if facts is None or each.session == facts.id]
 
     def _join(self, one: One, going: Assign) -> One:
         """Follow a hand-over to the same destination that is under way (rule E4)."""
@@ -149,7 +152,9 @@ class Moving:
 
     def _refusal(self, seen: Seen, going: Assign | None) -> str:
         producer = self._producer
-        if producer is not None and producer not in [each.producer_name for each in seen.holders]:
+        if producer is not None and producer not in [
+            each.producer_name for each in self._holders(seen)
+        ]:
             return not_there(producer)
         other = None if going is None or going.engine_id == self._target.id else going
         if other is not None and self._host.lives(other.engine_id) and not self._is_there(seen):

@@ -384,13 +384,14 @@ class TopicTable:
 
     def misnamed(self) -> Iterator[str]:
         """What is wrong with the names of topics and their ids, for `verify`."""
-        names, rows = dict(self.named()), dict[int, TopicRow]()
+        names, there, rows = dict(self.named()), set[int](), dict[int, TopicRow]()
         for key, data in self.rows.cursor("topics"):
-            with contextlib.suppress(LedgerCorruptedError, struct.error):
-                rows[u64(key)] = self.rows.decode("topics", TopicRow.unpack, data)
-        damaged = {u64(key) for key, _ in self.rows.cursor("topics") if len(key) == U64.size}
+            with contextlib.suppress(LedgerCorruptedError):  # named with the topic's messages
+                topic = self.rows.decode("topics", u64, key)
+                there.add(topic)
+                rows[topic] = self.rows.decode("topics", TopicRow.unpack, data)
         for name, topic in names.items():
-            if topic not in damaged:
+            if topic not in there:
                 yield f"topic {name!r}: its row is missing"
             elif topic in rows and rows[topic].name != name:
                 yield f"topic {name!r}: the row of its name leads to topic {rows[topic].name!r}"
@@ -399,7 +400,7 @@ class TopicTable:
                 yield f"topic {row.name!r}: the row of its name is missing, or leads elsewhere"
 
     def readable(self) -> dict[str, int]:
-        """(name, id) of all topics that a sound row names, also of deleted ones."""
+        """{name: id} of all topics that a sound row names, also of deleted ones."""
         return {**dict(self.list.all()), **dict(self.named())}
 
     def relist(self) -> None:
