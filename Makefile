@@ -44,7 +44,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # More at a time than there are cores: most tests wait, for a deadline or a flush.
 WORKERS := 6
-PYTEST = $(BIN)/python -m pytest -q -rs --benchmark-disable -n $(WORKERS)
+PYTEST = $(BIN)/python -m pytest -q -rsfE --benchmark-disable -n $(WORKERS)
 
 # `make test test-all` does not run twice what both contain.
 GROUPS := lint test-short

@@ -65,6 +65,8 @@ def test_all_groups_run_and_each_result_is_listed(place: Path) -> None:
     printed, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2  # what make ends with when a command fails
     assert printed.index("what is wrong") < printed.index("all is well")
+    assert printed.index("all is well") < printed.rindex("what is wrong")  # again, at the end
+    assert printed.count("all is well") == 1
     summary = printed.partition("result\n")[2].split("\n")
     assert [line.split(maxsplit=2)[::2] for line in summary[:2]] == [
         ["bad", "failed, status 2"],
@@ -84,7 +86,8 @@ def test_groups_share_no_temporary_files_and_leave_only_those_of_one_that_fails(
 ) -> None:
     process = start(place, "files", "broken", "files")
     printed, _ = process.communicate(timeout=PATIENCE)
-    made = [Path(each) for each in printed.splitlines() if each.startswith(str(place / "tmp"))]
+    lines = printed.partition("==== the end of")[0].splitlines()
+    made = [Path(each) for each in lines if each.startswith(str(place / "tmp"))]
     assert len({each.parent for each in made}) == 3
     assert [each.exists() for each in made] == [False, True, False]
     [root] = (place / "tmp").iterdir()

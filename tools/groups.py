@@ -6,7 +6,7 @@
 A group is a target of the Makefile in this directory. Its output goes to build/TARGET.txt, and is
 printed group by group. A group that fails does not keep the others from running. The exit status is
 the worst one. A process that a group leaves behind is ended and makes the group fail. Ctrl-C ends
-all of them.
+all of them. The last lines of those that failed are printed again at the end, where they are seen.
 
 Each group has a directory of its own for temporary files, as TMPDIR: a pytest that removes what
 earlier ones have left must not meet another one that does so. Those of groups that fail are kept.
@@ -31,6 +31,7 @@ from typing import NoReturn
 
 OUTPUT = Path("build")
 ENDS_WITHIN = 20.0  # seconds that a process has after SIGTERM
+LAST = 60  # lines of a group that failed
 LINGERS = 10.0  # seconds that a process may live on after its group: servers end with their users
 PR_SET_CHILD_SUBREAPER = 36
 ENDED = dict[int, int]()  # the exit statuses of processes that were reaped
@@ -90,6 +91,16 @@ class Group:
         self.left = end_left(lambda: left_by(self.target))
         self.status = status if status >= 0 else 128 - status
 
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended otherwise than it should."""
+        return self.status is not None and (self.status != 0 or bool(self.left))
+
+    def last(self) -> str:
+        """The last lines of its output, with a heading."""
+        lines = self.output.read_text(errors="replace").splitlines()[-LAST:]
+        return "\n".join((f"==== the end of {self.output}", *lines, ""))
+
     def show(self) -> None:
         """Print what it has written since the last call."""
         if self.process is not None:
@@ -122,7 +133,7 @@ def remove(directory: Path) -> None:
 def remove_temporary(groups: list[Group], root: Path) -> None:
     """Remove the temporary files of all groups that have not failed; say where the others are."""
     for group in groups:
-        if group.status is None or (group.status == 0 and not group.left):
+        if not group.failed:
             remove(group.temporary)
     try:
         root.rmdir()
@@ -234,7 +245,10 @@ def show(group: Group | None, printing: Iterator[Group]) -> Group | None:
 
 
 def summary(groups: list[Group]) -> int:
-    """Print the result of each group; the worst exit status."""
+    """Print the end of what failed, and the result of each group; the worst exit status."""
+    for group in groups:
+        if group.failed:
+            print(f"\n{group.last()}")
     print(f"\n{'group':<16} {'time':>6}  result")
     for group in groups:
         print(f"{group.target:<16} {minutes(group.seconds):>6}  {group.result}")
