@@ -76,9 +76,10 @@ test-spark: WORKERS := 2
 test-spark: $(READY)
 	$(PYTEST) --rest -m "not broker" --durations=10 tests/spark
 
+# The other cases of the tests of `make test` are part of test-long.
 test-process: WORKERS := 4
 test-process: $(READY)
-	$(PYTEST) -m "not broker and not once" --durability=process tests testing proof/tests
+	$(PYTEST) --sample -m "not broker and not once" --durability=process tests testing proof/tests
 
 test-broker: WORKERS := 2
 test-broker: $(READY)

@@ -106,8 +106,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`--short` and `--rest` leave these tests, `--rule` those that back one of these rules."""
-    sample(items)
+    """`--short` and `--rest` leave these tests, `--sample` these cases of each, `--rule` those that
+    back one of these rules."""
+    not_sampled = sample(items)
+    if config.getoption("--sample"):
+        leave(config, items, lambda item: item not in not_sampled or is_of_durability(item))
     if config.getoption("--short"):
         check_places(items)
         leave(config, items, is_short)
@@ -122,9 +125,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 LONG_TESTS = ("tests/", "proof/tests/")
 
 
-def sample(items: list[pytest.Item]) -> None:
-    """Mark the cases that `make test` leaves out as long. It runs the first, the middle and the
-    last case of a test; all cases of one that is marked `every`; the first of a `sampled` one."""
+def sample(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Mark the cases that `make test` leaves out as long, and return them. It runs the first, the
+    middle and the last case of a test; all cases of one that is marked `every`; the first of a
+    `sampled` one."""
+    not_sampled = set[pytest.Item]()
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if is_short(item) and item.nodeid.startswith(LONG_TESTS):
@@ -137,6 +142,8 @@ def sample(items: list[pytest.Item]) -> None:
         for number, item in enumerate(same):
             if number not in chosen:
                 item.add_marker(pytest.mark.long)
+                not_sampled.add(item)
+    return not_sampled
 
 
 def check_places(items: list[pytest.Item]) -> None:
@@ -158,6 +165,11 @@ def is_short(item: pytest.Item) -> bool:
     """Does `make test` run this test? (testing/rules.py asks the same of a source.)"""
     marks = {mark.name for mark in item.iter_markers()}
     return "smoke" in marks or marks.isdisjoint({"long", "broker"})
+
+
+def is_of_durability(item: pytest.Item) -> bool:
+    """Does it back a rule of section H?"""
+    return any(rule.startswith("H") for rule in rules_behind(item))
 
 
 def is_quick(item: pytest.Item) -> bool:
@@ -255,6 +267,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--short", action="store_true", help="run the tests of `make test`: none that is long"
     )
     parser.addoption("--rest", action="store_true", help="run the tests that --short leaves out")
+    parser.addoption(
+        "--sample",
+        action="store_true",
+        help="leave out the cases that --short leaves out of a test, but for tests of durability",
+    )
     parser.addoption(
         "--torture-seconds",
         type=float,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import re
 import sys
 from collections import Counter
@@ -42,7 +43,8 @@ def rules_of(name: str) -> list[str]:
     return named[1].upper().split("_")[1:] if named else []
 
 
-def rules_in(source: str, short: bool = False) -> set[str]:
+@functools.cache
+def rules_in(source: str, short: bool = False) -> frozenset[str]:
     """The rules that the tests of a file back; with `short`, those that `make test` runs. An
     argument of a mark that is no string counts by its text, which is no rule of the page."""
     tree: ast.AST = ast.parse(source)
@@ -54,7 +56,7 @@ def rules_in(source: str, short: bool = False) -> set[str]:
             found.update(rules_of(node.name))
         elif isinstance(node, ast.Call) and _is_mark(node.func):
             found.update(_argument(each) for each in node.args)
-    return found
+    return frozenset(found)
 
 
 class _Short(ast.NodeTransformer):

@@ -16,6 +16,7 @@ TOGETHER = (
     "proof/tests/test_cluster_torture",
     "tests/faces/test_package",
     "tests/spark/",
+    "tests/test_words",
 )
 
 

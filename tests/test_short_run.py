@@ -45,3 +45,13 @@ def test_the_rest_is_all_that_the_short_run_leaves() -> None:
     assert sorted([*short, *rest]) == sorted(every)
     assert short
     assert rest
+
+
+def test_a_sample_has_all_long_tests_and_all_cases_about_durability() -> None:
+    every, sample = collected(), collected("--sample")
+    left_out = {each.partition("[")[0].rpartition("::")[2] for each in {*every} - {*sample}}
+    assert left_out == {
+        "test_a_broken_rule_is_found_out",
+        "test_a_broken_rule_of_hand_overs_is_found_out",
+    }
+    assert {*collected("--rest", "-k", "every_interleaving_keeps")} <= {*sample}

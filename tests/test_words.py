@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.once, pytest.mark.long]
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.long,
+]
 
 ROOT = Path(__file__).parent.parent
 TOPS = ("exclusivelog", "testing", "tests", "proof", "bench", "tools", "examples")
@@ -41,8 +44,13 @@ def sources() -> dict[str, str]:
     }
 
 
-def prose(path: str, text: str) -> Iterator[str]:
+@cache
+def prose(path: str) -> tuple[str, ...]:
     """The comments and docstrings of a file."""
+    return tuple(_prose(path, sources()[path]))
+
+
+def _prose(path: str, text: str) -> Iterator[str]:
     if not path.endswith(".py"):
         yield from COMMENT.findall(text)
         return
@@ -67,9 +75,9 @@ def doubled(text: str) -> list[str]:
 def test_no_word_stands_twice_in_a_row() -> None:
     found = [
         f"{path}: {words}"
-        for path, text in sources().items()
+        for path in sources()
         if path != "tests/test_words.py"
-        for part in prose(path, text)
+        for part in prose(path)
         for words in doubled(part)
     ]
     assert found == []
@@ -89,9 +97,9 @@ def said_again(text: str) -> list[str]:
 def test_no_sentence_is_said_twice_in_a_text() -> None:
     found = [
         f"{path}: {sentence}"
-        for path, text in sources().items()
+        for path in sources()
         if path != "tests/test_words.py"
-        for part in prose(path, text)
+        for part in prose(path)
         for sentence in said_again(part)
     ]
     assert found == []
@@ -106,9 +114,9 @@ def test_what_comments_name_exists() -> None:
     code.update(WORD.findall((ROOT / "Makefile").read_text()))
     gone = {
         f"{path}: {name}"
-        for path, text in sources().items()
+        for path in sources()
         if path.startswith("exclusivelog/")
-        for part in prose(path, text)
+        for part in prose(path)
         for quoted in re.findall(r"`([^`\n]+)`", part)
         for name in WORD.findall(quoted)
         if name not in code | FOREIGN
