@@ -24,6 +24,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.local import files as files_module
+from exclusivelog.local.records import PAIR, U64
 from exclusivelog.local.storage import opening, segments
 from exclusivelog.local.storage.segments import REFERENCE, REFERENCE_MAGIC, Segments
 from testing.children import child, finish, line, tell
@@ -746,6 +747,39 @@ def test_g9_a_flipped_bit_in_a_segment_is_named(engine, topic, damage, path, at)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ 16]))
     check_named(engine, topic)
+
+
+@pytest.mark.every
+@pytest.mark.parametrize("reopened", [False, True], ids=["open", "reopened"])
+@pytest.mark.parametrize("told", [(64, 3), (2 * LARGE, 1), (3 * LARGE, 0), (4 * LARGE, 9), None])
+def test_g9_a_row_that_tells_less_than_a_segment_has_loses_nothing(path, told, reopened) -> None:
+    """A flipped bit of such a row decodes. What lies behind the end that it tells is neither
+    overwritten nor cut off, and the file stays as long as it has an entry that lives. So it does
+    when the row is lost."""
+    with xl.open(path) as engine:
+        for name in ("a", "b", "c"):
+            send(engine, name)
+        with engine.ledger.write_exclusive() as inside:
+            if told is None:
+                inside.rows.delete("segments", U64.pack(1))
+            else:
+                inside.rows.put("segments", U64.pack(1), PAIR.pack(*told))
+        if not reopened:
+            send(engine, "d")
+    with xl.open(path) as engine:
+        if reopened:
+            send(engine, "d")
+        engine.delete_topic("a")
+        engine.backend.retention_worker.go_round()
+    with xl.open(path) as engine:
+        for name in ("b", "c", "d"):
+            assert values(engine.topic(name)) == [some(0)]
+        assert engine.verify().ok
+        for name in ("b", "c"):
+            engine.delete_topic(name)
+        assert values(engine.topic("d")) == [some(0)]
+        engine.delete_topic("d")
+        assert sizes(engine) == ({}, 0)
 
 
 CUTS = """

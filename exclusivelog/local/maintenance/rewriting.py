@@ -13,7 +13,7 @@ When:
 - if there is little room, in the trim or deletion, each segment of which an eighth is dead.
 
 Death at any instant leaves either what was written behind the committed end of the newest segment,
-which the next transaction overwrites, or a segment to which no row refers, which the next opening
+which is cut off or overwritten, or a segment to which no row refers, which the next opening
 removes. A damaged entry stays where it is, and so does its segment.
 """
 
@@ -68,6 +68,8 @@ def free_room(ledger: Ledger) -> None:
 def is_due(ledger: Ledger, tables: Tables) -> bool:
     """Is there a segment to be rewritten, or to be looked at for that?"""
     slack, scarce = tables.large.segment_bytes, _is_scarce(ledger, tables)
+    if not tables.large.agree():
+        return True
     if tables.large.total_bytes() <= slack and not scarce:
         return False
     found = _within_reach(ledger, tables, scarce)
@@ -162,16 +164,23 @@ def rewrite(
 
 
 def _count_dead(ledger: Ledger) -> None:
-    """Count the dead bytes of segments that an earlier version has begun."""
+    """Count the dead bytes of segments of which they are not known, because an earlier version has
+    begun them, or their rows do not agree; and find segments that have lost their rows."""
     with ledger.read() as tables:
-        unknown = [each for each in tables.large.survey() if each.dead is None]
-    if not unknown:
+        found, agree = tables.large.survey(), tables.large.agree()
+    unknown = [each for each in found if each.dead is None or not agree]
+    lost = set[int]() if agree else ledger.segments.ids() - {each.id for each in found}
+    if agree and not unknown:
         return
-    places = _references(ledger, {each.id for each in unknown})
+    places = _references(ledger, lost | {each.id for each in unknown})
     with ledger.write_concurrent() as tables:
         for each in unknown:
-            live = sum(REFERENCE.unpack(row)[3] for _, _, row in places[each.id])
-            tables.large.count_dead(each, live)
+            tables.large.count_dead(each, [REFERENCE.unpack(row)[3] for *_, row in places[each.id]])
+        for segment in lost:
+            rows = (REFERENCE.unpack(row) for *_, row in places[segment])
+            tables.large.find_again(segment, {position: length for *_, position, length in rows})
+        if not agree:
+            tables.large.correct_total()
 
 
 def _references(ledger: Ledger, segments: set[int]) -> dict[int, list[Reference]]:

@@ -226,8 +226,7 @@ class Ledger:
         """Remove segments that dead processes left, and apply what they appended."""
         with self.write_exclusive() as tables:
             tables.compression.check_libraries()
-            ends = {segment: end for segment, (end, _) in tables.large.segments().items()}
-            self.segments.sweep(ends, tables.large.last_id, tables.rows.transaction - 1)
+            tables.large.sweep()
         self.remove_unneeded()
         if self.journal is not None and self.journal.backlog:
             self.checkpointer.start()

@@ -7,7 +7,8 @@ segments/<id, 16 hex digits>    entries, each at a multiple of 64 bytes
 LMDB would copy a large entry into fresh pages, and each reader would copy it out again. In a
 segment it is written once and never changed: readers map the file and need no copy, even after
 it was removed. A segment grows only at its end, within a write transaction, and is flushed before
-that commits. If the transaction does not commit, its entries are cut off or overwritten.
+that commits. If the transaction does not commit, its entries are cut off or overwritten, unless
+the row that tells where the segment ends may be damaged: then they are dead bytes of it.
 
 The row of a large entry in the table `entries` has its segment and position. A row of the table
 `segments` has the segment's committed end and the number of its live entries. A segment without
@@ -26,7 +27,7 @@ import re
 import struct
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 
 from exclusivelog import _core, logs
 from exclusivelog.errors import LedgerError
@@ -313,6 +314,11 @@ class Segments:
                 os.posix_fadvise(fd, self._dropped, old - self._dropped, os.POSIX_FADV_DONTNEED)
                 self._dropped = old
 
+    def size(self, segment: int) -> int:
+        """The bytes that a segment has, committed or not; 0 if its file is missing."""
+        facts = self._facts(segment)
+        return 0 if facts is None else facts.st_size
+
     def cut(self, segment: int, end: int) -> None:
         """Drop what was appended after `end`, to free the space of a failed transaction."""
         with self._growing:
@@ -364,20 +370,19 @@ class Segments:
             logs.emit(log, logs.SEGMENT_KEPT, file=self.file(segment), reason=str(error))
         self.forget_removed()
 
-    def sweep(self, known: Mapping[int, int], last: int, transaction: int) -> None:
+    def ids(self) -> set[int]:
+        """The segments that have a file."""
+        return {int(name, 16) for name in self._names()}
+
+    def sweep(self, known: Container[int], last: int, transaction: int) -> None:
         """Discard segments to which no row refers, which dead processes have left, and remove those
-        of rollbacks. `known` is {segment: committed end}, `last` the last id that was given, and
+        of rollbacks. `known` are the others, `last` is the last id that was given, and
         `transaction` the last one that was committed. Call it within a write transaction."""
-        for name in self._names():
-            segment = int(name, 16)
+        for segment in self.ids():
             if segment > last:  # of a rollback; its id will be given again
                 self.remove(segment)
             elif segment not in known:
                 self.unneeded.add({segment: transaction})
-        if known:
-            newest = max(known)
-            if self._facts(newest) is not None:
-                self.cut(newest, known[newest])
 
     def disk_bytes(self) -> int:
         """The disk space of their files."""

@@ -70,7 +70,7 @@ import itertools
 import logging
 import os
 import struct
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import lmdb
@@ -513,11 +513,32 @@ class LargeEntries:
         """The last id that a segment was given; 0 if there was none."""
         return self._rows.find("meta", b"segment", u64) or 0
 
-    def count_dead(self, segment: Segment, live_bytes: int) -> None:
-        """Record how many bytes of a segment do not live, unless it has changed since it was looked
-        at, or the number is known."""
-        if self.segments().get(segment.id) == segment[1:3] and self._dead(segment.id) is None:
-            self._put_dead(segment.id, max(0, segment.end - live_bytes))
+    def count_dead(self, segment: Segment, lengths: Collection[int]) -> None:
+        """Record what lives in a segment, entries of these lengths, and how much of it does not,
+        unless it has changed since it was looked at."""
+        known = self.segments().get(segment.id, ())
+        if (*known, self._dead(segment.id)) != segment[1:4]:
+            return
+        if lengths:
+            row = PAIR.pack(segment.end, len(lengths))
+            self._rows.put("segments", U64.pack(segment.id), row)
+            self._put_dead(segment.id, max(0, space(segment.end) - sum(map(space, lengths))))
+        else:
+            self._drop(segment.id, segment.end)
+
+    def find_again(self, segment: int, places: Mapping[int, int]) -> None:
+        """Make the row of a segment that has lost it: {position: length} of the entries in it."""
+        if places and segment not in self.segments():
+            end = max(position + length for position, length in places.items())
+            self._rows.put("segments", U64.pack(segment), PAIR.pack(end, len(places)))
+            self._count_again(segment)
+
+    def correct_total(self) -> None:
+        """Have the total agree with the rows of all segments, once each entry was looked for."""
+        self._add_to_total(sum(end for end, _ in self.segments().values()) - self.total_bytes())
+
+    def _count_again(self, segment: int) -> None:
+        self._rows.delete("meta", DEAD + U64.pack(segment))
 
     def _dead(self, segment: int) -> int | None:
         return self._rows.find("meta", DEAD + U64.pack(segment), u64)
@@ -549,15 +570,39 @@ class LargeEntries:
     def put(self, entry: bytes | memoryview, limited: bool = True) -> bytes:
         """Write an entry into the newest segment; returns the row that refers to it. `limited`:
         LedgerFullError if all segments together become too long."""
-        segment, end, live = self._newest()
+        segment, known, live = self._newest()
+        end = self._end(segment, known)
         stop = space(end) + len(entry)
-        self._add_to_total(stop - end, limited)
+        self._add_to_total(stop - known, limited)
         self._grown.setdefault(segment, end)
         position = self._segments.append(segment, end, entry)
         self._rows.put("segments", U64.pack(segment), PAIR.pack(stop, live + 1))
-        if not end:
+        if not known:
             self._put_dead(segment, 0)
+        elif end > known:
+            self._count_again(segment)
         return REFERENCE.pack(REFERENCE_MAGIC, segment, position, len(entry))
+
+    def sweep(self) -> None:
+        """Discard what dead processes have left: segments, and what is behind the end of the newest
+        one; unless a row may be damaged."""
+        if not self.agree():
+            return
+        found = self.segments()
+        self._segments.sweep(found, self.last_id, self._rows.transaction - 1)
+        newest = max(found, default=0)
+        if newest and self._segments.size(newest) > found[newest][0]:
+            self._segments.cut(newest, found[newest][0])
+
+    def _end(self, segment: int, known: int) -> int:
+        """Where a segment ends. Behind the end that its row tells is what a rollback has left,
+        or what was acknowledged: if the row is damaged."""
+        size = self._segments.size(segment) if known else 0
+        return size if size > known and not self.agree() else known
+
+    def agree(self) -> bool:
+        """Do the rows of the segments agree with the total of their bytes? Else one is damaged."""
+        return sum(end for end, _ in self.segments().values()) == self.total_bytes()
 
     def free(self, topic: int, last_offset: int, row: bytes) -> None:
         """Free the entry of this topic that `row` refers to, if it refers to one."""
@@ -569,16 +614,23 @@ class LargeEntries:
         if found is None:
             return
         end, live = found
-        if live > 1:
-            self._rows.put("segments", key, PAIR.pack(end, live - 1))
-            dead = self._dead(segment)
-            if dead is not None:
-                self._put_dead(segment, dead + space(length))
-        else:
-            self._rows.delete("segments", key)
-            self._rows.delete("meta", DEAD + key)
-            self._add_to_total(-end)
-            self.emptied[segment] = self._rows.transaction
+        dead = self._dead(segment)
+        is_last = dead is not None and dead + space(length) >= end
+        if is_last and live == 1:
+            self._drop(segment, end)
+            return
+        self._rows.put("segments", key, PAIR.pack(end, max(1, live - 1)))
+        if is_last or live <= 1:  # one of the two numbers is damaged, or the dead are not counted
+            self._count_again(segment)
+        elif dead is not None:
+            self._put_dead(segment, dead + space(length))
+
+    def _drop(self, segment: int, end: int) -> None:
+        """Have a segment removed that has no entry which lives."""
+        self._rows.delete("segments", U64.pack(segment))
+        self._count_again(segment)
+        self._add_to_total(-end)
+        self.emptied[segment] = self._rows.transaction
 
     def sync(self) -> None:
         """Make entries durable, before the rows that refer to them."""
@@ -1470,6 +1522,7 @@ def _unpack_index(data: bytes) -> tuple[int, bytes]:
 
 NOT_LISTED = "one topic is not listed"
 NO_GROUP = "one reader group is not listed"
+NO_CLAIM = "one claim is not listed"
 NOT_EVICTED = "its session is not evicted"
 NOT_COUNTED = "changes of owner are counted from 0 again"
 NOT_NOTIFIED = "one session does not hear of a change"
@@ -1548,11 +1601,15 @@ class ClaimTable:
 
     def claimants(self, readers: bool = False) -> Iterator[Claimant]:
         """All claim sessions, in the order in which they were made, dead or alive; `readers`: those
-        of groups' readers."""
-        for key, data in self.rows.cursor("claimants"):
+        of groups' readers. A damaged one is left out, and logged."""
+        found = (
+            (key, data)
+            for key, data in self.rows.cursor("claimants")
             # A row of a reader ends with msgpack's True: to decode all of them would take long.
-            if len(key) == U64.size and not (readers and data[-1] != MSGPACK_TRUE):
-                yield self.rows.decode("claimants", _unpack_claimant, data)
+            if len(key) == U64.size and not (readers and data[-1:] != bytes([MSGPACK_TRUE]))
+        )
+        for _, claimant in _undamaged(self.rows, "claimants", _unpack_claimant, found, NO_CLAIM):
+            yield claimant
 
     def drop_claimant(self, claimant: int) -> None:
         """Remove a claim session."""
