@@ -1150,6 +1150,27 @@ def test_g9_a_name_never_leads_to_another_topic_or_to_a_new_one(path, damage) ->
             assert (producer.topic_epoch, producer.send(b"more")) == (2, 1)
 
 
+@pytest.mark.rule("F1")
+@pytest.mark.every
+@pytest.mark.parametrize("damaged", [b"\xc1", b""], ids=["noise", "empty"])
+def test_g9_claims_are_listed_without_one_of_a_damaged_row(path, damaged) -> None:
+    with xl.open(path) as engine:
+        broken, sound = engine.own("group", {"broken": None}), engine.own("group", {"sound": None})
+        reader = engine.topic("orders").reader(group="readers")
+        with engine.ledger.write_exclusive() as tables:
+            key, data = next(iter(tables.rows.cursor("claimants")))
+            tables.rows.put("claimants", key, damaged)
+        assert [each.generations for each in engine.claims("group")] == [{"sound": 1}]
+        assert [each.group for each in engine.claims()] == ["group", "readers"]
+        assert [each.reader is not None for each in engine.groups()] == [True]
+        assert len(engine.verify().problems) == 1
+        reader.close()
+        sound.release()
+        with engine.ledger.write_exclusive() as tables:  # closing releases what it holds
+            tables.rows.put("claimants", key, data)
+        broken.release()
+
+
 @pytest.mark.parametrize("table", ["cursors", "topics"])
 def test_g9_groups_and_figures_are_listed_without_those_of_a_damaged_row(path, table) -> None:
     with xl.open(path) as engine:
