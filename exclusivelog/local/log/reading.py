@@ -370,6 +370,7 @@ def verify(ledger: Ledger, unflushed: bool = False) -> Report:
         there = tables.topics.readable()
         damaged = tables.journal.damaged_at()
         rows = [*_damaged_rows(tables, there), *tables.topics.misnamed()]
+        rows += tables.large.problems()
     if damaged is not None:
         problems.append(
             f"the journal is damaged at position {damaged}; the last messages of topics may be "

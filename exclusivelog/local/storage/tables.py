@@ -488,11 +488,10 @@ class LargeEntries:
         self.emptied: dict[int, int] = {}
 
     def segments(self) -> dict[int, tuple[int, int]]:
-        """{segment: (committed end, number of live entries)}."""
-        return {
-            u64(key): self._rows.decode("segments", PAIR.unpack, row)
-            for key, row in self._rows.cursor("segments")
-        }
+        """{segment: (committed end, number of live entries)}, without those of damaged rows, which
+        are logged."""
+        found = self._rows.cursor("segments")
+        return dict(_undamaged(self._rows, "segments", PAIR.unpack, found, COUNTED_ANEW))
 
     def survey(self) -> list[Segment]:
         """All segments, the oldest first."""
@@ -528,10 +527,14 @@ class LargeEntries:
 
     def find_again(self, segment: int, places: Mapping[int, int]) -> None:
         """Make the row of a segment that has lost it: {position: length} of the entries in it."""
-        if places and segment not in self.segments():
+        if segment in self.segments():
+            return
+        if places:
             end = max(position + length for position, length in places.items())
             self._rows.put("segments", U64.pack(segment), PAIR.pack(end, len(places)))
             self._count_again(segment)
+        else:
+            self._rows.delete("segments", U64.pack(segment))
 
     def correct_total(self) -> None:
         """Have the total agree with the rows of all segments, once each entry was looked for."""
@@ -600,6 +603,14 @@ class LargeEntries:
         size = self._segments.size(segment) if known else 0
         return size if size > known and not self.agree() else known
 
+    def problems(self) -> Iterator[str]:
+        """What is wrong with the rows of the segments, for `verify`."""
+        if not self.agree():
+            yield (
+                "the rows of the segments do not agree with the total of their bytes: one is "
+                "damaged or lost; the next trim or deletion counts the entries in them anew"
+            )
+
     def agree(self) -> bool:
         """Do the rows of the segments agree with the total of their bytes? Else one is damaged."""
         return sum(end for end, _ in self.segments().values()) == self.total_bytes()
@@ -609,8 +620,7 @@ class LargeEntries:
         if not self.refers_to_its_own(topic, last_offset, row):
             return
         _, segment, _, length = REFERENCE.unpack(row)
-        key = U64.pack(segment)
-        found = self._rows.find("segments", key, PAIR.unpack)
+        found = self._row(segment)
         if found is None:
             return
         end, live = found
@@ -619,11 +629,19 @@ class LargeEntries:
         if is_last and live == 1:
             self._drop(segment, end)
             return
-        self._rows.put("segments", key, PAIR.pack(end, max(1, live - 1)))
+        self._rows.put("segments", U64.pack(segment), PAIR.pack(end, max(1, live - 1)))
         if is_last or live <= 1:  # one of the two numbers is damaged, or the dead are not counted
             self._count_again(segment)
         elif dead is not None:
             self._put_dead(segment, dead + space(length))
+
+    def _row(self, segment: int) -> tuple[int, int] | None:
+        """(committed end, number of live entries); None if the row is missing or damaged."""
+        try:
+            return self._rows.find("segments", U64.pack(segment), PAIR.unpack)
+        except LedgerCorruptedError as error:
+            report_damaged(self._rows.path, error, COUNTED_ANEW)
+            return None
 
     def _drop(self, segment: int, end: int) -> None:
         """Have a segment removed that has no entry which lives."""
@@ -660,9 +678,10 @@ class LargeEntries:
     def _newest(self) -> tuple[int, int, int]:
         cursor = self._rows.cursor("segments")
         if cursor.last():
-            end, live = self._rows.decode("segments", PAIR.unpack, cursor.value())
+            segment = self._rows.decode("segments", u64, cursor.key())
+            end, live = self._row(segment) or (self.segment_bytes, 0)
             if end < self.segment_bytes:
-                return u64(cursor.key()), end, live
+                return segment, end, live
         self.sync()  # it takes no more entries
         return self._rows.next_id(b"segment"), 0, 0
 
@@ -1523,6 +1542,7 @@ def _unpack_index(data: bytes) -> tuple[int, bytes]:
 NOT_LISTED = "one topic is not listed"
 NO_GROUP = "one reader group is not listed"
 NO_CLAIM = "one claim is not listed"
+COUNTED_ANEW = "the entries in its segment are counted anew"
 NOT_EVICTED = "its session is not evicted"
 NOT_COUNTED = "changes of owner are counted from 0 again"
 NOT_NOTIFIED = "one session does not hear of a change"
