@@ -785,6 +785,27 @@ def test_g9_a_row_that_tells_less_than_a_segment_has_loses_nothing(path, told, r
         assert sizes(engine) == ({}, 0)
 
 
+@pytest.mark.every
+@pytest.mark.parametrize("row", [b"large", b"dead" + U64.pack(1)])
+def test_g9_a_damaged_count_of_large_entries_is_made_anew(path, row) -> None:
+    with xl.open(path) as engine:
+        for name in ("a", "b"):
+            send(engine, name)
+        with engine.ledger.write_exclusive() as inside:
+            assert inside.rows.get("meta", row) is not None
+            inside.rows.put("meta", row, b"\xc1")
+    with xl.open(path) as engine:
+        send(engine, "c")
+        engine.delete_topic("a")
+        engine.backend.retention_worker.go_round()
+        assert engine.verify().ok
+        assert engine.stats()["large_bytes"] == sum(files(path).values())
+        for name in ("b", "c"):
+            assert values(engine.topic(name)) == [some(0)]
+            engine.delete_topic(name)
+        assert sizes(engine) == ({}, 0)
+
+
 CUTS = """
     import os, sys
     import exclusivelog as xl

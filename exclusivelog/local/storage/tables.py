@@ -544,7 +544,7 @@ class LargeEntries:
         self._rows.delete("meta", DEAD + U64.pack(segment))
 
     def _dead(self, segment: int) -> int | None:
-        return self._rows.find("meta", DEAD + U64.pack(segment), u64)
+        return self._undamaged("meta", DEAD + U64.pack(segment), u64)
 
     def _put_dead(self, segment: int, count: int) -> None:
         self._rows.put("meta", DEAD + U64.pack(segment), U64.pack(count))
@@ -637,8 +637,13 @@ class LargeEntries:
 
     def _row(self, segment: int) -> tuple[int, int] | None:
         """(committed end, number of live entries); None if the row is missing or damaged."""
+        return self._undamaged("segments", U64.pack(segment), PAIR.unpack)
+
+    def _undamaged(
+        self, table: str, key: bytes, decode: Callable[[bytes], Decoded]
+    ) -> Decoded | None:
         try:
-            return self._rows.find("segments", U64.pack(segment), PAIR.unpack)
+            return self._rows.find(table, key, decode)
         except LedgerCorruptedError as error:
             report_damaged(self._rows.path, error, COUNTED_ANEW)
             return None
@@ -663,7 +668,7 @@ class LargeEntries:
 
     def _total(self) -> tuple[int, int]:
         # As LMDB's own limit, it is the highest with which an engine has opened the ledger.
-        total, limit = self._rows.find("meta", LARGE_BYTES, PAIR.unpack) or (0, 0)
+        total, limit = self._undamaged("meta", LARGE_BYTES, PAIR.unpack) or (0, 0)
         return total, max(limit, self._segments.limit)
 
     def _add_to_total(self, count: int, limited: bool = False) -> None:
