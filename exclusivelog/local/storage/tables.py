@@ -589,13 +589,13 @@ class LargeEntries:
     def sweep(self) -> None:
         """Discard what dead processes have left: segments, and what is behind the end of the newest
         one; unless a row may be damaged."""
-        if not self.agree():
-            return
-        found = self.segments()
-        self._segments.sweep(found, self.last_id, self._rows.transaction - 1)
+        found, agree = self.segments(), self.agree()
+        if agree:
+            self._segments.sweep(found, self.last_id, self._rows.transaction - 1)
         newest = max(found, default=0)
-        if newest and self._segments.size(newest) > found[newest][0]:
-            self._segments.cut(newest, found[newest][0])
+        size = self._segments.size(newest) if newest else 0
+        if size:  # a file that two ledgers share is refused here
+            self._segments.cut(newest, found[newest][0] if agree else size)
 
     def _end(self, segment: int, known: int) -> int:
         """Where a segment ends. Behind the end that its row tells is what a rollback has left,
