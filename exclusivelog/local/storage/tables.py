@@ -678,7 +678,8 @@ class LargeEntries:
                 f"{self._rows.path}: large entries take {total} bytes of {limit}, another one "
                 "does not fit; open the ledger with a larger map_size, or trim or delete topics"
             )
-        self._rows.put("meta", LARGE_BYTES, PAIR.pack(total + count, limit))
+        total = max(0, total + count)  # it, or what is subtracted, may be damaged
+        self._rows.put("meta", LARGE_BYTES, PAIR.pack(total, limit))
 
     def _newest(self) -> tuple[int, int, int]:
         cursor = self._rows.cursor("segments")
