@@ -158,8 +158,10 @@ def test_the_time_to_wake_a_reader_is_measured(topic: xl.Topic) -> None:
             return rounds >= 5 and topic.engine.stats().wake_up_seconds.count > 0
 
         until(has_slept)
-    wakes = topic.engine.stats().wake_up_seconds
-    assert 1 <= wakes.count <= rounds
+    stats = topic.engine.stats()
+    wakes = stats.wake_up_seconds
+    checkpoints = stats.checkpoint_seconds.count + 1  # wake readers, too; one may not be over
+    assert 1 <= wakes.count <= rounds + checkpoints
     assert 0 < wakes.sum < 10
     assert wakes.quantile(1.0) < 10
 
