@@ -48,6 +48,7 @@ import errno
 from typing import TYPE_CHECKING, Any
 
 from exclusivelog._core import use_errors
+from exclusivelog.foreign import is_raised_by_a_handler
 
 if TYPE_CHECKING:
     from exclusivelog.types import EngineInfo, OwnerInfo
@@ -396,10 +397,11 @@ class DeserializationError(ExclusiveLogError, ValueError):
 LONGEST_CAUSE = 200  # characters of a deserializer's error
 
 
-def undeserialised(
-    topic: str, offset: int, part: str, raw: bytes, cause: Exception
-) -> DeserializationError:
-    """The error for a part of a message at which a deserializer raised `cause`."""
+def undeserialised(topic: str, offset: int, part: str, raw: bytes, cause: Exception) -> Exception:
+    """The error for a part of a message at which a deserializer raised `cause`; `cause` itself if a
+    signal handler has raised it meanwhile, such as a time limit: the part may be sound."""
+    if is_raised_by_a_handler(cause):
+        return cause
     why = " ".join(f"{type(cause).__name__}: {cause}".split())
     if len(why) > LONGEST_CAUSE:
         why = f"{why[:LONGEST_CAUSE]}..."

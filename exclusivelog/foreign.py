@@ -33,7 +33,7 @@ def is_foreign(error: BaseException) -> bool:
 
 def is_raised_by_a_handler(error: BaseException) -> bool:
     """Did a signal handler raise it? For calls whose own errors may have no errno, such as those of
-    a network."""
+    a network, or of an application's function."""
     trace = error.__traceback__
     while trace is not None:
         if _is_of_a_handler(trace.tb_frame):
@@ -79,17 +79,19 @@ class Ignoring:
         return isinstance(error, self._kinds) and not self._is_foreign(error)
 
 
+def pass_on_of_a_handler(error: BaseException) -> None:
+    """Raise the error again if a signal handler has raised it."""
+    if is_raised_by_a_handler(error):
+        raise error
+
+
 def remove_tree(path: str) -> None:
     """Remove a directory with what it contains, as far as possible. What a signal handler raises is
     passed on; other errors are ignored, also that it does not exist, or is a symbolic link."""
     import shutil  # here: no ledger needs it to be opened
 
+    # `rmtree` itself raises OSErrors without an errno.
     if sys.version_info >= (3, 12):
-        shutil.rmtree(path, onexc=lambda *told: _pass_on_of_a_handler(told[2]))
+        shutil.rmtree(path, onexc=lambda *told: pass_on_of_a_handler(told[2]))
     else:
-        shutil.rmtree(path, onerror=lambda *told: _pass_on_of_a_handler(told[2][1]))
-
-
-def _pass_on_of_a_handler(error: BaseException) -> None:
-    if is_raised_by_a_handler(error):  # `rmtree` itself raises OSErrors without an errno
-        raise error
+        shutil.rmtree(path, onerror=lambda *told: pass_on_of_a_handler(told[2][1]))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextvars
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 from exclusivelog import _core
+from exclusivelog.futures import Future
 
 R = TypeVar("R")
 
@@ -30,7 +30,7 @@ def with_deep_stack(call: Callable[[], R]) -> R:
     >>> with_deep_stack(lambda: threading.current_thread().name)
     'exclusivelog-deep'
     """
-    future: concurrent.futures.Future[R] = concurrent.futures.Future()
+    future: Future[R] = Future()
     context = contextvars.copy_context()
 
     def run() -> None:

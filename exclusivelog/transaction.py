@@ -18,7 +18,6 @@ whole (rules B3, F5, F6, G3). Consume, process and produce exactly once:
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import functools
 import weakref
@@ -47,6 +46,7 @@ from exclusivelog.errors import (
     TransactionAbortedError,
     describe_engine,
 )
+from exclusivelog.futures import Future
 from exclusivelog.members import GroupMember, members_in_use
 from exclusivelog.reads import Caller, begin, end, open_ones_of, this_caller
 from exclusivelog.waits import in_slices, time_limit, until_settled
@@ -335,7 +335,7 @@ class Transaction(OfThisProcess):
     _state: State = "open"
     _complete = False  # its commit has begun
     _refused = False  # by the commit; nothing was written
-    _running: concurrent.futures.Future[None] | None = None  # its commit in a thread of the library
+    _running: Future[None] | None = None  # its commit in a thread of the library
     _number = -1  # until it has begun
 
     def __init__(self, engine: EngineBackend, ledger: object = None) -> None:
@@ -564,7 +564,7 @@ class Transaction(OfThisProcess):
     def _commit_in_thread(self) -> None:
         """Commit in a thread of the library: an exception raised in this one (by a signal handler,
         or the time limit of a task queue) would leave producers paused."""
-        self._running = running = concurrent.futures.Future[None]()
+        self._running = running = Future[None]()
         try:
             _committing.call(self._engine.path, functools.partial(self._commit_for, running))
             in_slices(until_settled(running), None, self._engine.check_not_forked)
@@ -573,7 +573,7 @@ class Transaction(OfThisProcess):
             running.cancel()  # an interrupt may come before the commit has begun
             del running  # it may hold an error whose traceback refers to this frame
 
-    def _commit_for(self, running: concurrent.futures.Future[None]) -> None:
+    def _commit_for(self, running: Future[None]) -> None:
         try:
             if running.set_running_or_notify_cancel():
                 self._commit_now()

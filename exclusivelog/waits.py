@@ -9,13 +9,14 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 from collections.abc import Callable, Iterable, Sequence, Set
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import CancelledError, InvalidStateError
 from threading import Condition
 from typing import Any, Generic, Protocol, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.arguments import check_timeout
 from exclusivelog.errors import ExclusiveLogError
+from exclusivelog.futures import Future
 
 # ---- waits -----------------------------------------------------------------------------
 
@@ -89,7 +90,7 @@ def wait_for(condition: Condition, done: Callable[[], bool], seconds: float | No
     return True
 
 
-def until_settled(future: Future[Any]) -> Callable[[float], bool]:
+def until_settled(future: concurrent.futures.Future[Any]) -> Callable[[float], bool]:
     """A function that waits for the future, up to so many seconds, and returns whether it is done.
 
     `Future.exception` does not serve for this: its TimeoutError looks like one that a signal
@@ -97,7 +98,7 @@ def until_settled(future: Future[Any]) -> Callable[[float], bool]:
     """
     done = _core.Signal()
     # Not the method of a subclass, which may count callbacks of the application.
-    Future.add_done_callback(future, lambda _: done.set())
+    concurrent.futures.Future.add_done_callback(future, lambda _: done.set())
     return done.wait
 
 
@@ -189,7 +190,7 @@ class ForkChecked(Protocol):
         """Raise EngineClosedError in a forked child."""
 
 
-class EngineFuture(concurrent.futures.Future[Granted], Generic[Granted]):
+class EngineFuture(Future[Granted], Generic[Granted]):
     """A future that a thread of an engine settles: in a forked child that thread does not exist, so
     waiting there raises EngineClosedError."""
 
@@ -321,7 +322,7 @@ def together(futures: Sequence[GrantFuture[Any]]) -> Future[None]:
     result: Future[None] = Future()
     left = iter(range(len(futures)))
 
-    def note(future: Future[Any]) -> None:
+    def note(future: concurrent.futures.Future[Any]) -> None:
         error = CancelledError() if future.cancelled() else Future.exception(future)
         with contextlib.suppress(InvalidStateError):  # another one has failed before
             if error is not None:

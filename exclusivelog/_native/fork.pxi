@@ -74,7 +74,8 @@ cdef object _undeserialised = None
 def use_errors(*, closed, timeout, undeserialised):
     """Set the errors that the core raises: `closed` for objects that were closed or inherited
     through fork(), `timeout` for waits, and the result of `undeserialised(topic, offset, part, raw,
-    cause)` for values and keys that cannot be deserialised."""
+    cause)` for values and keys that cannot be deserialised: `cause` itself if that is none of the
+    deserializer's errors."""
     global _engine_closed, _wait_timeout, _undeserialised
     _engine_closed, _wait_timeout, _undeserialised = closed, timeout, undeserialised
 

@@ -164,6 +164,41 @@ cdef class Locks:
 
 
 @cython.final
+cdef class Condition:
+    """A `threading.Condition` that is entered and left without a step of Python, between which a
+    signal handler could raise."""
+
+    cdef object lock
+    cdef object condition
+
+    def __cinit__(self):
+        self.lock = _threading.RLock()
+        self.condition = _threading.Condition(self.lock)
+
+    def __enter__(self):
+        return self.lock.__enter__()
+
+    def __exit__(self, *error):
+        self.lock.release()
+
+    def acquire(self, *args, **options):
+        """As its lock's."""
+        return self.lock.acquire(*args, **options)
+
+    def release(self):
+        """As its lock's."""
+        self.lock.release()
+
+    def wait(self, timeout=None):
+        """Release the lock, and wait for `notify_all`."""
+        return self.condition.wait(timeout)
+
+    def notify_all(self):
+        """Wake all threads that wait."""
+        self.condition.notify_all()
+
+
+@cython.final
 cdef class Signal:
     """A flag that threads wait for, as `threading.Event`. Its waits end by the kernel's clock, and a
     signal handler may set it that has interrupted another use of it."""

@@ -21,8 +21,10 @@ cdef object _load(object function, Entry entry, uint32_t index, str part, object
     try:
         return function(raw)
     except Exception as error:
-        raise _undeserialised(
-            entry.loads.topic, _offset_at(entry, index), part, raw, error) from error
+        raised = _undeserialised(entry.loads.topic, _offset_at(entry, index), part, raw, error)
+        if raised is error:
+            raise
+        raise raised from error
 
 
 cdef inline object _value(Entry entry, uint32_t index):

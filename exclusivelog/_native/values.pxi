@@ -7,9 +7,12 @@ cdef object _deserialized(Cursor cursor, Entry entry, object value, uint64_t beh
     cursor.position = behind
     try:
         return entry.loads.value(value)
-    except Exception as error:
-        raise _undeserialised(entry.loads.topic, behind - 1, "value", value, error) from error
-    except BaseException:
+    except BaseException as error:
+        raised = error
+        if isinstance(error, Exception):
+            raised = _undeserialised(entry.loads.topic, behind - 1, "value", value, error)
+        if raised is not error:
+            raise raised from error
         if cursor.entry is entry and cursor.position == behind:
             cursor.position = position
         raise

@@ -17,6 +17,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from exclusivelog import _core, threads
 from exclusivelog.errors import LedgerError
+from exclusivelog.futures import Future
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -65,7 +66,7 @@ async def in_thread(call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
 def in_executor(loop: asyncio.AbstractEventLoop, call: Callable[[], R]) -> asyncio.Future[R]:
     """Run `call()` in a thread of the loop's executor. If no thread can be started, raises
     LedgerError, and never calls it, although it is in the executor's queue."""
-    outcome: concurrent.futures.Future[R] = concurrent.futures.Future()
+    outcome: Future[R] = Future()
 
     def run() -> None:
         if not outcome.set_running_or_notify_cancel():

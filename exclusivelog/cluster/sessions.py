@@ -13,7 +13,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, threads
@@ -39,6 +38,7 @@ from exclusivelog.errors import (
     ProducerMovedError,
     duplicate_sequence,
 )
+from exclusivelog.futures import Future
 from exclusivelog.members import living
 from exclusivelog.messages import Columns, Encoded, Raw
 from exclusivelog.refusals import without_outcome

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core, threads
 from exclusivelog.backend import ProducerRequest
 from exclusivelog.errors import ProducerMovedError
+from exclusivelog.futures import Future
 from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.records import Transfer
 from exclusivelog.sessions import FOLLOWED_WITHIN, NOT_OPENED, SessionFuture

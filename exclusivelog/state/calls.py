@@ -6,7 +6,6 @@ begins the next call. A second thread flushes once for all calls that have retur
 
 from __future__ import annotations
 
-import concurrent.futures
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -15,9 +14,9 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from exclusivelog import _core
+from exclusivelog.futures import Future
 
 R = TypeVar("R")
-Future = concurrent.futures.Future
 NAME = "exclusivelog-state"
 
 

@@ -23,6 +23,7 @@ from exclusivelog.errors import (
     StateError,
     TransactionAbortedError,
 )
+from exclusivelog.foreign import is_raised_by_a_handler
 from exclusivelog.messages import Item, message_of
 from exclusivelog.transaction import Sender, State, Transaction, Wait
 
@@ -157,6 +158,9 @@ class StateWriter:
                 content.apply(*item)
                 self._applied += 1
         except Exception as error:
+            if is_raised_by_a_handler(error):
+                self._content, self._applied = None, 0
+                raise
             transaction.abort()
             raise StateError(
                 f"topic {self.shared.topic.name!r}: an operation of the transaction could not be "

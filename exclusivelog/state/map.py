@@ -21,6 +21,7 @@ from typing import Any, Generic, Literal, TypeVar, cast, overload
 from exclusivelog import _core, serde
 from exclusivelog.backend import Kind
 from exclusivelog.errors import DeserializationError
+from exclusivelog.foreign import pass_on_of_a_handler
 from exclusivelog.messages import MAX_MESSAGE_BYTES, Item, Timed, from_ms, timed
 from exclusivelog.notebook import MOST_ROWS, Shown, facts, html_of, listing
 from exclusivelog.producer import Append
@@ -66,6 +67,7 @@ class MapContent(Entries):
     """A map in memory, as bytes; applies messages to it."""
 
     restores_views = True
+    refusals: type[Exception] = ValueError  # of `apply_to`
 
 
 class ForkedMap:
@@ -140,6 +142,7 @@ class MapCodec(Generic[K, V]):
         try:
             return self._load_key(name)
         except Exception as error:
+            pass_on_of_a_handler(error)
             raise self._error("a key", name, error, "key", name) from error
 
     def load(self, data: bytes, name: bytes) -> V:
@@ -147,6 +150,7 @@ class MapCodec(Generic[K, V]):
         try:
             return self.load_unnamed(data)
         except Exception as error:
+            pass_on_of_a_handler(error)
             raise self.undecodable(data, error, name) from error
 
     def undecodable(
@@ -305,6 +309,7 @@ class SharedMap(Expiring, MutableMapping[K, V]):
         try:
             return default if data is None else self._load(data)
         except Exception as error:
+            pass_on_of_a_handler(error)
             raise self._codec.undecodable(data, error, name) from error
 
     def _find(self, name: bytes, latest: bool = False) -> bytes | None:

@@ -46,6 +46,7 @@ from exclusivelog.errors import (
     WaitTimeoutError,
     called_reentrantly,
 )
+from exclusivelog.foreign import is_raised_by_a_handler, pass_on_of_a_handler
 from exclusivelog.messages import Item, item_of, message_of
 from exclusivelog.producer import Append, Producer, ProducerFuture
 from exclusivelog.roles import RoleClaim
@@ -134,7 +135,10 @@ log = logging.getLogger(__name__)
 
 
 class Content(Applies, Protocol):
-    """The content of a replica."""
+    """The content of a replica. `refusals`: what `apply` raises for a message that it does not
+    take."""
+
+    refusals: type[Exception]
 
     @property
     def restores_views(self) -> bool:
@@ -210,6 +214,9 @@ class Replica(_core.ReplicaBase):
         try:
             self.content.apply(key, value)
         except Exception as error:
+            pass_on_of_a_handler(error)
+            if not isinstance(error, self.content.refusals):
+                raise  # another thread has raised it in this one
             self.failure = StateError(
                 f"topic {self._topic.name!r}: the message at offset {offset} could not be applied: "
                 f"{error!r}. It is in the log; open the state with an applier that can"
@@ -239,6 +246,7 @@ class Replica(_core.ReplicaBase):
         try:
             self.content.restore(found[1])
         except Exception as error:
+            pass_on_of_a_handler(error)
             self._do_without(found[0], error)
             return False
         self.position = found[0]
@@ -683,8 +691,8 @@ class Shared(_core.SharedBase, Closing):
         while True:  # until what it has read and appended is in the log
             try:
                 self._write_as_owner(write, end)
-            except Exception:
-                if self._settled(write.appended):
+            except Exception as error:
+                if self._settled(write.appended) or is_raised_by_a_handler(error):
                     raise
             except BaseException:
                 self._settled(write.appended)
@@ -715,8 +723,8 @@ class Shared(_core.SharedBase, Closing):
             with self._lock:
                 if self._ownership.is_by(producer):
                     self._write(producer, write)
-        except Exception:
-            if write.appends or self._owns_still(producer):
+        except Exception as error:
+            if write.appends or is_raised_by_a_handler(error) or self._owns_still(producer):
                 raise
         if write.done and not write.appends:
             write.done = self._owns_still(producer)

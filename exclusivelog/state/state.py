@@ -35,6 +35,7 @@ from typing import Any, Generic, TypeVar
 
 from exclusivelog import serde
 from exclusivelog.comparing import difference
+from exclusivelog.foreign import pass_on_of_a_handler
 from exclusivelog.messages import MAX_MESSAGE_BYTES, Item
 from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, SnapshotRefused, in_background
 from exclusivelog.state.views import Scope, thaw
@@ -61,6 +62,7 @@ class StateContent(Generic[S, Op]):
     """A state in memory; applies messages to it."""
 
     restores_views = False
+    refusals = Exception  # of the application's functions
 
     def __init__(
         self,
@@ -96,6 +98,7 @@ class StateContent(Generic[S, Op]):
                 found = None if type(data) is bytes else "encode_state gives no bytes"
                 found = found or difference(self.state, decode(data), "state")
             except Exception as error:
+                pass_on_of_a_handler(error)
                 found = repr(error)
             if found is None:
                 return [(mark, data)]
@@ -276,6 +279,7 @@ class SharedState(Shared, Generic[S, Op]):
         try:
             self._decode(data)
         except Exception as error:
+            pass_on_of_a_handler(error)
             raise ValueError(
                 f"op={reprlib.repr(op)}: decode does not take what encode gives for it: {error!r}"
             ) from error
