@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from exclusivelog.aio.calls import in_thread, like
 from exclusivelog.aio.handles import Handle, Wrapper, _NoWith, finished
@@ -15,6 +17,8 @@ from exclusivelog.transaction import HoldsClaim, State
 from exclusivelog.transaction import Transaction as SyncTransaction
 
 __all__ = ["Claim", "Transaction"]
+
+T = TypeVar("T")
 
 # ---- claims ------------------------------------------------------------------------------
 
@@ -92,7 +96,8 @@ class Transaction(Wrapper[SyncTransaction], _NoWith):
     """An awaitable wrapper of an `exclusivelog.Transaction`, which is `sync`. `Engine.transaction`
     returns it. `async with` commits at the end of the block, or aborts if an exception leaves it.
 
-    A `commit` runs to its end even if it is cancelled; afterwards `state` shows its outcome.
+    A `commit` that has begun runs to its end even if it is cancelled; afterwards `state` shows its
+    outcome. One that is cancelled while no thread is free for it aborts the transaction.
     """
 
     def __init__(self, sync: SyncTransaction) -> None:
@@ -125,7 +130,18 @@ class Transaction(Wrapper[SyncTransaction], _NoWith):
 
     @like(SyncTransaction.commit)
     async def commit(self) -> None:
-        await in_thread(self.sync.commit)
+        turn = [self.sync]  # for the first to take it
+
+        def commit() -> None:
+            for transaction in _taken_from(turn):
+                transaction.commit()
+
+        try:
+            await in_thread(commit)
+        except asyncio.CancelledError:
+            for transaction in _taken_from(turn):
+                transaction.abort()
+            raise
 
     @like(SyncTransaction.abort)
     def abort(self) -> None:
@@ -145,6 +161,13 @@ class Transaction(Wrapper[SyncTransaction], _NoWith):
             await self.commit()
         else:
             self.sync.abort()
+
+
+def _taken_from(turn: list[T]) -> list[T]:
+    """What is in the list, for one caller in any thread; nothing for all others."""
+    with contextlib.suppress(IndexError):
+        return [turn.pop()]
+    return []
 
 
 def unwrapped(argument: str, given: Any) -> Any:
