@@ -183,10 +183,9 @@ class Archive:
         return self._ranges().get(start)
 
     def _archive(self, start: int, stop: int) -> None:
-        final = f"{self._where}/range={start:020d}-{stop:020d}"
+        final = self._range(start, stop)
         if self._files.exists(final):
-            with self._progress.step(f"looking through {final}"):
-                _check(_facts(parquet(self._spark, final)), None, start, stop, final)
+            self._check_left_behind(start, stop, final)
             return
         aside = f"{self._where}/_writing"
         self._files.remove(aside)
@@ -195,14 +194,28 @@ class Archive:
             _check(_facts(parquet(self._spark, aside)), written, start, stop, aside)
         self._files.rename(aside, final)
 
-    def _write(self, start: int, stop: int, to: str) -> Any:
-        from pyspark.sql import Observation
-        from pyspark.sql import functions as F  # noqa: N812
+    def _range(self, start: int, stop: int) -> str:
+        return f"{self._where}/range={start:020d}-{stop:020d}"
 
-        seen = Observation("archive")
+    def _check_left_behind(self, start: int, stop: int, where: str) -> None:
+        """Does a range that was not recorded hold what the log has? It may be of another future,
+        if the log was restored from a copy."""
+        end = self._end(None)
+        if stop > end:
+            raise SourceError(
+                PIPELINE,
+                f"{where} holds offsets {start} to {stop - 1}, but topic {self._topic.name!r} ends "
+                f"at offset {end}: the log is an older copy. Choose another directory, or remove "
+                "that range if what it holds is not to be kept",
+            )
+        with self._progress.step(f"looking through {where}"):
+            found, here = _facts(parquet(self._spark, where)), _facts(self._frame(start, stop))
+            _check(found, here, start, stop, where)
+
+    def _frame(self, start: int, stop: int) -> DataFrame:
         from exclusivelog.spark.source import read
 
-        frame = read(
+        return read(
             self._spark,
             self._engine.path,
             self._topic.name,
@@ -211,7 +224,13 @@ class Archive:
             stop,
             self._access,
         )
-        frame = frame.observe(seen, *[F.expr(fact) for fact in FACTS])
+
+    def _write(self, start: int, stop: int, to: str) -> Any:
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F  # noqa: N812
+
+        seen = Observation("archive")
+        frame = self._frame(start, stop).observe(seen, *[F.expr(fact) for fact in FACTS])
         frame = frame.drop("topic").withColumn("date", F.expr(DATE))
         frame.write.option("compression", "zstd").partitionBy("date").parquet(to)
         return seen.get
@@ -220,8 +239,27 @@ class Archive:
         here = plan.row_of(self._engine, self._topic.id)
         old = plan.place_of(self._engine, here, dt.datetime.now(dt.UTC) - keep)
         if min(old, end) > here.first_offset:
+            self._check_holds(here.first_offset, min(old, end))
             self._topic.trim(before=min(old, end))
             self._progress.report(f"{self._topic.name}: trimmed before {min(old, end)}")
+
+    def _check_holds(self, first: int, end: int) -> None:
+        """Does the archive hold these offsets? The log is about to lose them, and the archive may
+        have lost them since they were recorded."""
+        held = first
+        for start, stop in sorted(self._ranges().items()):
+            if start <= held < min(stop, end):
+                where = self._range(start, stop)
+                with self._progress.step(f"looking through {where}"):
+                    _check(_facts(parquet(self._spark, where)), None, start, stop, where)
+                held = stop
+        if held < end:
+            raise SourceError(
+                DATA_LOSS,
+                f"topic {self._topic.name!r}: offsets {held} to {end - 1} were archived, and are "
+                f"not in {self._where} now, so nothing was trimmed. Bring the archive back, or "
+                "archive the topic to another directory",
+            )
 
 
 def _facts(frame: DataFrame) -> dict[str, Any]:

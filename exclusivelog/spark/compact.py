@@ -65,7 +65,14 @@ def run(
         frame = latest(spark, engine.path, topic, here.id, here.first_offset, end)
         if to is not None:
             frame = frame.where("value is not null")
-            mark = {"ledger": engine.ledger.uuid, "topic": here.id, "end": end}
+            # A topic that was made anew has another id; one that was trimmed, fewer keys.
+            mark = {
+                "ledger": engine.ledger.uuid,
+                "name": topic,
+                "topic": here.id,
+                "start": here.first_offset,
+                "end": end,
+            }
             keys = _into_files(files_of(spark, to), frame, to, mark, progress)
         else:
             assert to_topic is not None
@@ -102,7 +109,15 @@ def _into_files(
         raise SourceError(
             PIPELINE, f"{to} is not empty, and was not written by compact; choose another directory"
         )
-    aside, before = f"{to}.writing", f"{to}.before"
+    for what in ("ledger", "name"):
+        if found is not None and found.get(what, mark[what]) != mark[what]:
+            raise SourceError(
+                PIPELINE,
+                f"{to} holds the compacted topic {found.get('name', '?')!r} of ledger "
+                f"{found.get('ledger')}, not topic {mark['name']!r} of ledger {mark['ledger']}; "
+                "choose another directory",
+            )
+    aside, before = f"{to}.exclusivelog-writing", f"{to}.exclusivelog-before"
     files.remove(aside)
     with progress.step("compacting"):
         frame.write.option("compression", "zstd").parquet(aside)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
+import shutil
 import time
 from collections import Counter
 from html.parser import HTMLParser
@@ -251,6 +252,51 @@ def test_an_archive_that_is_not_there_any_more_is_missed(spark, path, tmp_path) 
         assert engine.topic("orders").first_offset == 0
 
 
+@pytest.mark.long
+def test_nothing_is_trimmed_that_the_archive_has_lost(spark, path, tmp_path) -> None:
+    """It was brought back from an older copy of it, or files of it are gone."""
+    to = tmp_path / "archive"
+    fill(path, count=6)
+    archive.run(spark, path, "orders", str(to))
+    shutil.copytree(to, tmp_path / "copy")
+    fill(path, count=4, start=6)
+    archive.run(spark, path, "orders", str(to))
+    shutil.rmtree(to)
+    shutil.copytree(tmp_path / "copy", to)
+    with pytest.raises(SourceError, match="offsets 6 to 9 were archived, and are not in"):
+        archive.run(spark, path, "orders", str(to), keep=dt.timedelta(0))
+    for file in to.rglob("*.parquet"):
+        file.unlink()
+    with pytest.raises(PySparkException):
+        archive.run(spark, path, "orders", str(to), keep=dt.timedelta(0))
+    with xl.open(path) as engine:
+        assert engine.topic("orders").first_offset == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("more", "words"), [(2, "ends at offset 8: the log is an older copy"), (4, "does not hold")]
+)
+def test_a_range_of_another_future_is_not_taken_for_the_log_s(
+    spark, path, tmp_path, more, words
+) -> None:
+    """The log was restored from a backup, after the archive had gone on."""
+    to = tmp_path / "archive"
+    fill(path, count=6)
+    archive.run(spark, path, "orders", str(to))
+    with xl.open(path) as engine:
+        engine.backup(tmp_path / "backup")
+    fill(path, count=4, start=6)
+    archive.run(spark, path, "orders", str(to))
+    shutil.rmtree(path)
+    shutil.copytree(tmp_path / "backup", path)
+    fill(path, count=more, start=96)
+    with pytest.raises(SourceError, match=words):
+        archive.run(spark, path, "orders", str(to), keep=dt.timedelta(0))
+    with xl.open(path) as engine:
+        assert engine.topic("orders").first_offset == 0
+
+
 # ---- compact -----------------------------------------------------------------------------
 
 
@@ -284,6 +330,22 @@ def test_the_last_message_of_each_key_is_kept(spark, path, tmp_path) -> None:
     (tmp_path / "mine" / "file").touch()
     with pytest.raises(SourceError, match=r"PIPELINE.*not empty"):
         compact.run(spark, path, "orders", to=str(tmp_path / "mine"))
+
+
+@pytest.mark.long
+def test_a_compaction_replaces_no_other_one(spark, path, tmp_path) -> None:
+    """Of another topic, whatever its name."""
+    for name in ("orders", "orders.before", "orders.writing"):
+        fill(path, count=3, topic=name)
+        compact.run(spark, path, name, to=f"{tmp_path}/{name}")
+    fill(path, count=3, start=3)
+    compact.run(spark, path, "orders", to=f"{tmp_path}/orders")
+    for name in ("orders", "orders.before", "orders.writing"):
+        assert (tmp_path / name).is_dir()
+    fill(path, count=1, topic="other")
+    with pytest.raises(SourceError, match=r"the compacted topic 'orders' .*not topic 'other'"):
+        compact.run(spark, path, "other", to=f"{tmp_path}/orders")
+    assert sorted(each.name for each in tmp_path.iterdir() if "exclusivelog-" in each.name) == []
 
 
 @pytest.mark.long
