@@ -332,12 +332,22 @@ def upgrade(
         raise LedgerVersionError(f"{place} is open in this process; close its engines first")
     with contextlib.closing(Directory(place)) as directory, translated(place), _alone(directory):
         check_header(directory)
-        check_format(directory, readonly=True, has_writers=False)
+        if _is_upgraded(directory):  # another process was faster
+            return Upgrade(place, FORMAT, FORMAT, None)
         target = wanted or _target(place, before)
         copy_at_rest(directory, target)
         problems = _check_backup(place, target, despite_damage)
         raise_format(directory)
     return Upgrade(place, before, FORMAT, target, problems)
+
+
+def _is_upgraded(directory: Directory) -> bool:
+    try:
+        check_format(directory, readonly=False, has_writers=False)
+    except LedgerVersionError:
+        check_format(directory, readonly=True, has_writers=False)
+        return False
+    return True
 
 
 def _target(place: str, before: int) -> str:

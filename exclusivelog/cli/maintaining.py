@@ -120,7 +120,8 @@ def restore(backup: str, path: str, as_json: bool) -> None:
     """Create a log from a backup, and check all of it. The backup stays as it is.
 
     An interrupted backup is refused. If this command is interrupted, run it again with the same
-    arguments. The exit status is 1 if the backup is damaged; PATH then has its intact messages.
+    arguments; if it says that PATH is not empty, all is copied, and `verify` checks it. The exit
+    status is 1 if the backup is damaged; PATH then has its intact messages.
     """
     if is_url(backup):
         raise xl.UnsupportedError(

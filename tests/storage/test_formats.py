@@ -26,7 +26,7 @@ import pytest
 
 import exclusivelog as xl
 import exclusivelog.aio
-from exclusivelog import _core
+from exclusivelog import _core, opening
 from exclusivelog.local import versions
 from exclusivelog.local.records import NAMES
 from exclusivelog.local.shm import lockfile, slots
@@ -245,6 +245,24 @@ def test_h2_a_url_is_no_place_for_the_backup(made, tmp_path, monkeypatch) -> Non
     assert (done.returncode, "this is a URL" in done.stderr) == (1, True)
     assert content(made.path) == before
     assert not Path("pulsar:").exists()
+
+
+@stored(8)
+def test_h2_of_two_upgrades_at_once_one_does_it(made, monkeypatch) -> None:
+    """The other one finds it done, and makes no backup of what is no old format any more."""
+    alone = opening._alone
+
+    def late(directory):
+        monkeypatch.undo()
+        finish("import sys, exclusivelog as xl; xl.upgrade(sys.argv[1])", made.path)
+        return alone(directory)
+
+    monkeypatch.setattr(opening, "_alone", late)
+    assert xl.upgrade(made.path) == xl.Upgrade(made.path, FORMAT, FORMAT, None)
+    there = Path(made.path).parent.glob("log*")
+    assert sorted(each.name for each in there) == ["log", "log.format-8"]
+    with xl.open(made.path) as engine:
+        check_messages(engine, made.told)
 
 
 @stored(3)
