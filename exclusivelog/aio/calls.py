@@ -153,15 +153,20 @@ def deliverable(error: BaseException) -> BaseException:
 
 
 async def outcome_of(future: concurrent.futures.Future[R], end: Callable[[], object]) -> R:
-    """Wait for the future of a request. If cancelled, call `end` in a thread. The cancelled task
-    waits for that only `GIVEN_BACK_SECONDS`, because the ledger may be blocked."""
+    """Wait for the future of a request. If cancelled, call `end` in a thread."""
     try:
         return await shielded(asyncio.wrap_future(future))
     except asyncio.CancelledError:
-        ending = in_executor(asyncio.get_running_loop(), end)
-        ending.add_done_callback(drop_outcome)
-        await asyncio.wait({ending}, timeout=GIVEN_BACK_SECONDS)
+        await given_back(end)
         raise
+
+
+async def given_back(end: Callable[[], object]) -> None:
+    """Call `end` in a thread, for a task that was cancelled. It waits for that only
+    `GIVEN_BACK_SECONDS`, because the ledger may be blocked, or no thread free."""
+    ending = in_executor(asyncio.get_running_loop(), end)
+    ending.add_done_callback(drop_outcome)
+    await asyncio.wait({ending}, timeout=GIVEN_BACK_SECONDS)
 
 
 # ---- long work in the loop -----------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, cast, overload
 
 from exclusivelog import _core, serde
-from exclusivelog.aio.calls import deliverable, in_task, in_thread, like, shielded
+from exclusivelog.aio.calls import deliverable, given_back, in_task, in_thread, like
 from exclusivelog.aio.handles import Handle, Openable
 from exclusivelog.aio.readers import Following, Reader
 from exclusivelog.aio.topics import Topic
@@ -169,7 +169,7 @@ async def called(state: Shared, call: Callable[..., R], *args: Any, **kwargs: An
     except asyncio.CancelledError:
         if mine.future is not None:
             mine.future.cancel()
-            await shielded(asyncio.ensure_future(in_thread(state._give_up, mine.future)))
+            await given_back(functools.partial(state._give_up, mine.future))
         raise
 
 

@@ -188,8 +188,17 @@ class Import:
     def batch(self, batch: Any) -> None:
         """Append the messages of a record batch."""
         skip, first = self._take(batch.num_rows)
-        if skip < batch.num_rows:
-            self.producer.send_many(batch.slice(skip), sequence_id=first)
+        if skip == batch.num_rows:
+            return
+        rows = batch.slice(skip)
+        try:
+            self.producer.send_many(rows, sequence_id=first)
+        except xl.ExclusiveLogError:
+            raise
+        except (ValueError, TypeError):  # it does not say of which message
+            for place in range(rows.num_rows):
+                with self._named(first + place):
+                    self.producer.send_many(rows.slice(place, 1), sequence_id=first + place)
 
     def _take(self, size: int) -> tuple[int, int]:
         """Count this many; how many of them are there already, and the place of the next one."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import threading
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -234,6 +236,44 @@ def test_b9_a_send_that_was_cancelled_while_no_thread_could_commit(
 
     play(main)
     assert values(topic) == [b"%d" % number for number in range(20)]
+
+
+def test_g11_a_commit_that_is_cancelled_before_it_begins_has_aborted(path: str) -> None:
+    """No thread of the executor is free for it. The next transaction has the reader's position."""
+
+    async def bill(transaction: aio.Transaction, reader: aio.Reader) -> None:
+        async with asyncio.timeout(0.1), transaction:
+            await reader.read_next(timeout=0)
+            transaction.commit_cursor(reader)
+
+    async def main() -> list[bytes | None]:
+        loop, leave = asyncio.get_running_loop(), threading.Event()
+        async with (
+            aio.open(path) as mine,
+            mine.topic("orders").producer() as producer,
+            mine.topic("orders").reader(group="readers") as reader,
+        ):
+            await producer.send(b"0")
+            with ThreadPoolExecutor(1) as pool:
+                loop.set_default_executor(pool)
+                busy = loop.run_in_executor(None, leave.wait, PATIENCE)
+                transaction = mine.transaction()
+                with pytest.raises(TimeoutError):
+                    await bill(transaction, reader)
+                assert (transaction.state, reader.position) == ("aborted", 0)
+                leave.set()
+                await busy
+                async with mine.transaction() as again:
+                    message = await reader.read_next(timeout=0)
+                    await producer.send(message.value, transaction=again)
+                    again.commit_cursor(reader)
+                assert again.state == "committed"
+                with pytest.raises(xl.TransactionAbortedError):
+                    await transaction.commit()
+                loop.set_default_executor(ThreadPoolExecutor(4))
+            return [each.value async for each in mine.topic("orders").reader()]
+
+    assert play(main) == [b"0", b"0"]
 
 
 @pytest.mark.parametrize("asked", [True, False])

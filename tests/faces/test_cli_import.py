@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -233,6 +234,22 @@ def test_csv_of_other_programs_is_taken(path, tmp_path) -> None:
     file.write_bytes(b"\xef\xbb\xbfvalue,key\r\na,k\r\n,\r\n\r\nb,\r\n")
     assert lines("import", path, "t", str(file)) == [["t: 3 messages imported"]]
     assert [row[:2] for row in contents(path, "t")] == [(b"k", b"a"), (None, b""), (None, b"b")]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("column", "values"), [("key", [1, 2]), ("value", [1.5, 2.5]), ("event_time", ["now", "then"])]
+)
+def test_parquet_of_another_type_is_told_in_one_line(path, tmp_path, column, values) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = str(tmp_path / "x.parquet")
+    pq.write_table(pa.table({"value": [b"a", b"b"], column: values}), file)
+    done = run("import", path, "t", file)
+    assert done.returncode == 2
+    [told] = done.stderr.decode().splitlines()
+    assert re.search(rf"row 1: {column}s? takes ", told)
 
 
 @pytest.mark.long
