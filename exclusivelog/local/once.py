@@ -68,7 +68,7 @@ def _append(
     row, session = engine.sessions.requests.visit(tables, _session(engine, tables, topic, run))
     first = row.next_offset
     last = None if run.writer is None else tables.once.batch(topic, run.writer)
-    if run.token is not None and session.exclusive:
+    if run.token is not None:  # also of a shared run, which no epoch fences
         begins = tables.once.fence(topic, run.token) is None
         if begins and number is not None and last is not None and number < last:
             raise _went_back(row, run, number, last)
@@ -114,7 +114,7 @@ def _session(engine: Runtime, tables: Tables, topic: int, run: Run) -> Session:
 def _claimed_epoch(tables: Tables, topic: int, token: str) -> int | None:
     epoch, row = tables.once.fence(topic, token), tables.topics.get(topic)
     # No epoch of a recreated topic can be claimed, but this run was its last owner.
-    return None if row.flags & _core.RECREATED and epoch == row.epoch else epoch
+    return None if row.flags & _core.RECREATED and epoch == row.epoch else epoch or None
 
 
 def _write(tables: Tables, row: _core.TopicRow, session: Session, parts: Iterable[Columns]) -> None:

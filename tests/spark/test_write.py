@@ -129,6 +129,18 @@ def test_a_copy_of_a_checkpoint_is_told(engine) -> None:
     assert [m.value for m in engine.topic("a").reader()] == [b"%d" % n for n in range(5)]
 
 
+def test_so_it_is_of_a_query_that_writes_as_a_shared_producer(engine) -> None:
+    first, copy = (Run("job", f"run-{n}", "spark", access_mode="shared") for n in (1, 2))
+    for number in range(3):
+        append_once(engine, first, number, {"a": [part(b"%d" % number)]})
+    with pytest.raises(xl.LedgerError, match="copied or restored checkpoint"):
+        append_once(engine, copy, 1, {"a": [part(b"others")]})
+    assert append_once(engine, copy, 2, {"a": [part(b"2")]})["a"].offsets == range(3, 3)
+    append_once(engine, first, 3, {"a": [part(b"3")]})
+    assert append_once(engine, first, 3, {"a": [part(b"3")]})["a"].offsets == range(4, 4)
+    assert [m.value for m in engine.topic("a").reader()] == [b"%d" % n for n in range(4)]
+
+
 def test_what_is_remembered_of_runs_and_jobs_is_bounded(engine, monkeypatch) -> None:
     """The oldest go; those that go on are where they were, and a deleted topic keeps no numbers."""
     monkeypatch.setattr(tables, "MOST_FENCES", 40)
