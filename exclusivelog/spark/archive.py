@@ -23,7 +23,7 @@ from exclusivelog.once import record, recorded
 from exclusivelog.spark import plan
 from exclusivelog.spark.clusters import open_log
 from exclusivelog.spark.errors import DATA_LOSS, PIPELINE, SourceError, coded
-from exclusivelog.spark.files import files_of
+from exclusivelog.spark.files import files_of, make_durable
 from exclusivelog.spark.options import refuse
 from exclusivelog.spark.pipelines import (
     CHUNK,
@@ -144,6 +144,7 @@ class Archive:
             )
         if found is None:
             self._files.write(f"{self._where}/_ledger", mark)
+            make_durable(f"{self._where}/_ledger")
         elif found != mark:
             raise SourceError(
                 PIPELINE,
@@ -186,6 +187,7 @@ class Archive:
         final = self._range(start, stop)
         if self._files.exists(final):
             self._check_left_behind(start, stop, final)
+            make_durable(final)
             return
         aside = f"{self._where}/_writing"
         self._files.remove(aside)
@@ -193,6 +195,7 @@ class Archive:
             written = self._write(start, stop, aside)
             _check(_facts(parquet(self._spark, aside)), written, start, stop, aside)
         self._files.rename(aside, final)
+        make_durable(final)  # what is recorded may be trimmed
 
     def _range(self, start: int, stop: int) -> str:
         return f"{self._where}/range={start:020d}-{stop:020d}"

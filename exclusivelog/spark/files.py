@@ -59,6 +59,28 @@ def files_of(spark: SparkSession, root: str) -> Files:
     return LocalFiles(root) if is_connect(spark) else HadoopFiles(spark, root)
 
 
+def make_durable(path: str) -> None:
+    """Flush a file or directory of this machine (an absolute path), with all that is in it and its
+    name in the two directories above. Other file systems say themselves when a file is durable."""
+    if not path.startswith("file:"):
+        return
+    place = _local(path)
+    _flush(place)
+    for folder, _, names in os.walk(place):
+        for each in (*(Path(folder, name) for name in names), Path(folder)):
+            _flush(each)
+    for above in (place.parent, place.parent.parent):
+        _flush(above)
+
+
+def _flush(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 class HadoopFiles:
     """Through the JVM of a classic session."""
 

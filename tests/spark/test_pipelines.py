@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
+import os
 import shutil
 import time
 from collections import Counter
@@ -250,6 +251,27 @@ def test_an_archive_that_is_not_there_any_more_is_missed(spark, path, tmp_path) 
         archive.run(spark, path, "orders", str(to), keep=dt.timedelta(0))
     with xl.open(path, readonly=True) as engine:
         assert engine.topic("orders").first_offset == 0
+
+
+@pytest.mark.long
+def test_h1_an_archive_is_durable_before_it_is_recorded(spark, path, tmp_path, monkeypatch) -> None:
+    flushed, fsync = set(), os.fsync
+
+    def flush(fd: int) -> None:
+        flushed.add(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    def record_what_is_durable(*args: object) -> None:
+        there = {str(each) for each in (tmp_path / "a").rglob("*")} | {str(tmp_path / "a")}
+        assert {name for name in there - flushed if not name.endswith("._ledger.crc")} == set()
+        record(*args)
+
+    fill(path, count=10)
+    record = archive.record
+    monkeypatch.setattr(archive, "record", record_what_is_durable)
+    monkeypatch.setattr(os, "fsync", flush)
+    assert archive.run(spark, path, "orders", str(tmp_path / "a")).end == 10
+    assert any(name.endswith(".parquet") for name in flushed)
 
 
 @pytest.mark.long
