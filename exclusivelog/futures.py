@@ -30,3 +30,11 @@ class Future(concurrent.futures.Future[T]):
     def __init__(self) -> None:
         super().__init__()
         self._condition = _core.Condition()
+
+    def is_free(self) -> bool:
+        """Does no other thread have its lock? One that `concurrent.futures.wait` was interrupted in
+        has left it taken."""
+        free: bool = self._condition.acquire(blocking=False)
+        if free:
+            self._condition.release()
+        return free

@@ -296,7 +296,7 @@ class GrantFuture(EngineFuture[Granted]):
         if self._engine.pending.withdraw(self.session):
             return True
         if self._engine.pending.settles(self.session):  # another thread is about to
-            concurrent.futures.wait([self], SETTLING_SECONDS)
+            self._await_end(SETTLING_SECONDS)
         return False
 
     def give_up(self) -> None:

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+import exclusivelog as xl
 from exclusivelog.futures import Future
 from exclusivelog.waits import EngineFuture, until_settled
+from testing.processes import PATIENCE
 
 pytestmark = [pytest.mark.once, pytest.mark.rule("C8", "G11")]
 
@@ -103,3 +105,20 @@ def test_others_wait_for_it_as_for_any_future() -> None:
     cancelled = Future[Any]()
     assert cancelled.cancel()
     assert issubclass(EngineFuture, Future)
+
+
+@pytest.mark.rule("K1")
+def test_a_future_that_an_application_has_left_locked_holds_up_no_other(
+    engine: xl.Engine, other: xl.Topic
+) -> None:
+    """`concurrent.futures.wait` leaves it so, if it is interrupted."""
+    names = ("broken", "sound")
+    owners = [other.engine.topic(name).producer("exclusive") for name in names]
+    broken, sound = (engine.topic(name).producer_async("wait_for_exclusive") for name in names)
+    taking = threading.Thread(target=broken._condition.acquire)
+    taking.start()
+    taking.join()
+    for owner in owners:
+        owner.close()
+    with sound.result(PATIENCE) as producer:
+        assert producer.send(b"0") == 0
