@@ -32,8 +32,8 @@ class Future(concurrent.futures.Future[T]):
         self._condition = _core.Condition()
 
     def is_free(self) -> bool:
-        """Does no other thread have its lock? One that `concurrent.futures.wait` was interrupted in
-        has left it taken."""
+        """Does no other thread have its lock? `concurrent.futures.wait` leaves it taken for ever if
+        it is interrupted."""
         free: bool = self._condition.acquire(blocking=False)
         if free:
             self._condition.release()

@@ -258,6 +258,12 @@ class GrantFuture(EngineFuture[Granted]):
         self.granted: Granted | None = None
 
     @property
+    def may_block(self) -> bool:
+        """May the thread that settles it have to wait: for a callback, or for a lock that a thread
+        of the application has? Then no thread settles it that works for others."""
+        return self.has_callbacks or not self.is_free()
+
+    @property
     def topics(self) -> frozenset[int]:
         """The ids of the topics that it waits for."""
         return frozenset((self.topic_id,))

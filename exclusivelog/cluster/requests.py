@@ -185,7 +185,7 @@ class Requests:
 
     def _settle(self, future: AnyFuture, settle: Callable[[], None]) -> None:
         """Call it in a separate thread, as callbacks of the future may block."""
-        if future.has_callbacks:
+        if future.may_block:
             self._host.call_soon(settle)
         else:
             settle()

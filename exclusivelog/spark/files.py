@@ -4,6 +4,7 @@ which has none, this machine's.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -73,12 +74,21 @@ def make_durable(path: str) -> None:
         _flush(above)
 
 
+# A directory above may be closed to this user, and not all file systems flush directories.
+NOT_SINGLY = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EROFS)
+
+
 def _flush(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno not in NOT_SINGLY:
+            raise
+        os.sync()  # all that this machine has written
 
 
 class HadoopFiles:

@@ -8,6 +8,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,18 +108,21 @@ def test_others_wait_for_it_as_for_any_future() -> None:
     assert issubclass(EngineFuture, Future)
 
 
-@pytest.mark.rule("K1")
+@pytest.mark.rule("K1", "J1")
+@pytest.mark.parametrize("where", ["directory", "cluster"])
 def test_a_future_that_an_application_has_left_locked_holds_up_no_other(
-    engine: xl.Engine, other: xl.Topic
+    tmp_path: Path, where: str
 ) -> None:
     """`concurrent.futures.wait` leaves it so, if it is interrupted."""
+    path = str(tmp_path / "log") if where == "directory" else "memory://left-locked"
     names = ("broken", "sound")
-    owners = [other.engine.topic(name).producer("exclusive") for name in names]
-    broken, sound = (engine.topic(name).producer_async("wait_for_exclusive") for name in names)
-    taking = threading.Thread(target=broken._condition.acquire)
-    taking.start()
-    taking.join()
-    for owner in owners:
-        owner.close()
-    with sound.result(PATIENCE) as producer:
-        assert producer.send(b"0") == 0
+    with xl.open(path, name="mine") as engine, xl.open(path, name="other") as other:
+        owners = [other.topic(name).producer("exclusive") for name in names]
+        broken, sound = (engine.topic(name).producer_async("wait_for_exclusive") for name in names)
+        taking = threading.Thread(target=broken._condition.acquire)
+        taking.start()
+        taking.join()
+        for owner in owners:
+            owner.close()
+        with sound.result(PATIENCE) as producer:
+            assert producer.send(b"0") == 0

@@ -4,6 +4,7 @@ was interrupted goes on where it was."""
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import io
 import json
 import os
@@ -32,6 +33,7 @@ from exclusivelog.spark import (
     archive,
     audit,
     compact,
+    files,
     plan,
     replay,
     report,
@@ -272,6 +274,27 @@ def test_h1_an_archive_is_durable_before_it_is_recorded(spark, path, tmp_path, m
     monkeypatch.setattr(os, "fsync", flush)
     assert archive.run(spark, path, "orders", str(tmp_path / "a")).end == 10
     assert any(name.endswith(".parquet") for name in flushed)
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EINVAL])
+def test_h1_where_a_directory_cannot_be_flushed_all_is(tmp_path, monkeypatch, code) -> None:
+    """It is another user's, or of a file system that does not do that. A failing disk is told."""
+    (tmp_path / "range").mkdir()
+    (tmp_path / "range" / "file").touch()
+    fsync, flushed, failing = os.fsync, list[str](), [code]
+
+    def flush(fd: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{fd}"):
+            raise OSError(failing[0], "no")
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(os, "sync", lambda: flushed.append("all"))
+    files.make_durable(f"file:{tmp_path}/range")
+    assert flushed != []
+    failing[:] = [errno.EIO]
+    with pytest.raises(OSError, match="no"):
+        files.make_durable(f"file:{tmp_path}/range")
 
 
 @pytest.mark.long

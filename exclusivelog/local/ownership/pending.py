@@ -381,9 +381,7 @@ class Outcomes:
                 settle()
             self._queued.settled(session_id)
 
-        # A callback may block, so never run it on the background thread; nor wait there for a lock
-        # that a thread of the application has.
-        if future.has_callbacks or not future.is_free():
+        if future.may_block:
             self._engine().callbacks.call_later(unless_settled)
         else:
             unless_settled()
