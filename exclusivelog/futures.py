@@ -9,11 +9,11 @@ future waits for ever, with all that it does for others.
 from __future__ import annotations
 
 import concurrent.futures
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from exclusivelog import _core
 
-__all__ = ["Future"]
+__all__ = ["Future", "is_free"]
 
 T = TypeVar("T")
 
@@ -31,10 +31,11 @@ class Future(concurrent.futures.Future[T]):
         super().__init__()
         self._condition = _core.Condition()
 
-    def is_free(self) -> bool:
-        """Does no other thread have its lock? `concurrent.futures.wait` leaves it taken for ever if
-        it is interrupted."""
-        free: bool = self._condition.acquire(blocking=False)
-        if free:
-            self._condition.release()
-        return free
+
+def is_free(future: Future[Any]) -> bool:
+    """Does no other thread have its lock? `concurrent.futures.wait` leaves it taken for ever if it
+    is interrupted."""
+    free: bool = future._condition.acquire(blocking=False)
+    if free:
+        future._condition.release()
+    return free

@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from exclusivelog import _core
 from exclusivelog.arguments import check_timeout
 from exclusivelog.errors import ExclusiveLogError
-from exclusivelog.futures import Future
+from exclusivelog.futures import Future, is_free
 
 # ---- waits -----------------------------------------------------------------------------
 
@@ -258,12 +258,6 @@ class GrantFuture(EngineFuture[Granted]):
         self.granted: Granted | None = None
 
     @property
-    def may_block(self) -> bool:
-        """May the thread that settles it have to wait: for a callback, or for a lock that a thread
-        of the application has? Then no thread settles it that works for others."""
-        return self.has_callbacks or not self.is_free()
-
-    @property
     def topics(self) -> frozenset[int]:
         """The ids of the topics that it waits for."""
         return frozenset((self.topic_id,))
@@ -357,6 +351,12 @@ def _close_granted(future: concurrent.futures.Future[Any]) -> None:
 
 
 AnyFuture = GrantFuture[Any]
+
+
+def may_block(future: AnyFuture) -> bool:
+    """May the thread that settles it have to wait: for a callback, or for a lock that a thread of
+    the application has? Then no thread settles it that works for others."""
+    return future.has_callbacks or not is_free(future)
 
 
 def give_granted(future: AnyFuture) -> None:

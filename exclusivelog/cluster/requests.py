@@ -67,7 +67,7 @@ from exclusivelog.refusals import (
 )
 from exclusivelog.sessions import log_granted
 from exclusivelog.types import EXCLUSIVE_MODES, AccessMode
-from exclusivelog.waits import AnyFuture, give_granted
+from exclusivelog.waits import AnyFuture, give_granted, may_block
 
 if TYPE_CHECKING:
     from exclusivelog.cluster.engine import ClusterEngine
@@ -185,7 +185,7 @@ class Requests:
 
     def _settle(self, future: AnyFuture, settle: Callable[[], None]) -> None:
         """Call it in a separate thread, as callbacks of the future may block."""
-        if future.may_block:
+        if may_block(future):
             self._host.call_soon(settle)
         else:
             settle()

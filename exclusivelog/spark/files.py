@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from exclusivelog.foreign import pass_on_foreign
 from exclusivelog.spark.errors import PIPELINE, SourceError
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def _flush(path: Path) -> None:
         finally:
             os.close(fd)
     except OSError as error:
+        pass_on_foreign(error)
         if error.errno not in NOT_SINGLY:
             raise
         os.sync()  # all that this machine has written

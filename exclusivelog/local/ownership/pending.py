@@ -31,7 +31,7 @@ from exclusivelog.errors import (
 from exclusivelog.local.records import Registration, Session, StillReleasing
 from exclusivelog.refusals import late_release, timed_out
 from exclusivelog.sessions import log_granted
-from exclusivelog.waits import AnyFuture, give_granted, time_limit
+from exclusivelog.waits import AnyFuture, give_granted, may_block, time_limit
 
 if TYPE_CHECKING:
     from exclusivelog.local.runtime import LocalEngine
@@ -381,7 +381,7 @@ class Outcomes:
                 settle()
             self._queued.settled(session_id)
 
-        if future.may_block:
+        if may_block(future):
             self._engine().callbacks.call_later(unless_settled)
         else:
             unless_settled()
