@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from testing.children import ROOT
+from testing.compilers import unoptimised
 
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 BUILDS = ROOT / "build" / "pythons"
@@ -74,8 +75,9 @@ def with_library(version: str, path: str) -> Other:
     python, built, mark = home / "venv/bin/python", home / "tree", home / "sources"
     installed = home / "installed"
     if not installed.exists():  # also if that was interrupted
-        _run(path, "-m", "venv", "--clear", str(home / "venv"))
-        _run(str(python), "-m", "pip", "install", "-q", *NEEDED, *BUILDERS)
+        _run(path, "-m", "venv", "--clear", "--without-pip", str(home / "venv"))
+        pip = (sys.executable, "-m", "pip", "--python", str(python))
+        _run(*pip, "install", "-q", "--no-compile", *NEEDED, *BUILDERS)
         installed.touch()
     sources = _sources()
     if not mark.exists() or mark.read_text() != sources:
@@ -89,7 +91,7 @@ def with_library(version: str, path: str) -> Other:
             str(built),
             "--build-temp",
             str(home / "objects"),
-            LDFLAGS="-O0",  # it is compiled as it is linked, which takes a minute otherwise
+            CC=unoptimised(home),
         )
         _copy_python(built)
         mark.write_text(sources)

@@ -13,7 +13,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tomllib
 import venv
@@ -25,6 +24,7 @@ import pytest
 import yaml
 
 import exclusivelog as xl
+from testing.compilers import unoptimised
 from testing.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +96,7 @@ def clean_environment() -> dict[str, str]:
 def builder(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """An environment with what pyproject.toml says that a build needs."""
     environment = Environment(tmp_path_factory.mktemp("builder"))
-    environment.pip("install", *PROJECT["build-system"]["requires"])
+    environment.pip("install", "--no-compile", *PROJECT["build-system"]["requires"])
     return environment
 
 
@@ -154,11 +154,8 @@ def wheel_of_sources(
     """Made from the source archive alone. All other tests have an optimised extension; to optimise
     it once more would take 14 s."""
     out = tmp_path_factory.mktemp("wheel")
-    compiler = tmp_path_factory.mktemp("compiler") / "cc"
-    usual = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
-    compiler.write_text(f'#!/bin/sh\nexec {usual} "$@" -O0\n')
-    compiler.chmod(0o755)
-    builder.pip("wheel", "--no-deps", "--no-build-isolation", "-w", out, archive, CC=str(compiler))
+    compiler = unoptimised(tmp_path_factory.mktemp("compiler"))
+    builder.pip("wheel", "--no-deps", "--no-build-isolation", "-w", out, archive, CC=compiler)
     (made,) = out.iterdir()
     return made
 
