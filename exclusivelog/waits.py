@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import threading
 from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import CancelledError, InvalidStateError
 from threading import Condition
@@ -256,6 +257,7 @@ class GrantFuture(EngineFuture[Granted]):
         self.session: Any = None  # set once the request is registered
         self.producer_name = ""  # of a request that waits without a session
         self.granted: Granted | None = None
+        self._cancelling = set[int]()  # the threads that do
 
     @property
     def topics(self) -> frozenset[int]:
@@ -282,8 +284,22 @@ class GrantFuture(EngineFuture[Granted]):
         return super().cancel()
 
     def _cancel(self) -> bool:
-        if self.done() or not (self._engine.pending.forget(self) or self._withdraw()):
+        me = threading.get_ident()
+        self._cancelling.add(me)
+        try:
+            if self._leaves():
+                return self._end_cancelled()
+            if not self.done() and self._cancelling - {me}:  # another one has just left the queue
+                self._await_end(SETTLING_SECONDS)
             return self.cancelled()
+        finally:
+            self._cancelling.discard(me)
+
+    def _leaves(self) -> bool:
+        """Take it out of the queue; False if it is not in one any more."""
+        return not self.done() and (self._engine.pending.forget(self) or self._withdraw())
+
+    def _end_cancelled(self) -> bool:
         cancelled = super()._cancel()
         if cancelled:  # else concurrent.futures.wait does not see it
             self.set_running_or_notify_cancel()

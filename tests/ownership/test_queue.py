@@ -23,6 +23,7 @@ from exclusivelog.local.ownership.sessions import Succession
 from exclusivelog.local.records import Session
 from exclusivelog.local.storage.tables import queue_key
 from exclusivelog.local.worker import BackgroundWorker
+from exclusivelog.waits import GrantFuture
 from testing.processes import (
     EXCLUSIVE,
     FENCING,
@@ -495,6 +496,38 @@ def test_d5_two_cancels_at_once_both_leave_the_future_decided(topic: xl.Topic) -
             future = topic.producer_async(WAIT)
             looks = race(*[lambda future=future: cancel_and_look(future)] * 2)
             assert looks == [(True, True, True)] * 2
+
+
+def test_d5_a_second_cancel_awaits_what_the_first_one_does(
+    topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first has taken the session out of the queue, and has not ended the future yet."""
+    left, told = threading.Event(), threading.Event()
+    withdraw, await_end = GrantFuture._withdraw, GrantFuture._await_end
+
+    def withdraw_and_rest(future: Any) -> bool:
+        leaves = withdraw(future)
+        if leaves:
+            left.set()
+            assert told.wait(PATIENCE)
+        return leaves
+
+    def tell_and_await(future: Any, timeout: float | None) -> bool:
+        told.set()
+        return await_end(future, timeout)
+
+    def second(future: Any) -> tuple[bool, bool]:
+        assert left.wait(PATIENCE)
+        try:
+            return future.cancel(), future.done()
+        finally:
+            told.set()
+
+    with topic.producer(EXCLUSIVE):
+        future = topic.producer_async(WAIT)
+        monkeypatch.setattr(GrantFuture, "_withdraw", withdraw_and_rest)
+        monkeypatch.setattr(GrantFuture, "_await_end", tell_and_await)
+        assert race(future.cancel, lambda: second(future)) == [True, (True, True)]
 
 
 @pytest.mark.long
