@@ -254,18 +254,19 @@ def _read_csv(source: io.FileIO, work: Import) -> None:
     text = io.TextIOWrapper(io.BufferedReader(source), "utf-8-sig", "surrogateescape", newline="")
     before = csv.field_size_limit(sys.maxsize)
     try:
-        rows = csv.DictReader(text, strict=True)
-        _check_header(rows)
-        while chunk := list(_some_of(rows)):
+        rows = csv.reader(text, strict=True)
+        names = _header(rows)
+        while chunk := list(_some_of(rows, names)):
             work.records(partial(_record_of, row) for row in chunk)
     finally:
         csv.field_size_limit(before)
         text.detach().detach()
 
 
-def _check_header(rows: csv.DictReader[str]) -> None:
+def _header(rows: Iterator[list[str]]) -> list[str]:
+    """The names of the columns."""
     try:
-        names = rows.fieldnames or ()
+        names = next(rows, [])
     except csv.Error as error:
         raise InputError(f"the names of the columns: {error}") from None
     for place, name in enumerate(names):
@@ -273,31 +274,41 @@ def _check_header(rows: csv.DictReader[str]) -> None:
             raise InputError(f"{name!r} is no column of messages; they are {', '.join(COLUMNS)}")
         if name in names[:place]:
             raise InputError(f"the column {name} is there twice")
+    return names
 
 
-def _some_of(rows: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _some_of(rows: Iterator[list[str]], names: list[str]) -> Iterator[Mapping[str, str]]:
     """Up to ROWS rows. One that cannot be read is a row with the reason."""
     for _ in range(ROWS):
         try:
-            row = next(rows, None)
+            cells = next(rows, None)
         except csv.Error as error:
             yield {UNREADABLE: str(error)}
             return
-        if row is None:
+        if cells is None:
             return
-        yield row
+        yield from _rows_of(cells, names)
+
+
+def _rows_of(cells: list[str], names: list[str]) -> Iterator[Mapping[str, str]]:
+    """The row of these cells, if they are one. A blank line is none; but where there is one column,
+    it may be an empty value, which is neither dropped nor made up."""
+    if len(cells) == len(names):
+        yield dict(zip(names, cells, strict=True))
+    elif cells:
+        yield {UNREADABLE: "it has not as many cells as the first row"}
+    elif len(names) == 1:
+        yield {UNREADABLE: 'it is blank; write "" for an empty cell, or remove the line'}
 
 
 UNREADABLE = "unreadable"
 
 
-def _record_of(row: Mapping[str, Any]) -> Record:
+def _record_of(row: Mapping[str, str]) -> Record:
     """The message of a row. An empty cell is nothing, except for a key or a value that `missing`
     does not name, and for a value where there is no such column."""
     if UNREADABLE in row:
         raise ValueError(row[UNREADABLE])
-    if None in row or None in row.values():
-        raise ValueError("it has not as many cells as the first row")
     _check_text(row)
     found: Record = {}
     has_key = row.get("key") or row.get("key_base64")

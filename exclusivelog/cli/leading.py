@@ -31,6 +31,7 @@ ENDING = (
 # A waiting process does with these what it always would.
 PASSED_ON = (*ENDING, signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
 BY_SIGNAL, NOT_EXECUTABLE, NOT_FOUND = 128, 126, 127  # a shell's exit statuses
+LOST = 1  # of a command that was ended before it was done, though it says 0
 LOOK_SECONDS = 1.0  # between two looks whether the lock is held; most losses are told at once
 REST_SECONDS = 0.1  # between two looks whether processes of the command's group are left
 LONGEST_ADDRESS = 107  # bytes of a socket's
@@ -82,12 +83,14 @@ def _run_in_turn(
             running = Running(process, signals, grace, terminal)
             try:
                 running.run_while(lambda: not lock.lost)
-                if not running.has_ended:
+                was_lost = not running.has_ended
+                if was_lost:
                     notify("STOPPING=1\nSTATUS=lost the lock")
                     tell(f"lock {name!r} was lost at epoch {lock.epoch}; the command is ended")
             finally:
                 running.end()
-        return running.status()  # last: the watchdog must not kill another group of the same id
+        status = running.status()  # last: the watchdog must not kill another group of the same id
+    return status or (LOST if was_lost else 0)
 
 
 def tell(text: str) -> None:

@@ -206,7 +206,8 @@ def retention(
     """Show a topic's retention; or change it, to remove old messages in the background.
 
     An option that is left out stays as it is. On a terminal it says how many messages will be
-    removed at once, and asks first.
+    removed, and asks first. Those that are more than an hour too old are removed an hour later, as
+    a clock may be wrong.
     """
     given = {"max_age": max_age, "max_bytes": max_bytes, "keep": keep}
     changes: dict[str, Any] = {
@@ -219,19 +220,22 @@ def retention(
     with open_to_write(path) if changes else open_to_read(path) as engine:
         here = engine.topic(topic, create=False)
         made = here.retention()
-        gone = 0
+        due = 0
         if changes:
             wanted = xl.Retention(**{**fields_of(made), **changes})
-            if gone := _due(here, wanted):
-                ask(f"{_kept(topic, wanted)}. Remove {_messages(gone)} of it?", yes)
+            if due := _due(here, wanted):
+                ask(f"{_kept(topic, wanted)}. Remove {_messages(due)} of it?", yes)
             made = here.retention(**changes)
-    text = _kept(topic, made) + (f"; {_messages(gone)} will be removed now" if gone else "")
-    removed = {"removed_messages": gone} if changes else {}
-    print_result({"topic": topic, **fields_of(made), **removed}, text, as_json)
+    text = _kept(topic, made) + (f"; {_messages(due)} will be removed, {SOON}" if due else "")
+    told = {"due_messages": due} if changes else {}
+    print_result({"topic": topic, **fields_of(made), **told}, text, as_json)
+
+
+SOON = "in the background; in an hour, if they are more than an hour too old"
 
 
 def _due(topic: xl.Topic, wanted: xl.Retention) -> int:
-    """How many messages this retention removes at once."""
+    """How many messages this retention removes as soon as it may."""
     before = None
     if wanted.max_age is not None and wanted.max_age < time.time():
         before = datetime.fromtimestamp(time.time() - wanted.max_age, UTC)

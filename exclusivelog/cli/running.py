@@ -66,7 +66,8 @@ def run(
     that leaves the group, as setsid and timeout do, goes on.
 
     Signals are passed on, and so is the exit status: 128+n if signal n has ended the command, 127
-    if there is no such command, 126 if it cannot be executed, 1 if the wait was too long.
+    if there is no such command, 126 if it cannot be executed, 1 if the wait was too long, or if the
+    lock was lost and the command has ended with 0 on SIGTERM.
 
     Under systemd with Type=notify, the unit is ready once it waits; its status says if it leads.
 

@@ -176,6 +176,7 @@ WRONG = [
     ("csv", b"value,wert\na,b\n", 0, "'wert' is no column of messages"),
     ("csv", b"value,value\na,b\n", 0, "the column value is there twice"),
     ("csv", b"\xff\n", 0, "is no column of messages"),
+    ("csv", b'value\na\n""\n\nb\n', 2, 'row 3: it is blank; write "" for an empty cell'),
     ("csv", b'"value\n', 0, "the names of the columns: unexpected end"),
     ("parquet", b"PAR1", 0, "it is no Parquet"),
 ]

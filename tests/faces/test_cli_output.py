@@ -258,6 +258,13 @@ def test_what_removes_messages_says_how_many_and_asks(topic, path) -> None:
     assert topic.first_offset == 2
 
 
+def test_a_retention_says_when_it_removes_them(topic, path, command) -> None:
+    with topic.producer() as producer:
+        producer.send_many([b"x"] * 5)
+    _, told, _ = command("retention", path, "orders", "--max-bytes", "0", "--yes")
+    assert "; 5 messages will be removed, in the background; in an hour, if" in told
+
+
 def test_an_age_needs_its_unit(topic, path, command) -> None:
     status, _, told = command("retention", path, "orders", "--max-age", "7")
     assert status == 2
@@ -290,7 +297,7 @@ def test_the_retention_is_shown_and_changed_in_parts(topic, path, command) -> No
         "max_age": None,
         "max_bytes": 1000,
         "keep": None,
-        "removed_messages": 0,
+        "due_messages": 0,
     }
     assert said("--off") == said() == "orders keeps everything\n"
 

@@ -212,6 +212,16 @@ def test_the_loss_ends_the_command_and_its_process_group(
     until(lambda: all(map(has_ended, pids)))
 
 
+def test_a_command_that_says_0_was_ended_before_it_was_done(
+    start: Start, engine: xl.Engine, said: Path
+) -> None:
+    ends_well = 'trap "exit 0" TERM; echo $$ >> "$0"; while :; do sleep 0.05; done'
+    process = start("--", "sh", "-c", ends_well, str(said))
+    until(lambda: len(lines(said)) == 1)
+    with take(engine):
+        assert process.wait(PATIENCE) == 1
+
+
 def test_a_command_that_does_not_end_is_killed_after_the_grace(
     start: Start, engine: xl.Engine, said: Path
 ) -> None:
