@@ -4,17 +4,23 @@ asked, trimmed from it. Resumable at every step, and nothing is archived twice.
 ```text
 <to>/<topic>/_ledger                                  whose messages these are
 <to>/<topic>/range=<from>-<to>/date=2026-01-31/*.parquet    a range, whole: [from, to)
-<to>/<topic>/_writing/                                one that is being written, or was given up
+<to>/<topic>/_writing/*/                              one that is being written, or was given up
 ```
 
 A range is written to `_writing`, read back, compared, and then renamed into place. Then its end is
-recorded in the ledger, in the table of batches, under `archive:<to>`.
+recorded in the ledger, in the table of batches, under `archive:<to>`. Meanwhile the run holds a
+lock of the ledger: two that archive the same messages would each have a range of them.
+
+An archive that was moved is continued where it is now: its ranges tell how far it goes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
-from collections.abc import Mapping
+import itertools
+import uuid
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -80,14 +86,16 @@ def run(
       namespace. There the archive alone says what it has, and nothing can be trimmed.
 
     Raises SourceError: DATA_LOSS where messages are gone that were not archived, PIPELINE where
-    the archive is another ledger's, or does not hold what was written.
+    the archive is another ledger's, does not hold what was written, or is being written by another
+    run. Of two runs on a cluster, which can only be read, none keeps the other out.
     """
     check_chunk(chunk)
     with coded(), open_log(ledger, "archive", access, readonly=False) as engine:
         if keep is not None and not engine.supports("retention"):
             raise refuse("keep trims the topic, and a cluster's log keeps all; leave it out")
         job = Archive(spark, engine, topic, to, Progress(spark, out), access)
-        return job.go(before, chunk, keep)
+        with job.alone():
+            return job.go(before, chunk, keep)
 
 
 class Archive:
@@ -112,12 +120,30 @@ class Archive:
         root = self._files.absolute(to)
         self._where = place(root, topic)
         self._writer = job_name("archive", root)
+        self._lock: xl.Lock | None = None
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other runs out while the block runs."""
+        if not self._records:
+            yield
+            return
+        name = job_name("archive", str(self._topic.id), self._where)
+        try:
+            self._lock = self._engine.lock(name, timeout=0)
+        except xl.WaitTimeoutError as error:
+            raise SourceError(
+                PIPELINE, f"{self._where} is being written by another run: {error}"
+            ) from None
+        with self._lock:
+            yield
 
     def go(
         self, before: int | dt.datetime | None, chunk: int, keep: dt.timedelta | None
     ) -> Archived:
         """Archive range after range."""
         self._claim_the_directory()
+        self._files.remove(f"{self._where}/_writing")  # given up, as nobody else has the lock
         first = start = self._begin()
         end = self._end(before)
         self._progress.report(f"{self._topic.name}: offsets {start} to {max(start, end)}")
@@ -160,6 +186,8 @@ class Archive:
 
     def _begin(self) -> int:
         done, first = self._done, self._topic.first_offset
+        if done < first and self._ranges():
+            done = max(done, self._held_before(first))
         if done < first and (done or self._ranges()):
             raise SourceError(
                 DATA_LOSS,
@@ -167,6 +195,24 @@ class Archive:
                 "trimmed, and are not in the archive",
             )
         return max(done, first)
+
+    def _held_before(self, first: int) -> int:
+        """Up to where the archive has what the topic has lost, though the ledger has recorded less:
+        the archive was moved. What the topic still has of it is compared."""
+        done = 0
+        for start, stop in sorted(self._ranges().items()):
+            if start < first:
+                done = stop
+        if done > first:
+            self._check_left_behind(first, done, self._range_with(first))
+        return done
+
+    def _range_with(self, offset: int) -> str:
+        return next(
+            self._range(start, stop)
+            for start, stop in self._ranges().items()
+            if start <= offset < stop
+        )
 
     def _end(self, before: int | dt.datetime | None) -> int:
         here = plan.row_of(self._engine, self._topic.id)
@@ -176,8 +222,16 @@ class Archive:
 
     def _ranges(self) -> dict[int, int]:
         names = [n for n in self._files.names(self._where) if n.startswith("range=")]
-        pairs = [name.removeprefix("range=").split("-") for name in names]
-        return {int(start): int(stop) for start, stop in pairs}
+        bounds = (name.removeprefix("range=").split("-") for name in names)
+        pairs = sorted((int(start), int(stop)) for start, stop in bounds)
+        for (start, end), (begin, stop) in itertools.pairwise(pairs):
+            if begin < end:
+                raise SourceError(
+                    PIPELINE,
+                    f"{self._range(start, end)} and {self._range(begin, stop)} have the same "
+                    "messages twice: two runs have written at the same time. Remove one of the two",
+                )
+        return dict(pairs)
 
     def _left_behind(self, start: int) -> int | None:
         """The end of a range that was completely written, but not recorded."""
@@ -189,12 +243,14 @@ class Archive:
             self._check_left_behind(start, stop, final)
             make_durable(final)
             return
-        aside = f"{self._where}/_writing"
-        self._files.remove(aside)
+        aside = f"{self._where}/_writing/{uuid.uuid4().hex}"
         with self._progress.step(f"offsets {start} to {stop - 1}"):
             written = self._write(start, stop, aside)
             _check(_facts(parquet(self._spark, aside)), written, start, stop, aside)
+        if self._lock is not None:
+            self._lock.check()  # this process may have been paused
         self._files.rename(aside, final)
+        self._files.remove(f"{self._where}/_writing")
         make_durable(final)  # what is recorded may be trimmed
 
     def _range(self, start: int, stop: int) -> str:
@@ -212,8 +268,8 @@ class Archive:
                 "that range if what it holds is not to be kept",
             )
         with self._progress.step(f"looking through {where}"):
-            found, here = _facts(parquet(self._spark, where)), _facts(self._frame(start, stop))
-            _check(found, here, start, stop, where)
+            there = parquet(self._spark, where).where(f"offset >= {start}")
+            _check(_facts(there), _facts(self._frame(start, stop)), start, stop, where)
 
     def _frame(self, start: int, stop: int) -> DataFrame:
         from exclusivelog.spark.source import read

@@ -39,6 +39,7 @@ from exclusivelog.spark import (
     report,
 )
 from exclusivelog.spark.errors import SourceError
+from exclusivelog.spark.pipelines import Progress
 from exclusivelog.spark.session import local_session
 from tests.spark.sparks import as_bytes, epochs, fill, read, trim, values
 
@@ -253,6 +254,84 @@ def test_an_archive_that_is_not_there_any_more_is_missed(spark, path, tmp_path) 
         archive.run(spark, path, "orders", str(to), keep=dt.timedelta(0))
     with xl.open(path, readonly=True) as engine:
         assert engine.topic("orders").first_offset == 0
+
+
+@pytest.mark.long
+def test_an_archive_that_was_moved_is_continued(spark, path, tmp_path) -> None:
+    """Also after a trim of the topic: then its ranges alone tell what it has."""
+    fill(path, count=10)
+    archive.run(spark, path, "orders", str(tmp_path / "a"), chunk=4)
+    with xl.open(path) as engine:
+        engine.topic("orders").trim(before=6)
+    (tmp_path / "a").rename(tmp_path / "b")
+    fill(path, count=5, start=10)
+    done = archive.run(spark, path, "orders", str(tmp_path / "b"), keep=dt.timedelta(0))
+    assert (done.end, done.first_offset) == (15, 15)
+    assert rows(spark, tmp_path / "b" / "orders") == expected(*range(15))
+
+
+@pytest.mark.long
+def test_a_moved_archive_of_another_future_is_not_continued(spark, path, tmp_path) -> None:
+    fill(path, count=6)
+    shutil.copytree(path, tmp_path / "copy")
+    fill(path, count=4, start=6)
+    archive.run(spark, path, "orders", str(tmp_path / "a"))
+    shutil.rmtree(path)
+    shutil.copytree(tmp_path / "copy", path)
+    fill(path, count=4, start=16)
+    with xl.open(path) as engine:
+        engine.topic("orders").trim(before=3)
+    (tmp_path / "a").rename(tmp_path / "b")
+    with pytest.raises(SourceError, match="does not hold offsets 3 to 9 as the topic has them"):
+        archive.run(spark, path, "orders", str(tmp_path / "b"))
+
+
+@pytest.mark.long
+def test_of_two_archive_runs_at_a_time_one_is_refused(spark, path, tmp_path, monkeypatch) -> None:
+    """Started by a timer, say, while the last one runs: both would write the same messages."""
+    fill(path, count=10)
+    write, refused = archive.Archive._write, list[str]()
+
+    def write_beside_another(self, start, stop, aside):
+        where, silent = str(tmp_path / "a"), Progress(spark, None)
+        other = archive.Archive(spark, self._engine, "orders", where, silent)
+        with pytest.raises(SourceError) as error, other.alone():
+            raise AssertionError
+        refused.append(str(error.value))
+        return write(self, start, stop, aside)
+
+    monkeypatch.setattr(archive.Archive, "_write", write_beside_another)
+    assert archive.run(spark, path, "orders", str(tmp_path / "a")).end == 10
+    assert "is being written by another run: lock 'archive:" in refused[0]
+    assert rows(spark, tmp_path / "a" / "orders") == expected(*range(10))
+
+
+@pytest.mark.long
+def test_a_run_that_has_lost_its_lock_puts_nothing_in_place(
+    spark, path, tmp_path, monkeypatch
+) -> None:
+    """It was paused for longer than its keepalive, and another one has gone on."""
+    fill(path, count=10)
+    write = archive.Archive._write
+
+    def lose(self, start, stop, aside):
+        self._lock.close()
+        return write(self, start, stop, aside)
+
+    monkeypatch.setattr(archive.Archive, "_write", lose)
+    with pytest.raises(xl.OwnershipLostError):
+        archive.run(spark, path, "orders", str(tmp_path / "a"))
+    assert list((tmp_path / "a").rglob("range=*")) == []
+
+
+@pytest.mark.long
+def test_ranges_with_the_same_messages_are_told_of(spark, path, tmp_path) -> None:
+    fill(path, count=10)
+    archive.run(spark, path, "orders", str(tmp_path / "a"), chunk=5)
+    place = tmp_path / "a" / "orders"
+    shutil.copytree(place / f"range={0:020d}-{5:020d}", place / f"range={0:020d}-{8:020d}")
+    with pytest.raises(SourceError, match="have the same messages twice"):
+        archive.run(spark, path, "orders", str(tmp_path / "a"), keep=dt.timedelta(0))
 
 
 @pytest.mark.long
