@@ -11,6 +11,7 @@ import datetime as dt
 import itertools
 import os
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -75,14 +76,16 @@ def row_of(engine: xl.Engine, number: int) -> _core.TopicRow:
     return engine.backend.topic_store(number).latest()
 
 
-def rows(engine: xl.Engine, options: ReadOptions) -> dict[str, _core.TopicRow]:
-    """The rows of the topics that the options name, or match."""
+def rows(engine: xl.Engine, options: ReadOptions, known: bool = False) -> dict[str, _core.TopicRow]:
+    """The rows of the topics that the options name, or match. `known`: a topic that is missing was
+    there when the query began."""
     found = {}
     for topic in topics(engine, options):
         try:
             found[topic] = row(engine, topic)
         except TopicNotFoundError:
-            if options.names is not None:  # a topic that matches may be deleted meanwhile
+            was_deleted = options.names is None or (known and not options.fail_on_data_loss)
+            if not was_deleted:
                 raise
     return found
 
@@ -171,6 +174,8 @@ def check_there(here: _core.TopicRow, offset: int, strict: bool) -> int:
 def starts(engine: xl.Engine, options: ReadOptions) -> Position:
     """The start of a new stream."""
     found = rows(engine, options)
+    for topic in found:
+        _check_past(topic, options.start.of(topic))
     strict = options.fail_on_data_loss
     offsets = {
         topic: _resolve(engine, here, options.start, strict) for topic, here in found.items()
@@ -178,9 +183,19 @@ def starts(engine: xl.Engine, options: ReadOptions) -> Position:
     return {**offsets, IDS: {topic: here.id for topic, here in found.items()}}
 
 
+def _check_past(topic: str, start: Where) -> None:
+    """SourceError for a time that is yet to come: a stream begins at an offset, and would deliver
+    the messages of before that time."""
+    if isinstance(start, dt.datetime) and to_ms(start) > time.time() * 1000:
+        raise refuse(
+            f"startingTimestamp {start} of topic {topic!r} is in the future, and a stream begins "
+            "with what is there; begin it then, or filter by publish_time"
+        )
+
+
 def ends(engine: xl.Engine, options: ReadOptions) -> Position:
     """The current ends of the topics."""
-    found = rows(engine, options)
+    found = rows(engine, options, known=True)
     offsets = {topic: here.next_offset for topic, here in found.items()}
     return {**offsets, IDS: {topic: here.id for topic, here in found.items()}}
 

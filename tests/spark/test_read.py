@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import exclusivelog as xl
 from exclusivelog.spark import plan
@@ -577,6 +578,42 @@ def test_a_stream_of_topics_of_which_one_is_deleted(path) -> None:
     reader = StreamReader(stream_options(options), schema_of("messages"))
     assert [[s.topic for s in p.spans] for p in reader.partitions(start, end)] == [["a"]]
     assert plan.split(reader.latestOffset(end, everything))[0] == {"a": 5}
+
+
+def test_a_stream_whose_only_topic_is_deleted(path) -> None:
+    """It is named, not matched: as said, the stream goes on without it, and with its successor."""
+    fill(path, count=5)
+    options = {"path": path, "topic": "orders", "startingOffsets": "earliest"}
+
+    def reader(strict: str) -> StreamReader:
+        given = stream_options({**options, "failOnDataLoss": strict})
+        return StreamReader(given, schema_of("messages"))
+
+    everything = ReadAllAvailable()
+    end = reader("true").latestOffset(reader("true").initialOffset(), everything)
+    with xl.open(path) as engine:
+        engine.delete_topic("orders")
+    with pytest.raises((SourceError, xl.TopicNotFoundError), match="no topic 'orders'"):
+        reader("true").latestOffset(end, everything)
+    without = reader("false").latestOffset(end, everything)
+    assert reader("false").partitions(end, without) == []
+    fill(path, count=3)
+    later = reader("false").latestOffset(without, everything)
+    parts = reader("false").partitions(without, later)
+    assert [part.spans for part in parts] == [[plan.Span("orders", 0, 3)]]
+    options["topic"] = "other"
+    other = reader("false")
+    with pytest.raises((SourceError, xl.TopicNotFoundError), match="no topic 'other'"):
+        other.initialOffset()
+
+
+def test_a_stream_does_not_begin_in_the_future(path) -> None:
+    """It begins at an offset: the messages of before that time would be delivered."""
+    fill(path, count=5)
+    given = {"path": path, "topic": "orders", "startingTimestamp": "3026-01-01"}
+    reader = StreamReader(stream_options(given), schema_of("messages"))
+    with pytest.raises(SourceError, match=r"3026-01-01.* is in the future"):
+        reader.initialOffset()
 
 
 @pytest.mark.parametrize("strict", ["true", "false"])
