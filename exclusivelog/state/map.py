@@ -356,6 +356,9 @@ class SharedMap(Expiring, MutableMapping[K, V]):
     def list_keys(self, latest: bool = False, *, prefix: str | bytes | None = None) -> list[K]:
         """Return all keys, in the order in which they were first put; `latest` as for `get`.
 
+        Once the topic was compacted and trimmed, a process that begins later has them in the order
+        of their last changes.
+
         - `prefix`: only the keys that begin with it, a str or bytes (default: None, all keys).
         """
         begins = _every_key if prefix is None else self._codec.begins_with(prefix)
