@@ -849,8 +849,9 @@ class Producer(SendingProducer, Closing):
 
     def close(self) -> None:
         """Commit pending sends, then release the topic: the next waiter is promoted in the same
-        transaction (rule C1). Closing a closed or fenced producer does nothing (rule B3). Raises
-        the error of the last message as `flush` does, once the topic is released.
+        transaction (rule C1). Raises the error of the last message as `flush` does, once the topic
+        is released. Closing a closed or fenced producer does nothing (rule B3), and does not wait
+        for another thread that is closing it.
 
         Called from a signal handler or a finalizer that interrupted a transaction of the same
         thread, it returns at once; another thread closes the producer after that transaction."""
