@@ -313,10 +313,10 @@ def test_g3_in_a_transaction_it_is_all_or_nothing(engine: xl.Engine, topic: xl.T
         assert topic.announcement is None
     assert said(topic) == (HERE, 1)
     assert txn.offsets == {other: range(1)}
-    engine.topic("other").producer(FENCING)
     txn = engine.transaction()
     owner.announce(THERE, transaction=txn)
-    other.send(b"x", transaction=txn)
+    other.send(b"x", transaction=txn)  # before, as the producer may learn of it at once
+    engine.topic("other").producer(FENCING)
     with pytest.raises(xl.ProducerFencedError):
         txn.commit()
     assert said(topic) == (HERE, 1)
