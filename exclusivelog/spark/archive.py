@@ -50,6 +50,9 @@ SUM = (
     "sequence_id, map_entries(properties)))"
 )
 FACTS = ("count(*) as n", "min(offset) as low", "max(offset) as high", f"{SUM} as hash")
+# What to do with a range that is not what it should be, if the topic has all of it, or may not.
+MAKE_AGAIN = "Remove it, and run the archive again"
+MAKE_ANOTHER = "Bring it back from a copy, or archive the topic to another directory"
 
 
 @dataclass(frozen=True)
@@ -204,7 +207,7 @@ class Archive:
             if start < first:
                 done = stop
         if done > first:
-            self._check_left_behind(first, done, self._range_with(first))
+            self._check_left_behind(first, done, self._range_with(first), MAKE_ANOTHER)
         return done
 
     def _range_with(self, offset: int) -> str:
@@ -256,7 +259,9 @@ class Archive:
     def _range(self, start: int, stop: int) -> str:
         return f"{self._where}/range={start:020d}-{stop:020d}"
 
-    def _check_left_behind(self, start: int, stop: int, where: str) -> None:
+    def _check_left_behind(
+        self, start: int, stop: int, where: str, advice: str = MAKE_AGAIN
+    ) -> None:
         """Does a range that was not recorded hold what the log has? It may be of another future,
         if the log was restored from a copy."""
         end = self._end(None)
@@ -269,7 +274,7 @@ class Archive:
             )
         with self._progress.step(f"looking through {where}"):
             there = parquet(self._spark, where).where(f"offset >= {start}")
-            _check(_facts(there), _facts(self._frame(start, stop)), start, stop, where)
+            _check(_facts(there), _facts(self._frame(start, stop)), start, stop, where, advice)
 
     def _frame(self, start: int, stop: int) -> DataFrame:
         from exclusivelog.spark.source import read
@@ -310,7 +315,8 @@ class Archive:
             if start <= held < min(stop, end):
                 where = self._range(start, stop)
                 with self._progress.step(f"looking through {where}"):
-                    _check(_facts(parquet(self._spark, where)), None, start, stop, where)
+                    found = _facts(parquet(self._spark, where))
+                    _check(found, None, start, stop, where, MAKE_ANOTHER)
                 held = stop
         if held < end:
             raise SourceError(
@@ -328,13 +334,17 @@ def _facts(frame: DataFrame) -> dict[str, Any]:
 
 
 def _check(
-    found: dict[str, Any], written: dict[str, Any] | None, start: int, stop: int, where: str
+    found: dict[str, Any],
+    written: dict[str, Any] | None,
+    start: int,
+    stop: int,
+    where: str,
+    advice: str = MAKE_AGAIN,
 ) -> None:
     dense = (found["n"], found["low"], found["high"]) == (stop - start, start, stop - 1)
     if not dense or (written is not None and found["hash"] != written["hash"]):
         raise SourceError(
             PIPELINE,
             f"{where} does not hold offsets {start} to {stop - 1} as the topic has them. It has "
-            f"{found['n']} messages from {found['low']} to {found['high']}. Remove it, and run "
-            "the archive again",
+            f"{found['n']} messages from {found['low']} to {found['high']}. {advice}",
         )

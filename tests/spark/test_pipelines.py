@@ -282,7 +282,8 @@ def test_a_moved_archive_of_another_future_is_not_continued(spark, path, tmp_pat
     with xl.open(path) as engine:
         engine.topic("orders").trim(before=3)
     (tmp_path / "a").rename(tmp_path / "b")
-    with pytest.raises(SourceError, match="does not hold offsets 3 to 9 as the topic has them"):
+    words = r"does not hold offsets 3 to 9 as the topic has them.* to another directory"
+    with pytest.raises(SourceError, match=words):
         archive.run(spark, path, "orders", str(tmp_path / "b"))
 
 
