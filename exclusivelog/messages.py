@@ -302,7 +302,9 @@ def arrow_column(values: Any, argument: str) -> _core.Strings | None:
     """Return a pyarrow array of binary, string or null as a column of messages; None if `values` is
     not an array."""
     pa = sys.modules.get("pyarrow")
-    if pa is None or not isinstance(values, (pa.Array, pa.ChunkedArray)):
+    arrays: Any = getattr(pa, "Array", None), getattr(pa, "ChunkedArray", None)
+    # Another thread may be importing it; nobody has an array before it is there.
+    if pa is None or None in arrays or not isinstance(values, arrays):
         return None
     kind = values.type
     if kind not in (

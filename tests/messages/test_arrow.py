@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -638,3 +639,17 @@ def test_libraries_that_take_arrow_streams_get_columns(topic: xl.Topic, library:
         assert other.DataFrame(reader)["value"].to_list() == [b"a", b"b"]
     else:
         assert other.sql("select value from reader order by value").fetchall() == [(b"a",), (b"b",)]
+
+
+# ---- while it is imported ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("there", [(), ("Array",)])
+def test_a_send_goes_on_while_another_thread_imports_it(topic, monkeypatch, there) -> None:
+    """The module is known at once, and has its classes later."""
+    partly = types.ModuleType("pyarrow")
+    for name in there:
+        setattr(partly, name, getattr(pa, name))
+    monkeypatch.setitem(sys.modules, "pyarrow", partly)
+    with topic.producer() as producer:
+        assert producer.send_many([b"a", b"b"]) == range(2)
