@@ -146,7 +146,7 @@ class Watch:
             with contextlib.suppress(xl.TopicNotFoundError):  # deleted meanwhile
                 topic = self._engine.topic(name, create=False)
                 ends[name] = end = topic.next_offset
-                grown = end - self._ends.get(name, end)
+                grown = max(0, end - self._ends.get(name, end))  # it may have been made anew
                 rate = grown / max(now - self._at, 1e-9)
                 lines.append(
                     Line(
@@ -184,7 +184,7 @@ class Watch:
             except xl.TopicNotFoundError:  # nothing has happened yet
                 return
             start = max(events.first_offset, events.next_offset - EVENTS_SHOWN)
-            self._history = events.reader(start=start)
+            self._history = events.reader(start=start, trimmed="earliest")
         while batch := self._history.read_batch(1000):
             self._events += [_event_text(xl.Event.loads(message.value)) for message in batch]
 

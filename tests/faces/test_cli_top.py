@@ -246,3 +246,26 @@ def test_the_recorded_session_is_what_happens(tmp_path) -> None:
     assert list(map(recording.outline, played)) == list(map(recording.outline, recorded)), (
         "run: python -m testing.recording --write"
     )
+
+
+def test_events_that_are_removed_before_they_are_shown_are_left_out(engine, topic) -> None:
+    """The retention of `__events__` may be faster than the view."""
+    watch = top.Watch(engine)
+    with topic.producer("exclusive"):
+        assert watch.sample().events != []
+    for _ in range(5):
+        topic.producer("exclusive").close()
+    events = engine.topic("__events__")
+    events.trim(before=events.next_offset)
+    assert len(watch.sample().lines) > 0
+    topic.producer("exclusive").close()
+
+
+def test_a_topic_that_is_made_anew_has_no_negative_rate(engine, topic) -> None:
+    with topic.producer() as producer:
+        producer.send_many([b"x"] * 9)
+    watch = top.Watch(engine)
+    watch.sample()
+    engine.delete_topic(topic.name)
+    engine.topic(topic.name).producer().close()
+    assert min(line.rate for line in watch.sample().lines) == 0

@@ -110,7 +110,9 @@ class Content:
             events = self._engine.topic("__events__", create=False)
         except xl.TopicNotFoundError:  # nothing has happened yet
             return []
-        found = (xl.Event.loads(message.value) for message in events[-MOST_EVENTS:])
+        start = max(events.first_offset, events.next_offset - MOST_EVENTS)
+        with events.reader(start=start, trimmed="earliest") as reader:
+            found = [xl.Event.loads(message.value) for message in reader.read_batch(MOST_EVENTS)]
         return [_event_row(event) for event in found][::-1]
 
     # ---- a topic -------------------------------------------------------------------------
