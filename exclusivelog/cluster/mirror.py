@@ -423,12 +423,16 @@ class Target:
             )
         self.check_beginning()
         self._compare(topic, [last])
-        if last.end < first:
+        self._check_nothing_lost(last.end, first)
+        return last.end, 0
+
+    def _check_nothing_lost(self, end: int, first: int) -> None:
+        """OffsetTrimmedError if the source begins at `first`, behind the end of the copies."""
+        if end < first:
             raise OffsetTrimmedError(
-                f"topic {self.topic!r}: offsets {last.end} to {first - 1} were trimmed before they "
+                f"topic {self.topic!r}: offsets {end} to {first - 1} were trimmed before they "
                 f"were mirrored to {self._cluster.access.url}; mirror to a new namespace"
             )
-        return last.end, 0
 
     def _last(self, writer: PulsarWriter) -> Copied | None:
         """The last copy, once all earlier sends are stored."""
@@ -530,7 +534,10 @@ class Target:
             messages = list(_take(reader, copied.end - begin))
             self._compare_one(messages, copied.frame)
             count += len(messages)
-        return Comparison(count, topic.next_offset - max(position, topic.first_offset), unknown)
+        first = topic.first_offset
+        if position:
+            self._check_nothing_lost(position, first)
+        return Comparison(count, topic.next_offset - max(position, first), unknown)
 
     def _compare_one(self, messages: Sequence[Message], frame: Frame) -> None:
         for message in messages:

@@ -341,7 +341,7 @@ def test_e2_a_producer_that_is_just_being_made_learns_where_its_topic_goes(
     reading.result(PATIENCE)
     producer = rival.result(PATIENCE)
     [move] = moving.result(PATIENCE)
-    assert (move.state, move.source.producer_name) == ("assigned", "late")
+    assert (move.state, move.source.producer_name) == ("assigned", "late"), move
     if follow:
         assert (producer.send(b"x"), producer.topic_epoch) == (0, 3)
     else:
