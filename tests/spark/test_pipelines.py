@@ -320,7 +320,7 @@ def test_a_run_that_has_lost_its_lock_puts_nothing_in_place(
         return write(self, start, stop, aside)
 
     monkeypatch.setattr(archive.Archive, "_write", lose)
-    with pytest.raises(xl.OwnershipLostError):
+    with pytest.raises(SourceError, match=r"OWNERSHIP_LOST.*archive:"):
         archive.run(spark, path, "orders", str(tmp_path / "a"))
     assert list((tmp_path / "a").rglob("range=*")) == []
 
