@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 import exclusivelog as xl
+from exclusivelog.arguments import MAX_NAME_BYTES
 from exclusivelog.once import record, recorded
 from exclusivelog.spark import plan
 from exclusivelog.spark.clusters import open_log
@@ -131,7 +132,7 @@ class Archive:
         if not self._records:
             yield
             return
-        name = job_name("archive", str(self._topic.id), self._where)
+        name = job_name("archive", str(self._topic.id), self._where, most=MAX_NAME_BYTES)
         try:
             self._lock = self._engine.lock(name, timeout=0)
         except xl.WaitTimeoutError as error:

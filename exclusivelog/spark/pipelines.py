@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 # ---- directories -----------------------------------------------------------------------
 
 
-def job_name(kind: str, *about: str) -> str:
-    """A writer's name: readable if it is short enough, always the same for the same job.
+def job_name(kind: str, *about: str, most: int = NAME_BYTES) -> str:
+    """A writer's name: readable if it is short enough, always the same for the same job. `most`:
+    bytes that it may have.
 
     >>> job_name("archive", "/data/archive"), len(job_name("archive", "x" * 500))
     ('archive:/data/archive', 72)
     """
     name = ":".join((kind, *about))
-    if len(name.encode()) <= NAME_BYTES and name.isprintable():
+    if len(name.encode()) <= most and name.isprintable():
         return name
     return f"{kind}:{hashlib.sha256(name.encode()).hexdigest()}"
 

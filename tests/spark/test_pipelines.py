@@ -308,6 +308,20 @@ def test_of_two_archive_runs_at_a_time_one_is_refused(spark, path, tmp_path, mon
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("size", [240, 241, 255, 256])
+def test_a_long_path_has_a_lock(spark, path, tmp_path, size) -> None:
+    """A lock's name may have 240 bytes, and a writer's 255."""
+    fill(path, count=1)
+    short = f"archive:1:file:{tmp_path}//orders"
+    to = str(tmp_path / ("x" * (size - len(short))))
+    with xl.open(path) as engine:
+        job = archive.Archive(spark, engine, "orders", to, Progress(spark, None))
+        with job.alone():
+            [held] = [info.name for info in engine.roles()]
+    assert (len(held) == size) == (size <= 240)
+
+
+@pytest.mark.long
 def test_a_run_that_has_lost_its_lock_puts_nothing_in_place(
     spark, path, tmp_path, monkeypatch
 ) -> None:
