@@ -102,7 +102,9 @@ def mirror(
             if verify:
                 for name, found in copy.verify().items():
                     text = f"{found.compared:,} compared, no difference; {found.lag:,} behind"
-                    facts = {"topic": name, "compared": found.compared, "lag": found.lag}
+                    if found.unknown:
+                        text += f"; {found.unknown:,} cannot be compared, as the log has lost them"
+                    facts = {"topic": name, **found._asdict()}
                     print_result(facts, f"{name}: {text}", as_json)
             else:
                 _run_mirror(copy, follow, as_json)

@@ -1,6 +1,7 @@
 """Copies: the Pulsar messages that a mirror sends for a ledger's messages, and their decoding.
 
-Every copy names the topic that it was made from, in the property "exclusivelog.topic".
+Every copy names the topic that it was made from, in the property "exclusivelog.topic", and its id
+there in "exclusivelog.topic_id" (a topic that is deleted and made again has another one).
 `FrameCopies` puts up to some thousand messages into one Pulsar message, a frame (see `frames`).
 `PlainCopies` makes one Pulsar message of each, for other programs: value, key (as the partition
 key), properties and event time are in Pulsar's own fields, and everything else is in properties
@@ -9,7 +10,7 @@ whose names begin with "exclusivelog.":
 ```text
 exclusivelog.offset, .epoch, .session, .producer, .sequence_id
 exclusivelog.publish_time, .event_time    ms since 1970; no event time: the latter is missing
-exclusivelog.source, .topic               the id of the ledger, and the name of its topic
+exclusivelog.source, .topic, .topic_id    the id of the ledger, and name and id of its topic
 exclusivelog.key                          base64 of a key that is empty, or not UTF-8
 exclusivelog.gap                          of the first copy: offsets that the source had lost
 ```
@@ -34,7 +35,7 @@ __all__ = ["AnyCopies", "Copied", "Copies", "FrameCopies", "PlainCopies"]
 
 FRAME_BYTES = 1 << 20  # of values and keys; the next message begins another frame
 PREFIX = "exclusivelog."
-TOPIC, OFFSET = f"{PREFIX}topic", f"{PREFIX}offset"
+TOPIC, TOPIC_ID, OFFSET = f"{PREFIX}topic", f"{PREFIX}topic_id", f"{PREFIX}offset"
 OF_ENGINES = "an engine on a cluster writes to it; mirror to a new namespace"
 FOREIGN = (
     "it has messages that no mirror has sent. Name the other topics, or mirror to a new namespace"
@@ -45,11 +46,12 @@ FOREIGN = (
 class Copied:
     """Consecutive messages of one owner, as one Pulsar message.
 
-    `topic`: of the source; None if a copy that was read names none. `frame.gap`: how many offsets
-    before its first one the source no longer had. `message`: what is to be sent; None if it was
-    read. `size`: in bytes."""
+    `topic`, `topic_id`: of the source; None if a copy that was read has none. `frame.gap`: how many
+    offsets before its first one the source no longer had. `message`: what is to be sent; None if
+    it was read. `size`: in bytes."""
 
     topic: str | None
+    topic_id: int | None
     frame: Frame
     message: Outgoing | None = None
     size: int = 0
@@ -79,7 +81,7 @@ class Copies(Decoding, Protocol):
     in_flight: int
 
     def encode(
-        self, messages: Sequence[Message], topic: str, source: str, gap: int
+        self, messages: Sequence[Message], topic: str, topic_id: int, source: str, gap: int
     ) -> Iterator[Copied]:
         """Copies of consecutive messages of a topic; UnsupportedError for one that does not fit
         into any. `gap`: how many offsets before the first one the source has lost."""
@@ -95,20 +97,21 @@ class FrameCopies:
     in_flight = 8  # few, so that new messages gather into larger frames meanwhile
 
     def encode(
-        self, messages: Sequence[Message], topic: str, source: str, gap: int
+        self, messages: Sequence[Message], topic: str, topic_id: int, source: str, gap: int
     ) -> Iterator[Copied]:
         """See `Copies`."""
-        named = {TOPIC: topic}
+        named = {TOPIC: topic, TOPIC_ID: str(topic_id)}
         for run in runs(messages):
             for frame, data in frames.split(frame_of(run, source, gap)):
-                yield Copied(topic, frame, Outgoing(data, properties=named), len(data))
+                yield Copied(topic, topic_id, frame, Outgoing(data, properties=named), len(data))
             gap = 0
 
     def decode(self, message: Any) -> Copied | str:
         """See `Copies`."""
         record = frames.decode(message.data())
         if isinstance(record, Frame) and record.source is not None:
-            return Copied(message.properties().get(TOPIC), record)
+            named = message.properties()
+            return Copied(named.get(TOPIC), _maybe_int(named.get(TOPIC_ID)), record)
         if record is not None or _is_of_engines(message.data()):
             return OF_ENGINES
         if OFFSET in message.properties():
@@ -151,19 +154,19 @@ class PlainCopies:
     in_flight = 2000
 
     def encode(
-        self, messages: Sequence[Message], topic: str, source: str, gap: int
+        self, messages: Sequence[Message], topic: str, topic_id: int, source: str, gap: int
     ) -> Iterator[Copied]:
         """See `Copies`."""
         for message in messages:
             frame = frame_of([message], source, gap)
-            outgoing = _outgoing(topic, frame, frame.contents[0])
+            outgoing = _outgoing(topic, topic_id, frame)
             size = len(outgoing.value or b"") + sum(map(len, outgoing.properties.values()))
             if size > frames.MAX_BYTES:
                 raise UnsupportedError(
                     f"the message at offset {message.offset} does not fit into one message of the "
                     f"cluster; it takes {frames.MAX_BYTES} bytes"
                 )
-            yield Copied(topic, frame, outgoing, size)
+            yield Copied(topic, topic_id, frame, outgoing, size)
             gap = 0
 
     def decode(self, message: Any) -> Copied | str:
@@ -191,6 +194,7 @@ class PlainCopies:
         )
         return Copied(
             own.get("topic"),
+            _maybe_int(own.get("topic_id")),
             Frame(
                 int(own["epoch"]),
                 int(own["session"]),
@@ -212,11 +216,12 @@ class AnyCopies:
 
 
 OWN = """
-    offset epoch session producer sequence_id publish_time event_time key gap source topic
+    offset epoch session producer sequence_id publish_time event_time key gap source topic topic_id
 """.split()
 
 
-def _outgoing(topic: str, frame: Frame, content: Content) -> Outgoing:
+def _outgoing(topic: str, topic_id: int, frame: Frame) -> Outgoing:
+    (content,) = frame.contents
     if taken := [name for name in content.properties if name.startswith(PREFIX)]:
         raise UnsupportedError(
             f"the message at offset {frame.first} has a property {taken[0]!r}; a plain mirror "
@@ -231,6 +236,7 @@ def _outgoing(topic: str, frame: Frame, content: Content) -> Outgoing:
         "publish_time": content.publish_time,
         "source": frame.source,
         "topic": topic,
+        "topic_id": topic_id,
     }
     if content.event_time is not None:
         own["event_time"] = content.event_time

@@ -98,6 +98,11 @@ class SourceTopic(Protocol):
     """A topic of the source: `exclusivelog.Topic`."""
 
     @property
+    def id(self) -> int:
+        """Its id in the log; a topic that is deleted and made again has another one."""
+        ...
+
+    @property
     def first_offset(self) -> int:
         """The first offset that was not trimmed."""
         ...
@@ -315,7 +320,9 @@ class TopicMirror:
         self._reader = self._topic.reader(position)
         try:
             for messages in self._batches(self._reader):
-                for copied in self._copies.encode(messages, self.name, target.source, gap):
+                for copied in self._copies.encode(
+                    messages, self.name, self._topic.id, target.source, gap
+                ):
                     self._send(writer, copied)
                 gap = 0
                 self._check_target()
@@ -422,7 +429,13 @@ class Target:
                 f"{self.source}. Mirror to a new namespace",
             )
         self.check_beginning()
-        self._compare(topic, [last])
+        compared = self._compare(topic, [last]).compared
+        if not compared and last.topic_id not in (None, topic.id):
+            raise self.mismatch(
+                first,
+                "its last copy is of a topic of this name that was deleted, or was in the log "
+                "before it was restored. Mirror to a new namespace",
+            )
         self._check_nothing_lost(last.end, first)
         return last.end, 0
 

@@ -347,6 +347,23 @@ def test_a_topic_that_was_made_anew_is_refused(engine: xl.Engine, namespace: Nam
         copy(engine, namespace)
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_topic_that_was_made_anew_and_trimmed_to_the_end_of_the_copies_is_refused(
+    engine: xl.Engine, namespace: Namespace, plain: bool
+) -> None:
+    """No message is left to compare."""
+    engine.topic("orders").producer().send_many([b"a", b"b"])
+    copy(engine, namespace, plain=plain)
+    engine.topic("orders").trim(before=2)
+    copy(engine, namespace, plain=plain)  # what is mirrored may go
+    engine.delete_topic("orders")
+    with engine.topic("orders").producer() as producer:
+        producer.send_many([b"A", b"B", b"C"])
+    engine.topic("orders").trim(before=2)
+    with pytest.raises(xl.MirrorMismatchError, match="of this name that was deleted"):
+        copy(engine, namespace, plain=plain)
+
+
 def test_messages_of_others_are_not_taken_for_copies(topic: xl.Topic, namespace: Namespace) -> None:
     topic.producer().send(b"a")
     with namespace.client() as client:
@@ -634,6 +651,9 @@ def test_what_was_trimmed_before_it_was_mirrored_is_an_error(
     for trimmed in ("error", "earliest"):
         with pytest.raises(xl.OffsetTrimmedError, match="offsets 2 to 2 were trimmed"):
             copy(topic.engine, namespace, trimmed=trimmed)
+    with mirror(topic.engine, namespace) as running:
+        with pytest.raises(xl.OffsetTrimmedError, match="offsets 2 to 2 were trimmed"):
+            running.verify()
 
 
 # ---- the cluster says no -----------------------------------------------------------------
