@@ -30,6 +30,7 @@ __all__ = ["Event"]
 
 log = logging.getLogger(__name__)
 
+RESTORED = "restored"
 EVENTS = "__events__"
 STEPS = ("releasing", "assigned", "admit", "moved", "cancel")  # of a hand-over
 GONE = {"dead": "dead", "hung": "unresponsive"}  # reasons of an eviction, and what is logged
@@ -63,6 +64,8 @@ class Event:
     - `moved`: a claim of the engine `source` was handed over with the topic; `reason` is the name
       of its group.
     - `cancel`: the hand-over to `target` failed or was cancelled; `reason` says why.
+    - `restored`: `restore` made the topic from copies, up to this epoch; earlier changes of its
+      owner are not recorded. `reason`: "copies".
 
     For a claim, `group`, `resource` and `generation` are set (for a topic, they are None), and
     `kind` is one of

@@ -16,21 +16,27 @@ page.py      the page and its charts, from page.html.j2, page.css and page.js
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from exclusivelog.errors import TopicNotFoundError
+from exclusivelog.errors import OffsetTrimmedError, TopicNotFoundError
 from exclusivelog.events import EVENTS
 
 if TYPE_CHECKING:
     from exclusivelog.audit.leaders import Changes, LeaderReport, Record, Verdict
     from exclusivelog.engine import Engine
+    from exclusivelog.topic import Topic
 
 __all__ = ["audit", "names_of", "owned", "read_changes", "report", "write_page"]
 
 IN_ONE_PASS = 20_000  # events
+TRIES = 5  # to read a topic from which retention removes messages
+
+T = TypeVar("T")
 
 
 def audit(engine: Engine, topics: Sequence[str] | None = None) -> list[Verdict]:
@@ -55,10 +61,9 @@ def audit(engine: Engine, topics: Sequence[str] | None = None) -> list[Verdict]:
     except ImportError:  # no pyarrow
         from exclusivelog.audit.plain import runs
 
-    names = names_of(engine, topics)
-    found = [run for name in names for run in runs(engine.topic(name, create=False))]
+    found = _of_each(engine, names_of(engine, topics), topics is not None, runs)
     changes = read_changes(engine)  # last, to include the grants of all messages that were read
-    return verdicts(names, found, changes, owned(engine, names))
+    return verdicts(found, chain.from_iterable(found.values()), changes, owned(engine, found))
 
 
 def report(engine: Engine, to: str | Path, topics: Sequence[str] | None = None) -> LeaderReport:
@@ -70,45 +75,49 @@ def report(engine: Engine, to: str | Path, topics: Sequence[str] | None = None) 
     Raises TopicNotFoundError, OSError, and ImportError without the extra `[report]`.
     """
 
-    def read(buckets: Mapping[str, int]) -> Iterable[Record]:
+    def read(buckets: Mapping[str, int]) -> dict[str, list[Record]]:
         from exclusivelog.audit.runs import runs
 
-        for name, length in buckets.items():
-            yield from runs(engine.topic(name, create=False), length)
+        return _of_each(
+            engine, buckets, topics is not None, lambda topic: runs(topic, buckets[topic.name])
+        )
 
-    return write_page(engine, to, names_of(engine, topics), read)
+    return write_page(engine, to, topics, read)
 
 
 def write_page(
     engine: Engine,
     to: str | Path,
-    names: Sequence[str],
-    read: Callable[[Mapping[str, int]], Iterable[Record]],
+    topics: Sequence[str] | None,
+    read: Callable[[Mapping[str, int]], Mapping[str, Iterable[Record]]],
 ) -> LeaderReport:
-    """Write the page about topics. `read` returns their runs; its argument is {topic: length of its
-    buckets in ms}."""
+    """Write the page about topics (None: all). `read` returns the runs of each; its argument is
+    {topic: length of its buckets in ms}."""
     from exclusivelog.audit.judging import verdicts
-    from exclusivelog.audit.leaders import LeaderReport, bucket_of, stories_of
+    from exclusivelog.audit.leaders import LeaderReport, stories_of
     from exclusivelog.audit.page import page, parts
 
     parts()  # checks the installation before the log is read
-    buckets = {name: bucket_of(_span(engine, name)) for name in names}
-    found = list(read(buckets))
-    changes = read_changes(engine)
-    stories = stories_of(buckets, found, changes)
-    judged = verdicts(names, found, changes, owned(engine, names))
+    names = names_of(engine, topics)
+    buckets = _of_each(engine, names, topics is not None, functools.partial(_bucket, engine))
+    found = read(buckets)
+    runs = list(chain.from_iterable(found.values()))
+    changes, held = read_changes(engine), owned(engine, found)
+    stories = stories_of({name: buckets[name] for name in found}, runs, changes, held)
+    judged = verdicts(found, runs, changes, held)
     silences = [t.silence for s in stories for t in s.take_overs if t.silence is not None]
     told = LeaderReport(engine.path, stories, judged, silences)
     Path(to).write_text(page(told), encoding="utf-8")
     return told
 
 
-def _span(engine: Engine, name: str) -> int:
-    """The time between the topic's first and last message, in ms."""
-    topic = engine.topic(name, create=False)
+def _bucket(engine: Engine, topic: Topic) -> int:
+    """The length of a bucket for the time between the topic's first and last message, in ms."""
+    from exclusivelog.audit.leaders import bucket_of
+
     epochs = engine.backend.topic_store(topic.id).epochs(topic.first_offset)
     first = min((epoch.first_time for epoch in epochs), default=0)
-    return max((epoch.last_time for epoch in epochs), default=0) - first
+    return bucket_of(max((epoch.last_time for epoch in epochs), default=0) - first)
 
 
 # ---- reading with an engine; the other modules use none --------------------------------------
@@ -123,10 +132,39 @@ def names_of(engine: Engine, topics: Sequence[str] | None) -> list[str]:
     return known if topics is None else list(dict.fromkeys(topics))
 
 
+def _of_each(
+    engine: Engine, names: Iterable[str], named: bool, read: Callable[[Topic], T]
+) -> dict[str, T]:
+    """What `read` returns of each topic. A topic that is deleted meanwhile is left out, unless the
+    caller named it."""
+    found = {}
+    for name in names:
+        try:
+            topic = engine.topic(name, create=False)
+            found[name] = _untrimmed(functools.partial(read, topic))
+        except TopicNotFoundError:
+            if named:
+                raise
+    return found
+
+
+def _untrimmed(read: Callable[[], T]) -> T:
+    """What `read` returns; it is called again if retention removes messages meanwhile."""
+    for _ in range(TRIES - 1):
+        with contextlib.suppress(OffsetTrimmedError):
+            return read()
+    return read()
+
+
 def owned(engine: Engine, topics: Iterable[str]) -> set[tuple[str, int]]:
     """(topic, epoch) of the topics that have an owner now."""
-    owners = ((topic, engine.topic(topic, create=False).owner) for topic in topics)
-    return {(topic, owner.epoch) for topic, owner in owners if owner is not None}
+    found = set()
+    for topic in topics:
+        with contextlib.suppress(TopicNotFoundError):
+            owner = engine.topic(topic, create=False).owner
+            if owner is not None:
+                found.add((topic, owner.epoch))
+    return found
 
 
 def read_changes(engine: Engine) -> Changes:
@@ -140,10 +178,16 @@ def read_changes(engine: Engine) -> Changes:
         topic = engine.topic(EVENTS, create=False)
     except TopicNotFoundError:
         return leaders.Changes()
+    return _untrimmed(functools.partial(_changes, topic))
+
+
+def _changes(topic: Topic) -> Changes:
+    from exclusivelog.audit import leaders
+
     found = leaders.Changes()
-    with topic.reader(trimmed="earliest") as reader:
+    with topic.reader() as reader:
+        found.complete = reader.position == 0
         values = (message.value for message in reader if message.value is not None)
         while some := list(islice(values, IN_ONE_PASS)):
             found.add(leaders.parsed(some))
-    found.complete = topic.first_offset == 0  # last: some may be removed while they are read
     return found

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from exclusivelog.audit.leaders import Change, Changes, Verdict
+from exclusivelog.audit.leaders import FOREVER, Change, Changes, Verdict, granted
 
 Record = dict[str, Any]
 Epoch = tuple[str, int]  # topic, number
 
 SHOWN = 3  # faults of each kind that a verdict lists
-FOREVER = 2**63
 
 
 @dataclass
@@ -91,10 +90,8 @@ def verdicts(
     judged = []
     for summary in _summaries(found, topics):
         about = changes.of.get(summary.topic, [])
-        grants = _grants(about)
-        since = 0 if changes.complete else _known_since(grants)
         tenures = _tenures(summary.topic, about, held, summary.crowded)
-        judged += judge(summary, grants, tenures, since)
+        judged += judge(summary, granted(about), tenures, changes.since(summary.topic))
     return judged
 
 
@@ -103,20 +100,6 @@ def _summaries(found: Iterable[Record], topics: Iterable[str]) -> list[Summary]:
     for record in found:
         summaries[record["topic"]].add(record)
     return list(summaries.values())
-
-
-def _grants(changes: Iterable[Change]) -> Counter[int]:
-    """Epoch -> the number of its grants, without reconnects."""
-    return Counter(
-        change.epoch
-        for change in changes
-        if change.kind == "grant" and change.reason != "reconnect"
-    )
-
-
-def _known_since(grants: Counter[int]) -> int:
-    """The first epoch whose grant is among the recorded changes (rule E5)."""
-    return min(grants, default=FOREVER)
 
 
 def _tenures(

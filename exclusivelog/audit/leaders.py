@@ -11,19 +11,20 @@ import io
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any, NamedTuple
 
-from exclusivelog.events import Event, Party
+from exclusivelog.events import RESTORED, Event, Party
 
-KINDS = ("grant", "release", "evict")
+KINDS = ("grant", "release", "evict", RESTORED)
+FOREVER = 2**63
 
 
 class Change(NamedTuple):
-    """A grant, or the end of one. `producer`, `engine` (its name) and `pid` are those of the
-    owner."""
+    """A grant, the end of one, or the restoring of the topic. `producer`, `engine` (its name) and
+    `pid` are those of the owner."""
 
     time: int
     topic: str
@@ -63,6 +64,28 @@ class Changes:
         for change in changes:
             self.of.setdefault(change.topic, []).append(change)
         return self
+
+    def since(self, topic: str) -> int:
+        """The grants of this topic's epochs before this one are not recorded (rule E5): the record
+        has lost its beginning, or the topic was restored from copies.
+
+        >>> Changes(complete=False).add([Change(5, "orders", 7, "grant", "", "a", "e", 1)]).since(
+        ...     "orders"
+        ... )
+        7
+        """
+        about = self.of.get(topic, [])
+        known = 0 if self.complete else min(granted(about), default=FOREVER)
+        return max((c.epoch + 1 for c in about if c.kind == RESTORED), default=known)
+
+
+def granted(changes: Iterable[Change]) -> Counter[int]:
+    """Epoch -> the number of its grants, without reconnects."""
+    return Counter(
+        change.epoch
+        for change in changes
+        if change.kind == "grant" and change.reason != "reconnect"
+    )
 
 
 def parsed(values: Sequence[bytes]) -> Iterable[Change]:
@@ -142,18 +165,19 @@ BUCKETS_MS = (
 )  # fmt: skip
 MOST_BUCKETS = 400
 SHARED = "shared producers"
-SUPERSEDED = "superseded"
+UNRECORDED = "not recorded"  # the engine of an owner whose grant is no longer recorded
+SUPERSEDED, LOST = "superseded", "lost"
 CRASH, UNRESPONSIVE = "dead", "hung"  # why a leader ended: its process is dead, or did not answer
 FAILURES = (CRASH, UNRESPONSIVE)
 
 
 @dataclass(slots=True)
 class Tenure:
-    """The tenure of one leader. Times are in ms since 1970; `end` None: it still leads, or the end
-    is unknown.
+    """The tenure of one leader. Times are in ms since 1970; `end` None: it still leads.
 
-    `why`: the reason for its end: closed, dead, hung, fenced, hand-over, or superseded (the leader
-    was a job that appends batches, and another one took the topic between two batches).
+    `why`: the reason for its end: closed, dead, hung, fenced, hand-over, superseded (the leader
+    was a job that appends batches, and another one took the topic between two batches), or lost
+    (no end is recorded, and it does not lead; `end` is the time of its last message).
     """
 
     epoch: int
@@ -178,7 +202,7 @@ class Tenure:
 
 class TakeOver(NamedTuple):
     """A change from one leader to the next. `last_message`: the time of the last message before it,
-    from any leader."""
+    from any producer."""
 
     before: Tenure
     after: Tenure
@@ -211,8 +235,9 @@ class TakeOver(NamedTuple):
 class Story:
     """The history of one topic.
 
-    - `tenures`: of its leaders; `shared`: of its shared producers.
-    - `load`: engine -> {start of a bucket: messages}; `SHARED` stands for all shared producers.
+    - `tenures`: of its leaders; `shared`: of its shared producers (engine: `SHARED`), and of owners
+      whose grants are no longer recorded (engine: `UNRECORDED`).
+    - `load`: engine -> {start of a bucket: messages}.
     - `pauses`: (from, to; in ms) without a message that are longer than two buckets.
     """
 
@@ -228,8 +253,14 @@ class Story:
     def take_overs(self) -> list[TakeOver]:
         """Every change from one leader to another."""
         found, last = [], None
+        shared: dict[int, int] = {}  # they write in the epoch of the last owner before them
+        for tenure in self.shared:
+            time = tenure.last_message or 0
+            shared[tenure.epoch] = max(time, shared.get(tenure.epoch, time))
         for before, after in itertools.pairwise(self.tenures):
             last = before.last_message or last  # a leader may have died before its first one
+            if before.epoch != after.epoch and before.epoch in shared:
+                last = max(shared[before.epoch], last or 0)
             found.append(TakeOver(before, after, last))
         return found
 
@@ -273,17 +304,21 @@ class LeaderReport:
 
 
 def stories_of(
-    buckets: Mapping[str, int], found: Iterable[Record], changes: Changes
+    buckets: Mapping[str, int],
+    found: Iterable[Record],
+    changes: Changes,
+    held: Set[tuple[str, int]] = frozenset(),
 ) -> list[Story]:
     """The stories of the topics, those with the most messages first. `buckets`:
-    {topic: their length in ms}."""
+    {topic: their length in ms}; `held`: the epochs that have an owner now (see `owned`)."""
     records: dict[str, list[Record]] = {name: [] for name in buckets}
     for record in found:
         records[record["topic"]].append(record)
     stories = []
     for name, length in buckets.items():
         story = Story(name, tenures(changes.of.get(name, [])), bucket_ms=length)
-        _add_messages(story, records[name])
+        _add_messages(story, records[name], changes.since(name))
+        _end_lost(story, {epoch for topic, epoch in held if topic == name})
         stories.append(story)
     return sorted(stories, key=lambda story: (-story.messages, -len(story.tenures), story.topic))
 
@@ -308,18 +343,25 @@ def tenures(changes: Iterable[Change]) -> list[Tenure]:
     found: list[Tenure] = []
     leads: Tenure | None = None
     for time, _, epoch, kind, reason, producer, engine, pid in changes:
+        if leads is not None:
+            leads.end = max(leads.start, time)  # a clock may have been set back
+            leads.why = SUPERSEDED if kind == "grant" else reason
+            leads = None
         if kind == "grant":
-            if leads is not None:
-                leads.end, leads.why = time, SUPERSEDED
             leads = Tenure(epoch, producer, engine, pid, time)
             found.append(leads)
-        elif leads is not None:
-            leads.end, leads.why = time, reason
-            leads = None
     return found
 
 
-def _add_messages(story: Story, found: Sequence[Record]) -> None:
+def _end_lost(story: Story, held: Set[int]) -> None:
+    """End the last tenure if its leader leads no more: it was killed, and has no successor yet, or
+    it is a job that appends batches."""
+    last = story.tenures[-1] if story.tenures else None
+    if last is not None and last.end is None and last.epoch not in held:
+        last.end, last.why = max(last.start, last.last_message or 0), LOST
+
+
+def _add_messages(story: Story, found: Sequence[Record], since: int) -> None:
     led = {(t.epoch, t.producer): t for t in story.tenures} if found else {}
     shared: dict[tuple[int, str], Tenure] = {}
     for record in found:
@@ -327,7 +369,8 @@ def _add_messages(story: Story, found: Sequence[Record]) -> None:
         first, last = record["first_time"], record["last_time"]
         tenure = led.get(key) or shared.get(key)
         if tenure is None:
-            tenure = shared[key] = Tenure(*key, SHARED, 0, first)
+            engine = UNRECORDED if 0 < key[0] < since else SHARED
+            tenure = shared[key] = Tenure(*key, engine, 0, first)
         tenure.messages += record["messages"]
         tenure.first_message = min(first, tenure.first_message or first)
         tenure.last_message = max(last, tenure.last_message or last)

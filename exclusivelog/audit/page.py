@@ -23,6 +23,7 @@ from exclusivelog.audit.leaders import (
     CRASH,
     FAILURES,
     SHARED,
+    UNRECORDED,
     UNRESPONSIVE,
     LeaderReport,
     Story,
@@ -126,6 +127,8 @@ def _text(tenure: Tenure) -> str:
     messages = f"{tenure.messages:,} messages"
     if tenure.engine == SHARED:
         return f"{tenure.producer}, shared, {messages}"
+    if tenure.engine == UNRECORDED:
+        return f"epoch {tenure.epoch}: {tenure.producer}, {messages}; its grant is not recorded"
     ended = f"ended: {tenure.why}" if tenure.why else "leads still"
     return (
         f"epoch {tenure.epoch}: {tenure.producer}, engine {tenure.engine}, pid {tenure.pid}, "
@@ -305,7 +308,7 @@ def _engines(stories: Iterable[Story]) -> list[tuple[str, Load]]:
             load.crashes += tenure.why == CRASH
             load.unresponsive += tenure.why == UNRESPONSIVE
         for tenure in story.shared:
-            load = found.setdefault(SHARED, Load())
+            load = found.setdefault(tenure.engine, Load())
             load.topics.add(story.topic)
             load.messages += tenure.messages
     return sorted(found.items(), key=lambda item: (-item[1].messages, -item[1].tenures, item[0]))

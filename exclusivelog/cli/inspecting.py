@@ -18,6 +18,7 @@ from exclusivelog.cli.output import (
     items_of,
     jsonable,
     message_facts,
+    of_each,
     pairs_of,
     print_table,
     time_of,
@@ -49,13 +50,14 @@ def topics(path: str, as_json: bool) -> None:
     The kind is what the topic holds: messages, map, state, or events.
     """
     with open_to_read(path) as engine:
-        found = (engine.topic(name) for name in engine.topics())
+        names = engine.topics()
         if as_json:
-            for topic in found:
-                print(json.dumps(_topic_object(topic)))
+            for facts in of_each(engine, names, lambda topic: [_topic_object(topic)]):
+                print(json.dumps(facts))
             return
         print_table(
-            ("topic", "messages", "epoch", "owner", "waiters", "kind"), map(_topic_row, found)
+            ("topic", "messages", "epoch", "owner", "waiters", "kind"),
+            of_each(engine, names, lambda topic: [_topic_row(topic)]),
         )
 
 
@@ -185,8 +187,8 @@ def stats(path: str, topic: str | None, as_json: bool) -> None:
 def _follow_topics(engine: xl.Engine) -> None:
     """On a cluster, use each topic once: an engine there has figures only of topics that it has
     used."""
-    for name in engine.topics() if engine.backend.is_remote else ():
-        _ = engine.topic(name, create=False).next_offset
+    names = engine.topics() if engine.backend.is_remote else ()
+    list(of_each(engine, names, lambda topic: [topic.next_offset]))
 
 
 def _figure(name: str, value: Any) -> str:

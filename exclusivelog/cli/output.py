@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import exclusivelog as xl
+
+Row = TypeVar("Row")
 
 
 def fields_of(info: Any) -> dict[str, Any]:
@@ -17,6 +20,17 @@ def fields_of(info: Any) -> dict[str, Any]:
     from dataclasses import asdict  # here: the help text does not need this import
 
     return asdict(info)
+
+
+def of_each(
+    engine: xl.Engine, names: Iterable[str], rows: Callable[[xl.Topic], Iterable[Row]]
+) -> Iterator[Row]:
+    """What `rows` returns of these topics; one that is deleted meanwhile is left out."""
+    for name in names:
+        found: Iterable[Row] = ()
+        with contextlib.suppress(xl.TopicNotFoundError):
+            found = list(rows(engine.topic(name, create=False)))
+        yield from found
 
 
 def holder_of(topic: xl.Topic) -> str:

@@ -13,6 +13,7 @@ from exclusivelog.cli import names
 from exclusivelog.cli.locks import in_use, print_holders, role_facts, subject_of
 from exclusivelog.cli.output import (
     announcement_of,
+    of_each,
     party_of,
     print_records,
     print_result,
@@ -62,9 +63,8 @@ def owners(path: str, topic: str | None, history: bool, as_json: bool) -> None:
                 _show_events(engine.history(topic), as_json)
             return
         if as_json:
-            for name in topics:
-                for facts in owner_facts(engine.topic(name)):
-                    print(json.dumps(facts))
+            for facts in of_each(engine, topics, owner_facts):
+                print(json.dumps(facts))
             for info in roles:
                 for facts in role_facts(info):
                     print(json.dumps(facts))
@@ -105,11 +105,11 @@ def _print_owners(engine: xl.Engine, topics: Sequence[str]) -> None:
             "pid",
             "since",
         ),
-        (row for name in topics for row in _owner_rows(engine.topic(name))),
+        of_each(engine, topics, _owner_rows),
         spare=("engine id", "priority", "mode"),
     )
-    for name in topics:
-        if said := announcement_of(engine.topic(name)):
+    for name, said in of_each(engine, topics, lambda topic: [(topic.name, announcement_of(topic))]):
+        if said:
             print(f"topic {name!r}, announced: {said}")
 
 

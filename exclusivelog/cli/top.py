@@ -25,6 +25,7 @@ from exclusivelog.cli.output import (
     fields_of,
     holder_of,
     lags_of,
+    of_each,
     print_table,
     printable,
     shares,
@@ -141,26 +142,25 @@ class Watch:
         now = time.monotonic()
         stats = self._engine.stats()
         lag = lags_of(stats)
-        ends, lines = {}, []
-        for name in self._engine.topics():
-            with contextlib.suppress(xl.TopicNotFoundError):  # deleted meanwhile
-                topic = self._engine.topic(name, create=False)
-                ends[name] = end = topic.next_offset
-                grown = max(0, end - self._ends.get(name, end))  # it may have been made anew
-                rate = grown / max(now - self._at, 1e-9)
-                lines.append(
-                    Line(
-                        name,
-                        rate,
-                        end - topic.first_offset,
-                        topic.epoch,
-                        holder_of(topic),
-                        len(topic.waiters),
-                        lag.get(name),
-                    )
-                )
+        elapsed = max(now - self._at, 1e-9)
+        ends: dict[str, int] = {}
+
+        def line(topic: xl.Topic) -> Iterator[Line]:
+            ends[topic.name] = end = topic.next_offset
+            grown = max(0, end - self._ends.get(topic.name, end))  # it may have been made anew
+            yield Line(
+                topic.name,
+                grown / elapsed,
+                end - topic.first_offset,
+                topic.epoch,
+                holder_of(topic),
+                len(topic.waiters),
+                lag.get(topic.name),
+            )
+
+        lines = list(of_each(self._engine, self._engine.topics(), line))
         flushed = stats.flush_seconds.count
-        flushes = max(0, flushed - self._flushes) / max(now - self._at, 1e-9)
+        flushes = max(0, flushed - self._flushes) / elapsed
         self._ends, self._at, self._flushes = ends, now, flushed
         self._follow()
         found = [each.text for each in findings(stats, self._engine.inside())]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import exclusivelog as xl
-from exclusivelog.audit import names_of, write_page
+from exclusivelog.audit import write_page
 from exclusivelog.audit.leaders import LeaderReport, Record
 from exclusivelog.foreign import is_foreign
 from exclusivelog.spark.errors import PIPELINE, SourceError, coded
@@ -37,14 +37,13 @@ def run(
     """
     progress = Progress(spark, out)
     with coded(), xl.open(ledger, "report", readonly=True) as engine:
-        names = names_of(engine, topics)
 
-        def read(buckets: Mapping[str, int]) -> list[Record]:
-            with progress.step(f"reading {len(names)} topics"):
+        def read(buckets: Mapping[str, int]) -> dict[str, list[Record]]:
+            with progress.step(f"reading {len(buckets)} topics"):
                 return _runs(spark, engine.path, buckets)
 
         try:
-            told = write_page(engine, to, names, read)
+            told = write_page(engine, to, topics, read)
         except OSError as error:
             if isinstance(error, xl.ExclusiveLogError) or is_foreign(error):
                 raise
@@ -53,11 +52,13 @@ def run(
     return told
 
 
-def _runs(spark: SparkSession, path: str, buckets: Mapping[str, int]) -> list[Record]:
+def _runs(spark: SparkSession, path: str, buckets: Mapping[str, int]) -> dict[str, list[Record]]:
     from exclusivelog.spark import source
 
-    found: list[Record] = []
+    found: dict[str, list[Record]] = {topic: [] for topic in buckets}
     for length in set(buckets.values()):
         some = [topic for topic in buckets if buckets[topic] == length]
-        found += source.runs(spark, path, some, source.RUNS + ", bucket timestamp_ltz", length)
+        schema = source.RUNS + ", bucket timestamp_ltz"
+        for run in source.runs(spark, path, some, schema, length):
+            found[run["topic"]].append(run)
     return found

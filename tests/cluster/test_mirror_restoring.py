@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.audit import audit
 from exclusivelog.restoring import restore
 from testing.broker import Namespace
 from testing.children import ROOT
@@ -41,6 +42,9 @@ def test_a_log_comes_back_as_it_was(
         assert [m.session for m in there.reader()] == [m.session for m in topic.reader()]
         assert there.epoch == topic.epoch
         assert engine.verify().ok
+        assert [v for v in audit(engine) if not v.holds] == []
+        restored = [event for event in engine.history("orders") if event.kind == "restored"]
+        assert [event.epoch for event in restored] == [topic.epoch]
     assert not (tmp_path / "back.restoring").exists()
 
 

@@ -17,10 +17,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 import exclusivelog as xl
-from exclusivelog.audit import plain, runs
+from exclusivelog import audit as audits
+from exclusivelog.audit import leaders, plain, runs
 from exclusivelog.cli.json_lines import arguments_of
+from exclusivelog.cli.program import program
 from testing.processes import PATIENCE
 from testing.terminal import Terminal
 from tests.faces.test_cli import PROGRAM, lines, refusal, run
@@ -271,6 +274,74 @@ def test_an_audit_that_finds_something_says_so_by_its_status(orders) -> None:
     assert done.returncode == 1
     rows = [line.split("\t") for line in done.stdout.decode().splitlines()]
     assert [row[2] for row in rows if row[1] == "NO"] == ["every epoch is granted once"]
+
+
+@pytest.mark.rule("G8")
+@pytest.mark.parametrize("command", ["topics", "owners", "audit", "top --json", "report"])
+def test_a_topic_that_is_deleted_meanwhile_is_left_out(
+    orders, tmp_path, command, monkeypatch
+) -> None:
+    with xl.open(orders) as engine:
+        engine.topic("a").producer("exclusive").close()
+        engine.topic("z").producer("exclusive").close()
+        listed = xl.Engine.topics
+
+        def topics(reader: xl.Engine) -> list[str]:
+            found = listed(reader)
+            if "a" in found:
+                engine.delete_topic("a")
+            return found
+
+        monkeypatch.setattr(xl.Engine, "topics", topics)
+        more = [str(tmp_path / "page.html")] if command == "report" else []
+        done = CliRunner().invoke(program, [*command.split(), orders, *more])
+        assert (done.exit_code, done.exception) == (0, None)
+        assert listed(engine) == ["orders", "z"]
+    told = (tmp_path / "page.html").read_text() if more else done.output
+    assert "orders" in told
+
+
+@pytest.mark.rule("G8")
+def test_an_audit_names_a_topic_that_it_was_to_judge_and_that_is_deleted_meanwhile(
+    engine, monkeypatch
+) -> None:
+    engine.topic("a").producer().send(b"x")
+
+    def deleting(engine: xl.Engine, topics: list[str]) -> list[str]:
+        engine.delete_topic("a")
+        return topics
+
+    monkeypatch.setattr(audits, "names_of", deleting)
+    with pytest.raises(xl.TopicNotFoundError):
+        audits.audit(engine, ["a"])
+
+
+@pytest.mark.rule("G8")
+@pytest.mark.parametrize("trimmed", ["t", "__events__"])
+def test_an_audit_reads_anew_what_is_trimmed_meanwhile(engine, trimmed, monkeypatch) -> None:
+    topic = engine.topic("t")
+    for _ in range(40):
+        with topic.producer("exclusive") as producer:
+            producer.send_many([b"x"] * 500)
+    monkeypatch.setattr(runs, "READ_BYTES", 1000)
+    monkeypatch.setattr(audits, "IN_ONE_PASS", 2)
+    reads = {"t": xl.Reader.read_arrow, "__events__": leaders.parsed}
+    calls = []
+
+    def read(*arguments: object) -> object:
+        calls.append(arguments)
+        if len(calls) == 3:
+            about = engine.topic(trimmed)
+            about.trim(before=about.next_offset - 10)
+        return reads[trimmed](*arguments)
+
+    if trimmed == "t":
+        monkeypatch.setattr(xl.Reader, "read_arrow", read)
+    else:
+        monkeypatch.setattr(leaders, "parsed", read)
+    found = audits.audit(engine, ["t"])
+    assert len(calls) > 3
+    assert [verdict for verdict in found if not verdict.holds] == []
 
 
 def run_without(module: str, *command: str) -> subprocess.CompletedProcess[bytes]:

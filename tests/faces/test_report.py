@@ -255,18 +255,63 @@ def test_an_unresponsive_leader_is_not_counted_as_a_crash() -> None:
     assert (load.crashes, load.unresponsive) == (1, 2)
 
 
-def test_pauses_without_a_message_are_marked() -> None:
-    def run(first: int, last: int) -> dict[str, Any]:
-        return {
-            "topic": "t",
-            "epoch": 1,
-            "producer": "p",
-            "first_time": first,
-            "last_time": last,
-            "messages": 5,
-            "bucket": first // 10 * 10,
-        }
+def run(first: int, last: int, epoch: int = 1, producer: str = "p") -> dict[str, Any]:
+    return {
+        "topic": "t",
+        "epoch": epoch,
+        "producer": producer,
+        "first_time": first,
+        "last_time": last,
+        "messages": 5,
+        "bucket": first // 10 * 10,
+    }
 
+
+def granted(time: int, epoch: int) -> Change:
+    return Change(time, "t", epoch, "grant", "request", "p", "e", 1)
+
+
+def test_a_leader_without_a_recorded_end_leads_still_only_if_it_owns_the_topic() -> None:
+    changes = Changes().add([granted(5, 1)])
+    [story] = stories_of({"t": 10}, [run(6, 9)], changes, {("t", 1)})
+    assert (story.tenures[0].end, story.tenures[0].why) == (None, "")
+    assert "leads still" in chart_of(story)["bars"][0][4]
+    [story] = stories_of({"t": 10}, [run(6, 9)], changes)
+    assert (story.tenures[0].end, story.tenures[0].why) == (9, "lost")
+
+
+def test_an_owner_whose_grant_is_no_longer_recorded_is_no_shared_producer() -> None:
+    changes = Changes(complete=False).add([granted(50, 7)])
+    [story] = stories_of({"t": 10}, [run(6, 9, 3), run(51, 52, 7), run(60, 61, 7, "q")], changes)
+    assert [(t.engine, t.epoch) for t in story.shared] == [
+        ("not recorded", 3),
+        ("shared producers", 7),
+    ]
+    assert "epoch 3: p, 5 messages; its grant is not recorded" in chart_of(story)["bars"][0][4]
+
+
+def test_the_silence_at_a_take_over_begins_with_the_last_message_of_any_producer() -> None:
+    release = Change(20, "t", 1, "release", "closed", "p", "e", 1)
+    changes = Changes().add([granted(5, 1), release, granted(100, 2)])
+    found = [run(6, 9), run(30, 90, 1, "shared"), run(104, 110, 2)]
+    [story] = stories_of({"t": 10}, found, changes)
+    assert [t.silence for t in story.take_overs] == [14]
+
+
+def test_a_clock_that_is_set_back_makes_no_tenure_negative() -> None:
+    changes = [granted(500, 1), Change(400, "t", 1, "release", "closed", "p", "e", 1)]
+    [story] = stories_of({"t": 10}, [], Changes().add(changes))
+    assert (story.tenures[0].start, story.tenures[0].end) == (500, 500)
+
+
+def test_grants_before_a_topic_was_restored_are_not_looked_for() -> None:
+    restored = Change(5, "t", 6, "restored", "copies", "?", "", 0)
+    changes = Changes().add([restored, granted(9, 7)])
+    assert changes.since("t") == 7
+    assert changes.since("other") == 0
+
+
+def test_pauses_without_a_message_are_marked() -> None:
     grant = Change(0, "t", 1, "grant", "request", "p", "p", 1)
     [story] = stories_of({"t": 10}, [run(0, 9), run(12, 19), run(70, 79)], Changes().add([grant]))
     assert chart_of(story)["pauses"] == [[19, 70]]

@@ -21,6 +21,7 @@ from exclusivelog.cli.output import (
     decoded,
     holder_of,
     lags_of,
+    of_each,
     party_of,
     printable,
     read_some_of,
@@ -90,20 +91,20 @@ class Content:
         }
 
     def _topic_rows(self, names: Iterable[str], lags: Mapping[str, int]) -> Iterator[Answer]:
-        for name in islice(names, MOST_TOPICS):
-            with suppress(xl.TopicNotFoundError):  # deleted meanwhile
-                topic = self._engine.topic(name, create=False)
-                yield {
-                    "name": name,
-                    "kind": topic.kind,
-                    "first": topic.first_offset,
-                    "next": topic.next_offset,
-                    "epoch": topic.epoch,
-                    "owner": printable(holder_of(topic)),
-                    "waiters": len(topic.waiters),
-                    "moving": len(topic.transfers),
-                    "lag": lags.get(name),
-                }
+        def row(topic: xl.Topic) -> Iterator[Answer]:
+            yield {
+                "name": topic.name,
+                "kind": topic.kind,
+                "first": topic.first_offset,
+                "next": topic.next_offset,
+                "epoch": topic.epoch,
+                "owner": printable(holder_of(topic)),
+                "waiters": len(topic.waiters),
+                "moving": len(topic.transfers),
+                "lag": lags.get(topic.name),
+            }
+
+        return of_each(self._engine, islice(names, MOST_TOPICS), row)
 
     def _events(self) -> list[Answer]:
         try:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgpack
 
 from exclusivelog import _core
+from exclusivelog.events import RESTORED
+from exclusivelog.local.ownership.recording import record, write_events
 from exclusivelog.local.records import U64, u64
 from exclusivelog.local.storage.checkpointer import PACKED_ENTRY
 from exclusivelog.local.storage.environment import HEADER
@@ -107,7 +109,16 @@ def restore_topic(ledger: Ledger, name: str, parts: Iterable[Part]) -> int:
         with ledger.write_checkpointed() as tables:
             _write(tables, topic, chunk, first=index == 0)
         count += sum(len(part.contents) for part in chunk)
+    if count:
+        _record(ledger, topic)
     return count
+
+
+def _record(ledger: Ledger, topic: int) -> None:
+    """Record that the changes of the topic's owner up to here are those of another ledger."""
+    with ledger.write_checkpointed() as tables:
+        record(tables, tables.topics.get(topic), RESTORED, "copies")
+        write_events(tables)
 
 
 def _chunks(parts: Iterable[Part]) -> Iterator[list[Part]]:
