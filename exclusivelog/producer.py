@@ -764,9 +764,8 @@ class Producer(SendingProducer, Closing):
         count = columns.values.count
         self._sender.check()
         if count == 0:
-            store = self._sender.session.engine.topic_store(self._session.topic)
-            next_offset = store.latest().next_offset
-            return range(next_offset, next_offset)
+            end = self._sender.call(_verified_end, timeout)
+            return range(end, end)
         sequence = None if sequence_id is None else encode_sequence(sequence_id)
         if transaction is not None:
             check_transaction(transaction)._add(
@@ -913,6 +912,12 @@ class ProducerFuture(GrantFuture[Producer]):
         """The producer of a session that was granted."""
         opened = self._engine.open_session(self._topic, session, last_sequence, self._options)
         return Producer(self._engine, self._topic, opened, self._options)
+
+
+def _verified_end(session: ProducerSession, _: float | None) -> int:
+    """The end of the session's topic; the error of a send if it could not append there."""
+    session.verify()
+    return session.engine.topic_store(session.session.topic).latest().next_offset
 
 
 def _not_paused(session: ProducerSession, _: float | None) -> ProducerSession:

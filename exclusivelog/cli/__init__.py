@@ -8,7 +8,6 @@ table on a terminal, and tab-separated lines elsewhere. Exit status: 0 for succe
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 
 from exclusivelog.cli import streams
@@ -38,9 +37,6 @@ def load() -> click.Group:
 
 def main() -> None:
     """The entry point."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed, as by 2>&-; `print(file=None)` writes to stdout
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     streams.set_up()
     try:
         load()(prog_name=PROGRAM)

@@ -25,6 +25,7 @@ from exclusivelog.cli.program import (
     open_to_read,
     program,
 )
+from exclusivelog.cli.streams import data_out
 
 BLOCKED, ATTENTION = 1, 3  # exit statuses; 2 says that the arguments are wrong
 
@@ -140,5 +141,6 @@ def _page_file(page: str) -> Iterator[str]:
     with tempfile.NamedTemporaryFile() as file:
         yield file.name
         with naming("stdout", "written"):
-            shutil.copyfileobj(file, sys.stdout.buffer)
-            sys.stdout.buffer.flush()
+            out = data_out()
+            shutil.copyfileobj(file, out)
+            out.flush()

@@ -26,6 +26,7 @@ from exclusivelog.cli.program import (
     start_of,
     topic_name,
 )
+from exclusivelog.cli.streams import data_out
 from exclusivelog.foreign import Ignoring
 
 FORMATS = ("jsonl", "csv", "parquet")
@@ -121,8 +122,9 @@ def _written(file: str | None, force: bool) -> Iterator[IO[bytes]]:
     """A file that appears when it is complete; or stdout."""
     if file is None:
         with naming("stdout", "written"):
-            yield sys.stdout.buffer
-            sys.stdout.buffer.flush()
+            out = data_out()
+            yield out
+            out.flush()
         return
     _check_replaceable(file, force)
     target = os.path.realpath(file)  # a symbolic link stays one

@@ -3,6 +3,7 @@ set so, and stdout may have an encoding that lacks characters: no line is lost f
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import select
@@ -19,10 +20,16 @@ if TYPE_CHECKING:
 
 
 _replaced: list[Any] = []  # kept, because their finalizers would close the descriptor
+_closed: set[str] = set()  # the standard streams with which the command was not started
 
 
 def set_up() -> None:
-    """Let stdout wait where it is non-blocking and full, and escape what it cannot encode."""
+    """Open the standard streams that are closed (as by 2>&-) on nothing, let stdout wait where it
+    is non-blocking and full, and escape what it cannot encode."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # `print(file=None)` writes to stdout
+            _closed.add(name)
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     out: Any = sys.stdout
     try:
         descriptor = out.fileno()
@@ -39,6 +46,14 @@ def set_up() -> None:
         "backslashreplace",
         line_buffering=lines,
     )
+
+
+def data_out() -> Any:
+    """Stdout, for a command whose result is data: OSError if it is closed, as nothing would get
+    it."""
+    if "stdout" in _closed:
+        raise OSError(errno.EBADF, "it is closed")
+    return sys.stdout.buffer
 
 
 class Waiting(io.BufferedWriter):

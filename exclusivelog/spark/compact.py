@@ -17,7 +17,7 @@ from exclusivelog import _core
 from exclusivelog.once import recorded
 from exclusivelog.spark import plan
 from exclusivelog.spark.errors import PIPELINE, SourceError, coded
-from exclusivelog.spark.files import Files, files_of
+from exclusivelog.spark.files import Files, files_of, resolved
 from exclusivelog.spark.options import NAME
 from exclusivelog.spark.pipelines import Progress, job_name, parquet, with_origin
 
@@ -100,7 +100,7 @@ def latest(
 def _into_files(
     files: Files, frame: DataFrame, to: str, mark: dict[str, object], progress: Progress
 ) -> int | None:
-    to = files.absolute(to)
+    to = resolved(files.absolute(to))
     found = json.loads(files.read(f"{to}/{MARK}") or "null")
     if found == mark:
         progress.report(f"{to} is up to date")

@@ -93,6 +93,12 @@ def _flush(path: Path) -> None:
         os.sync()  # all that this machine has written
 
 
+def resolved(path: str) -> str:
+    """An absolute path without symbolic links, if it is one of this machine: what is renamed to a
+    link would take its place."""
+    return f"file:{os.path.realpath(_local(path))}" if path.startswith("file:") else path
+
+
 class HadoopFiles:
     """Through the JVM of a classic session."""
 

@@ -120,6 +120,7 @@ STALE_CALLS: dict[str, Callable[[xl.Producer], Any]] = {
     "send a tombstone": lambda producer: producer.send(None, key="k"),
     "send_async": lambda producer: producer.send_async(b"stale").result(PATIENCE),
     "send_many": lambda producer: producer.send_many([b"stale"] * 3),
+    "send_many of nothing": lambda producer: producer.send_many([]),
     "flush": lambda producer: producer.flush(timeout=PATIENCE),
 }
 
@@ -152,7 +153,7 @@ def all_errors(producer: xl.Producer) -> list[BaseException]:
 
 
 @pytest.mark.parametrize("mode", [OF_MANY, EXCLUSIVE, FENCING])
-@pytest.mark.parametrize("first", ["look", "send", "flush", "wait"])
+@pytest.mark.parametrize("first", ["look", "send", "send_many of nothing", "flush", "wait"])
 def test_b4_fenced_is_for_ever_and_always_the_same_error(
     engine: xl.Engine, topic: xl.Topic, mode: str, first: str
 ) -> None:

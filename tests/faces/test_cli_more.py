@@ -217,6 +217,14 @@ def test_a_full_stdout_is_named_and_no_result_told(orders) -> None:
     assert done.returncode == 1
 
 
+@pytest.mark.parametrize("command", ["export {} orders -", "export {} orders", "report {} -"])
+def test_a_closed_stdout_is_named_and_no_result_told(orders, command) -> None:
+    line = shlex.join([*PROGRAM, *command.format(orders).split()])
+    done = subprocess.run(["sh", "-c", f"{line} >&-"], capture_output=True, timeout=PATIENCE)
+    assert done.stderr == b"exclusivelog: stdout cannot be written: it is closed\n"
+    assert done.returncode == 1
+
+
 @pytest.mark.long
 def test_a_report_goes_to_stdout(orders, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -456,8 +456,11 @@ def keyed(path: str) -> None:
 @pytest.mark.long
 def test_the_last_message_of_each_key_is_kept(spark, path, tmp_path) -> None:
     keyed(path)
-    to = tmp_path / "compacted"
+    to, elsewhere = tmp_path / "compacted", tmp_path / "elsewhere"
+    to.symlink_to(elsewhere)
     assert compact.run(spark, path, "orders", to=str(to)).keys == 3
+    assert to.is_symlink()
+    assert elsewhere.is_dir()
     kept = {(r.offset, bytes(r.key), bytes(r.value)) for r in spark.read.parquet(str(to)).collect()}
     assert kept == {(3, b"a", b"2"), (4, b"c", b"1"), (6, b"", b"e")}
     assert compact.run(spark, path, "orders", to=str(to)).keys is None
