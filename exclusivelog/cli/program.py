@@ -326,8 +326,8 @@ ACCESS_OPTIONS = (
     click.option(
         "--admin",
         cls=AccessOption,
-        metavar="URL",
-        help="Admin API. Default: EXCLUSIVELOG_ADMIN, or port 8080 (TLS: 8443) of the host.",
+        metavar="URL,...",
+        help="Admin API. Default: EXCLUSIVELOG_ADMIN, or port 8080 (TLS: 8443) of each host.",
     ),
     click.option(
         "--token-file",

@@ -620,7 +620,8 @@ class Mirror(Closing):
       former mirror has to be gone; a killed broker needs some twenty to come back.
     - `check_policies`: False leaves out the check that the namespace deduplicates and keeps its
       messages, which needs admin rights.
-    - `admin`: URL of the admin API (default: port 8080 of the same host, with TLS 8443); `token` or
+    - `admin`: URL of the admin API, or several, separated by commas: the first that can be reached
+      is asked (default: port 8080 of each host of `url`, with TLS 8443); `token` or
       `token_file`: a JSON web token (default: the environment variable EXCLUSIVELOG_TOKEN);
       `tls_trust_certs`: a PEM file of certificates.
 

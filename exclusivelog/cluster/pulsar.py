@@ -26,7 +26,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.closing import Closing
@@ -38,7 +38,8 @@ TOKEN_VARIABLE = "EXCLUSIVELOG_TOKEN"
 ADMIN_VARIABLE, CERTIFICATES_VARIABLE = "EXCLUSIVELOG_ADMIN", "EXCLUSIVELOG_TLS_TRUST_CERTS"
 PRODUCER_NAME = "exclusivelog-mirror"
 ADMIN_PORTS = {"pulsar": ("http", 8080), "pulsar+ssl": ("https", 8443)}
-ADMIN_SECONDS = 30.0
+ADMIN_SECONDS = 30.0  # for an answer, of all URLs together
+PROXY_ERRORS = (502, 503, 504)  # of one that cannot reach a broker, or of a broker that starts
 PENDING_MESSAGES = 5000  # more than a mirror ever has in flight
 CLOSE_SECONDS = 1.5  # for the broker to answer the closing of a client
 
@@ -70,7 +71,7 @@ class Access:
     """The address of a namespace, and the credentials. Its repr lacks the token.
 
     - `service`: pulsar://host:port or pulsar+ssl://host:port.
-    - `admin`: the URL of the admin REST API.
+    - `admin`: the URLs of the admin REST API, separated by commas.
     - `token`: a JSON web token, or None.
     - `tls_trust_certs`: a PEM file of the certificates to trust; None: the system's.
     """
@@ -99,8 +100,8 @@ class Access:
         `admin` and `tls_trust_certs`. Raises ValueError for a URL of another form, and for a token
         that is none; no error has the token.
 
-        >>> Access.parse("pulsar://broker:6650/public/default").admin
-        'http://broker:8080'
+        >>> Access.parse("pulsar://one:6650,two:6650/public/default").admin
+        'http://one:8080,http://two:8080'
         """
         found = URL.fullmatch(url)
         if found is None:
@@ -113,16 +114,17 @@ class Access:
             tls_trust_certs = os.environ.get(CERTIFICATES_VARIABLE) or None
         _check_certificates(tls_trust_certs)
         admin = admin or os.environ.get(ADMIN_VARIABLE) or _default_admin(kind, hosts)
-        if ADMIN_URL.fullmatch(admin) is None:
+        admins = [each.strip().rstrip("/") for each in admin.split(",")]
+        if not all(map(ADMIN_URL.fullmatch, admins)):
             raise ValueError(
                 f"admin={_without_secrets(admin)!r} is no URL of an admin API; it takes "
-                "http://host:port or https://..."
+                "http://host:port or https://..., or several, separated by commas"
             )
         return cls(
             f"{kind}://{hosts}",
             tenant,
             namespace,
-            admin.rstrip("/"),
+            ",".join(admins),
             _token(token, token_file),
             tls_trust_certs,
         )
@@ -180,8 +182,37 @@ def _check_certificates(file: str | None) -> None:
 
 def _default_admin(kind: str, hosts: str) -> str:
     scheme, port = ADMIN_PORTS[kind]
-    host = hosts.split(",")[0]
-    return f"{scheme}://{re.sub(r':[0-9]+$', '', host)}:{port}"
+    return ",".join(
+        f"{scheme}://{re.sub(r':[0-9]+$', '', host)}:{port}" for host in hosts.split(",")
+    )
+
+
+class _UnreachableError(Exception):
+    """Nothing answers at one URL of the admin API; another one may."""
+
+
+class _ToOwner(urllib.request.HTTPRedirectHandler):
+    """Follows a broker's answer that another one has the topic: with the method, the body and the
+    token, which urllib would leave out."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        """The request to the other broker; None: the answer is an error."""
+        if req.type == "https" and not newurl.startswith("https:"):
+            return None  # the token would be sent in the clear
+        again = urllib.request.Request(
+            newurl, data=req.data, headers=req.headers, method=req.get_method()
+        )
+        if (token := req.unredirected_hdrs.get("Authorization")) is not None:
+            again.add_unredirected_header("Authorization", token)
+        return again
 
 
 # ---- errors ------------------------------------------------------------------------------
@@ -285,6 +316,7 @@ class Cluster(Closing):
         self._entered = False
         self._closed, self._lock = False, Native(threading.Lock(), repr(self))
         self._answered = False  # it has answered before
+        self._answering = ""  # the URL of the admin API that has answered last
 
     def __repr__(self) -> str:
         return f"Cluster({self.access.url!r})"
@@ -346,42 +378,62 @@ class Cluster(Closing):
     # ---- the admin API -------------------------------------------------------------------
 
     def admin(self, method: str, path: str, body: Any = None) -> Any:
-        """Call the admin REST API; returns the JSON of the answer, or None."""
+        """Call the admin REST API at the first of its URLs that can be reached, beginning with the
+        one that has answered last; returns the JSON of the answer, or None. `method` must change
+        nothing if it is repeated."""
         self.check_not_forked()
+        admins = self.access.admin.split(",")
+        reasons = []
+        for admin in sorted(admins, key=lambda each: each != self._answering):
+            try:
+                data = self._ask(admin, method, path, body)
+            except _UnreachableError as error:
+                reasons.append(f"{admin}: {error}")
+                continue
+            self._answering = admin
+            try:
+                return json.loads(data) if data else None
+            except ValueError:
+                raise ClusterError(
+                    f"{admin}: what answers there is no admin API of Pulsar; give its URL "
+                    "(admin=, --admin)"
+                ) from None
+        why = reasons[0].partition(": ")[2] if len(reasons) == 1 else "; ".join(reasons)
+        raise ClusterError(
+            f"{self.access.admin}: the admin API cannot be reached: {why}; give its URL (admin=, "
+            "--admin)"
+        )
+
+    def _ask(self, admin: str, method: str, path: str, body: Any) -> bytes:
+        """The answer of the admin API at one URL."""
         access = self.access
         request = urllib.request.Request(
-            f"{access.admin}/admin/v2/{path}",
+            f"{admin}/admin/v2/{path}",
             method=method,
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
         if access.token is not None:
             request.add_unredirected_header("Authorization", f"Bearer {access.token}")
-        context = None
-        if access.admin.startswith("https"):
+        handlers: list[urllib.request.BaseHandler] = [_ToOwner()]
+        if admin.startswith("https"):
             context = ssl.create_default_context(cafile=access.tls_trust_certs)
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        seconds = ADMIN_SECONDS / (1 + access.admin.count(","))
         try:
-            with urllib.request.urlopen(request, timeout=ADMIN_SECONDS, context=context) as answer:
-                data = answer.read()
+            with urllib.request.build_opener(*handlers).open(request, timeout=seconds) as answer:
+                data: bytes = answer.read()
+                return data
         except urllib.error.HTTPError as error:
             with error:  # it is the answer, too, and has the connection
-                raise ClusterError(_refused(access, path, error)) from None
+                if error.code in PROXY_ERRORS and "," in access.admin:
+                    raise _UnreachableError(f"HTTP {error.code}") from None
+                raise ClusterError(_refused(access, admin, path, error)) from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)  # urllib wraps what comes in the middle
             if isinstance(reason, BaseException) and is_raised_by_a_handler(reason):
                 raise reason from None
-            why = getattr(reason, "strerror", None) or reason
-            raise ClusterError(
-                f"{access.admin}: the admin API cannot be reached: {why}; give its URL (admin=, "
-                "--admin)"
-            ) from None
-        try:
-            return json.loads(data) if data else None
-        except ValueError:
-            raise ClusterError(
-                f"{access.admin}: what answers there is no admin API of Pulsar; give its URL "
-                "(admin=, --admin)"
-            ) from None
+            raise _UnreachableError(str(getattr(reason, "strerror", None) or reason)) from None
 
     def check_policies(self) -> None:
         """ClusterError unless the namespace deduplicates, and keeps all messages for ever."""
@@ -585,10 +637,10 @@ def _close_orderly(client: Any) -> None:
         client.close()
 
 
-def _refused(access: Access, path: str, error: urllib.error.HTTPError) -> str:
+def _refused(access: Access, admin: str, path: str, error: urllib.error.HTTPError) -> str:
     if error.code in (401, 403):
         return (
-            f"{access.admin}: the admin API refuses {path} (HTTP {error.code}); give a token with "
+            f"{admin}: the admin API refuses {path} (HTTP {error.code}); give a token with "
             "admin rights on the namespace (--token-file), or check the policies yourself "
             "(check_policies=False, --unchecked-policies)"
         )
@@ -599,10 +651,7 @@ def _refused(access: Access, path: str, error: urllib.error.HTTPError) -> str:
         if is_raised_by_a_handler(broken):
             raise
     missing = " Make it: pulsar-admin namespaces create " + access.path
-    return (
-        f"{access.admin}: {path}: {reason} (HTTP {error.code})."
-        f"{missing if error.code == 404 else ''}"
-    )
+    return f"{admin}: {path}: {reason} (HTTP {error.code}).{missing if error.code == 404 else ''}"
 
 
 # ---- writing -----------------------------------------------------------------------------
