@@ -35,6 +35,10 @@ from exclusivelog.refusals import name_fencing_engine, producer_closed
 from exclusivelog.types import AccessMode
 from exclusivelog.waits import GrantFuture
 
+# Seconds after which producers that do not send follow, or half of the time for which the topic is
+# reserved, if that is less. Until then, it is for the destination's next producer (rules E3, E6).
+FOLLOWED_AFTER = 2.0
+FOLLOWED_AGAIN_AFTER = 0.5  # if that fails: on a full disk, say
 FOLLOWED_WITHIN = 5.0  # seconds for which a producer tries to follow a topic that was handed over
 
 

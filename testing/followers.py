@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from exclusivelog.local import followers
+from exclusivelog import sessions
 
-NEVER_NS = 10**15
+NEVER = 1e6  # seconds
 
 
 def idle_producers_stay(patch: pytest.MonkeyPatch) -> None:
-    """Producers that do not send stay where they are, as on a cluster. On one machine, they follow
-    after two seconds: on a busy machine, before a test's next call."""
-    patch.setattr(followers, "FOLLOWED_AFTER_NS", NEVER_NS)
+    """Producers that do not send stay where they are. Else they follow after two seconds: on a busy
+    machine, before a test's next call."""
+    patch.setattr(sessions, "FOLLOWED_AFTER", NEVER)

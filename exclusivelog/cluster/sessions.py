@@ -8,6 +8,8 @@ session (`Following`).
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import threading
 import time
 import weakref
@@ -15,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from exclusivelog import _core, threads
+from exclusivelog import _core, sessions, threads
 from exclusivelog.admission import HANDED_OVER
 from exclusivelog.backend import (
     SessionOptions,
@@ -324,6 +326,18 @@ class ClusterSession(SessionLife):
         assert self._resumed is not None
         self._resumed.set()
 
+    def begin_to_follow(self) -> None:
+        """Let its producers follow its topic soon, although they do not send."""
+        if self._following is not None and not self.over:
+            self._following.begin(self)
+
+    def follows_in(self) -> float:
+        """The seconds until that is due; negative if it is overdue, infinite while it happens."""
+        following = self._following
+        if following is None or self.over or following.is_running:
+            return math.inf
+        return following.due_in()
+
     def await_resumed(self, timeout: float | None) -> bool:
         """Wait for the end of a hand-over; False after `timeout` seconds."""
         resumed = self._resumed
@@ -357,6 +371,9 @@ class ClusterSession(SessionLife):
 
 # ---- after a hand-over -------------------------------------------------------------------
 
+_following = threads.Helpers("exclusivelog-follow")
+_core.in_forked_child(_following.forget)
+
 
 class Following:
     """Finds the session that has a topic after hand-overs to other engines of this process, or
@@ -369,6 +386,9 @@ class Following:
         self._host, self._topic, self.moved = host, owning.topic, moved
         with owning.topic.changed:
             self._lineage = owning.lineage
+            assigned = owning.topic.waiters.assigned_at(now_ms())
+        reserved = math.inf if assigned is None else (assigned.until - now_ms()) / 1e3
+        self._due = _core.monotonic() + min(reserved / 2, sessions.FOLLOWED_AFTER)
         self._lock = threading.Lock()
         self._running: Future[None] | None = None
 
@@ -398,19 +418,35 @@ class Following:
     def run(self, left: ClusterSession, timeout: float | None) -> bool:
         """Give the producers of `left` their next session, or end it; False after `timeout`
         seconds."""
+        running = self._begin(left)
+        if not in_slices(until_settled(running), timeout, self._host.check_not_forked):
+            return False
+        running.result(0)
+        return True
+
+    def begin(self, left: ClusterSession) -> None:
+        """Let the producers of `left` follow soon, although they do not send."""
+        self._due = _core.monotonic() + sessions.FOLLOWED_AGAIN_AFTER
+        self._begin(left)
+
+    def due_in(self) -> float:
+        """The seconds until producers follow that do not send."""
+        return self._due - _core.monotonic()
+
+    @property
+    def is_running(self) -> bool:
+        """Is a thread at it?"""
+        running = self._running
+        return running is not None and not running.done()
+
+    def _begin(self, left: ClusterSession) -> Future[None]:
         # In a separate thread, because an interrupt of this one must not lose a granted session.
         with self._lock:
             running = self._running
             if running is None or running.done():
                 running = self._running = Future()
-                thread = threading.Thread(
-                    target=self._run, args=(left, running), name="exclusivelog-follow", daemon=True
-                )
-                threads.start(self._host.path, thread)
-        if not in_slices(until_settled(running), timeout, self._host.check_not_forked):
-            return False
-        running.result(0)
-        return True
+                _following.call(self._host.path, functools.partial(self._run, left, running))
+            return running
 
     def _run(self, left: ClusterSession, outcome: Future[None]) -> None:
         try:

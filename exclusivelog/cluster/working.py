@@ -8,6 +8,7 @@ live. The first producer or watch of an owner starts them.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ __all__ = ["WAKE", "Committer", "Worker"]
 
 IDLE_SECONDS = 60.0  # the worker is woken when there is work
 LAPSE_SECONDS = 1.0  # an assignment lapses without a record
+SOON_SECONDS = 0.02  # between looks at producers that wait for others to have followed
+FOLLOWED_AT_ONCE = 8  # by a thread each, for a round trip to the log; those that send do not wait
 JOIN_SECONDS = 60.0
 RETRY_SECONDS = 0.25  # to start a thread that the system has refused
 WAKE = 0  # the word of the shared words that wakes the worker
@@ -140,9 +143,8 @@ class Worker:
         self._pending.poll()
         self._watching.poll()
         self.callbacks.ring()
-        left = self._pending.seconds
-        if left is None:
-            left = LAPSE_SECONDS if self._registry.handed_over() else IDLE_SECONDS
+        waiting = self._pending.seconds
+        left = min(self._until_followed(), math.inf if waiting is None else waiting)
         left = min(left, self._watching.seconds, self.callbacks.alarms.seconds_left())
         self._words.wait(WAKE, seen, int(left * 1e9))
         return True
@@ -153,8 +155,20 @@ class Worker:
         for owning in self._registry.all():
             with contextlib.suppress(ExclusiveLogError):
                 owning.hand_over_if_due()
-        for session in self._registry.handed_over():
+        there = self._registry.handed_over()
+        idle = FOLLOWED_AT_ONCE - sum(session.follows_in() == math.inf for session in there)
+        for session in there:
             session.end_unless_within_reach()
+            if session.follows_in() <= 0 and idle > 0:
+                idle -= 1
+                with contextlib.suppress(ExclusiveLogError):  # no thread can be started, say
+                    session.begin_to_follow()
+
+    def _until_followed(self) -> float:
+        """The seconds until producers follow a topic that was handed over, or it lapses."""
+        there = self._registry.handed_over()
+        left = min((session.follows_in() for session in there), default=IDLE_SECONDS)
+        return max(SOON_SECONDS, min(left, LAPSE_SECONDS)) if there else left
 
     def release_dropped(self, topic: str | None = None) -> None:
         """Release the dropped sessions of a topic (None: of all). Two threads may release the same

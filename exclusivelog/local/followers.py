@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from exclusivelog import _core, threads
+from exclusivelog import _core, sessions, threads
 from exclusivelog.backend import ProducerRequest
 from exclusivelog.errors import ProducerMovedError
 from exclusivelog.futures import Future
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from exclusivelog.local.runtime import Runtime
     from exclusivelog.local.session import LocalSession
 
-BEGUN_AGAIN_NS = 500_000_000
-FOLLOWED_AFTER_NS = 2_000_000_000  # at the latest, although no call waits
 LOOK_AGAIN_SECONDS = 0.001  # the engine may not have made the session of a grant yet
 FOLLOWED_AT_ONCE = 32  # about as many as one transaction of `CHUNK_SECONDS` registers
 OTHERS_AT_ONCE = 16  # of those for which no call waits: one that does may come meanwhile
@@ -48,8 +46,8 @@ class Following:
         moved: ProducerMovedError,
     ) -> None:
         self._engine, self._topic, self._lineage, self.moved = engine, topic, to.lineage, moved
-        now = _core.now()
-        self._due = now + min((to.until - now) // 2, FOLLOWED_AFTER_NS)  # of the monotonic clock
+        reserved = (to.until - _core.now()) / 1e9
+        self._due = _core.monotonic() + min(reserved / 2, sessions.FOLLOWED_AFTER)
         self._lock = _core.Lock()
         self._waiting: Waiting | None = None
         # The next session, and whether it was opened for these producers.
@@ -82,15 +80,13 @@ class Following:
 
     def begin(self, left: LocalSession) -> None:
         """Let the producers follow soon, although they do not send."""
-        self._due = _core.now() + BEGUN_AGAIN_NS  # if that fails: on a full disk, say
+        self._due = _core.monotonic() + sessions.FOLLOWED_AGAIN_AFTER
         if self._next is None:
             self._begin(left, urgent=False)
 
     def due_in(self) -> float:
-        """The seconds until producers follow that do not send: two, or half of the time for which
-        the topic is reserved. Until then, it is for the destination's next producer (rules E3,
-        E6)."""
-        return (self._due - _core.now()) / 1e9
+        """The seconds until producers follow that do not send."""
+        return self._due - _core.monotonic()
 
     def _begin(self, left: LocalSession, urgent: bool) -> Waiting:
         with self._lock:

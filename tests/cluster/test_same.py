@@ -462,7 +462,7 @@ def both(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Pair]:
     """A local log, and a cluster in memory. `follow` is a parameter of the test, if it has one.
-    Producers that do not send stay where they are: on a cluster, they follow with a send only."""
+    Producers that do not send stay where they are: no time decides when they follow."""
     idle_producers_stay(monkeypatch)
     follow = "follow" in request.fixturenames and request.getfixturevalue("follow")
     with pair(str(tmp_path / "log"), f"memory://{tmp_path}/cluster", follow) as both:

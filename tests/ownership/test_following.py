@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog import sessions as life
 from exclusivelog.life import open_here
-from exclusivelog.local import followers
 from exclusivelog.local.followers import Followers, Following
 from exclusivelog.local.log import appending
 from exclusivelog.local.ownership import sessions as ownership_sessions
@@ -55,7 +55,7 @@ def neighbours(path: str) -> Iterator[Neighbours]:
         yield a, b, c
 
 
-SOON_NS = 200_000_000
+SOON = 0.2  # seconds
 
 
 # ---- E2: sends, where the destination is in the same process -----------------------------
@@ -604,7 +604,7 @@ def test_c6_a_handle_that_cannot_follow_any_more_knows_without_sending(
 ) -> None:
     """Its topic was reserved for a neighbour, which was cancelled, or who has gone, or who has
     handed it on, before anything was sent. It would follow soon, and not before that."""
-    monkeypatch.setattr(Following, "due_in", lambda following: SOON_NS / 1e9)
+    monkeypatch.setattr(Following, "due_in", lambda following: SOON)
     a, b, c = neighbours
     told: list[Any] = []
     destination = xl.open(path, name="destination")
@@ -892,7 +892,7 @@ def holders(engine: xl.Engine, names: list[str]) -> set[str]:
 def test_e6_producers_that_do_not_send_follow_while_the_topic_is_reserved(
     neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followers, "FOLLOWED_AFTER_NS", SOON_NS)
+    monkeypatch.setattr(life, "FOLLOWED_AFTER", SOON)
     a, b, c = neighbours
     names = [f"t{number}" for number in range(20)]
     producers = [a.topic(name).producer(EXCLUSIVE, name="p") for name in names]
@@ -912,7 +912,7 @@ def test_e6_the_background_thread_sleeps_while_producers_cannot_follow(
     a, b, _ = neighbours
     begun, producer = threading.Event(), a.topic("orders").producer(EXCLUSIVE)
     monkeypatch.setattr(Following, "_begin", lambda *_, **__: begun.set())
-    monkeypatch.setattr(followers, "FOLLOWED_AFTER_NS", SOON_NS)
+    monkeypatch.setattr(life, "FOLLOWED_AFTER", SOON)
     assert a.unload("orders", to=b.id, timeout=PATIENCE)[0].state == "assigned"
     assert begun.wait(PATIENCE)
     until(lambda: producer._sender.session.follows_in() > 0)
@@ -926,7 +926,7 @@ def test_e6_the_background_thread_sleeps_beside_a_producer_that_is_lost(
     a, b, c = neighbours
     producer = a.topic("orders").producer(EXCLUSIVE)
     monkeypatch.setattr(Following, "_begin", lambda *_, **__: None)  # it does not get there
-    monkeypatch.setattr(followers, "FOLLOWED_AFTER_NS", SOON_NS)
+    monkeypatch.setattr(life, "FOLLOWED_AFTER", SOON)
     assert a.unload("orders", to=b.id, timeout=PATIENCE)[0].state == "assigned"
     rival = c.topic("orders").producer(FENCING)
     session = producer._sender.session
