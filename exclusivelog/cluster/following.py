@@ -980,6 +980,8 @@ class TopicLog:
         """Append again what was not read back."""
         self._writers.resend()
         self.queue.append_again()
+        if self._held_until < math.inf:  # frames were left out
+            self._appending.resend_soon()
 
     def _save_if_due(self, part: int = 1) -> None:
         """Save a checkpoint, if one is due, and this engine owns the topic or no engine does."""

@@ -481,7 +481,7 @@ class Writer(Asker):
         """Append waiting sends while the window has room, and the release once all is settled."""
         while self._unsent and len(self._sent) < self._window and not self.held:
             self._send_frame(self._take())
-        if self.status == "closing" and not (self._sent or self._said):
+        if self.status == "closing" and not (self._unsent or self._sent or self._said):
             self._append(self._last_record())
 
     def _last_record(self) -> bytes:
@@ -623,7 +623,7 @@ class Writer(Asker):
             while self._said and self._said[0].number <= parsed.number:
                 self._said.popleft().ticket.settle(self.state.next)
             self.pump()
-        elif self.status == "closing" and not self._sent:
+        elif self.status == "closing" and not (self._unsent or self._sent):
             self.status = "closed"
         else:
             self._fence(_fenced_by(None, f"session {self.session} lost the topic"))

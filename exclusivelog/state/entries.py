@@ -100,13 +100,15 @@ class Entries(_core.MapBase):
         self._drop_outdated()
         return self.due_at <= self.now()
 
-    def due_items(self, most: int) -> list[Item]:
-        """Return the messages that remove keys whose time has come, at most so many."""
+    def due_items(self, most: int, most_bytes: int) -> list[Item]:
+        """Return the messages that remove keys whose time has come: at most so many, and none after
+        so many bytes of keys."""
         self._drop_outdated()  # else all that are taken may be
-        now = self.now()
+        now, size = self.now(), 0
         taken: list[tuple[int, bytes]] = []
-        while self._heap and self._heap[0][0] <= now and len(taken) < most:
+        while self._heap and self._heap[0][0] <= now and len(taken) < most and size < most_bytes:
             taken.append(heapq.heappop(self._heap))
+            size += len(taken[-1][1])
         for entry in taken:  # they stay until their removal is applied: the append may fail
             heapq.heappush(self._heap, entry)
         due = [name for until, name in taken if self.deadlines.get(name) == until]

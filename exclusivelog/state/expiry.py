@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 Ttl = float | dt.timedelta  # seconds
 
 LONGEST_TTL = dt.timedelta(days=36_525)
-REMOVED_AT_ONCE = 1000  # keys in one append; other writers wait meanwhile
+# Keys in one append, and their bytes: other writers wait meanwhile, and it must fit into a record.
+REMOVED_AT_ONCE, REMOVED_BYTES = 1000, 1 << 20
 # Deadlines that are close to one another share an append.
 PAUSE_SECONDS = 0.02
 # So much later at least, a process that is not the owner removes what the owner has not. It is a
@@ -113,12 +114,13 @@ class Expiring(Shared):
 
     def _write(self, producer: Producer, write: Write[Any]) -> None:
         while write.compute != self._removals and self._content.is_due():
+            write.appends = True  # an error here is one of the write: a second attempt has it, too
             if not self._send(producer, self._removals(self._content)[0], write):
                 return
         super()._write(producer, write)
 
     def _removals(self, content: Entries) -> tuple[list[Item], None]:
-        return content.due_items(REMOVED_AT_ONCE), None
+        return content.due_items(REMOVED_AT_ONCE, REMOVED_BYTES), None
 
     def _has_expired(self) -> bool:
         return self._content.is_due()

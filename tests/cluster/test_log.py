@@ -312,6 +312,21 @@ def test_an_owner_that_is_fenced_while_it_passes_the_topic_on_has_lost_it(log: M
     assert (process.writer.status, rival.writer.status) == ("fenced", "owner")
 
 
+@pytest.mark.rule("B9", "K4")
+def test_a_release_comes_after_what_waits_for_a_request_that_fences(log: MemoryLog) -> None:
+    """The request has failed, or its process has gone."""
+    owner = Process(log).own()
+    owner.writer.hold(True)
+    ticket = owner.send(b"waits")
+    owner.writer.release()
+    owner.try_again()
+    assert (ticket.done, owner.writer.status) == (False, "closing")
+    owner.writer.hold(False)
+    owner.catch_up()
+    assert (ticket.offset, owner.writer.status) == (0, "closed")
+    assert values(log) == [b"waits"]
+
+
 def test_a_session_that_another_process_has_released_is_fenced(log: MemoryLog) -> None:
     process = Process(log, window=1).own()
     ticket = process.send(b"a")

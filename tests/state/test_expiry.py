@@ -24,6 +24,7 @@ import exclusivelog as xl
 from exclusivelog import aio
 from exclusivelog.local.maintenance.views import read_view
 from exclusivelog.messages import MAX_TIME, Timed, item_of
+from exclusivelog.producer import ProducerSender
 from exclusivelog.state import expiry
 from exclusivelog.state.entries import FEW, NEVER, Entries
 from testing.clocks import DAY, WallClock
@@ -214,8 +215,8 @@ def test_i2_many_are_removed_in_bounded_steps(
     steps: list[int] = []
     due_items = Entries.due_items
 
-    def counted(entries: Entries, most: int) -> Any:
-        items = due_items(entries, most)
+    def counted(entries: Entries, most: int, most_bytes: int) -> Any:
+        items = due_items(entries, most, most_bytes)
         steps.append(len(items))
         return items
 
@@ -226,6 +227,37 @@ def test_i2_many_are_removed_in_bounded_steps(
     until(lambda: len(shared) == 1)
     assert (max(steps) <= 1000, sum(steps)) == (True, 2500)
     assert len(removals(topic)) == 2500
+
+
+@pytest.mark.parametrize("where", ["local", "cluster"])
+def test_i2_large_keys_are_removed_a_record_at_a_time(
+    path: str, no_alarms: None, where: str
+) -> None:
+    with xl.open(path if where == "local" else f"memory://{path}") as engine:
+        with xl.SharedMap(engine.topic("orders"), timeout=PATIENCE) as shared:
+            names = [f"{number:03}" + "k" * 100_000 for number in range(60)]
+            for name in names:
+                shared.put(name, 1, ttl=SOON)
+            until_due(shared, names[-1])
+            assert shared.put("next", 1) is None
+            assert list(shared) == ["next"]
+            gone = removals(engine.topic("orders"))
+            assert len(gone) == 60
+
+
+@pytest.mark.parametrize("where", ["local", "cluster"])
+def test_i2_an_error_of_a_removal_is_one_of_the_write(
+    path: str, no_alarms: None, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with xl.open(path if where == "local" else f"memory://{path}") as engine:
+        with xl.SharedMap(engine.topic("orders"), timeout=PATIENCE) as shared:
+            put_soon(shared, "k")
+            with monkeypatch.context() as patch:
+                patch.setattr(ProducerSender, "append", lambda *_: 1 // 0)
+                with pytest.raises(ZeroDivisionError):
+                    shared.put("next", 1)
+            shared.put("next", 1)
+            assert list(shared) == ["next"]
 
 
 # ---- in a transaction --------------------------------------------------------------------
@@ -544,8 +576,8 @@ def test_i2_the_content_is_that_of_a_simple_model() -> None:
         due = {key for key, (_, at) in model.items() if at is not None and at <= now}
         assert entries.due_at <= min((at for _, at in model.values() if at), default=NEVER)
         assert entries.is_due() == bool(due)
-        assert {key for key, _ in entries.due_items(1000)} == due
-        assert bool(entries.due_items(1)) == bool(due)
+        assert {key for key, _ in entries.due_items(1000, 1 << 20)} == due
+        assert bool(entries.due_items(1, 1 << 20)) == bool(due)
         assert entries.entries == {key: value for key, (value, _) in model.items()}
 
 
