@@ -320,12 +320,16 @@ class ClusterCursor(_core.Cursor):
             self._back = _Back(self._log, mark.begin())
         found: list[Frame] = []
         size = 0
-        while size < READ_BYTES and (frame := self._back.next(end)) is not None:
-            if frame.end > self.position:
-                found.append(frame)
-                size += frame.size
-        if found:
-            self._back_at = found[-1].end
+        try:
+            while size < READ_BYTES and (frame := self._back.next(end)) is not None:
+                if frame.end > self.position:
+                    found.append(frame)
+                    size += frame.size
+            if found:
+                self._back_at = found[-1].end
+        except BaseException:  # an interrupt: it may have passed a frame
+            self._drop_back()
+            raise
         return found
 
     def refuse(self, start: int, stop: int, damage: str | None) -> None:

@@ -3,14 +3,19 @@ says nothing of the message that is being read or applied (rules G1, G11, I3).""
 
 from __future__ import annotations
 
+import itertools
+import linecache
 import signal
+import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 
 import exclusivelog as xl
 from exclusivelog import serde
+from exclusivelog.cluster import following
 
 pytestmark = [pytest.mark.once, pytest.mark.every, pytest.mark.rule("G1", "G11")]
 
@@ -115,3 +120,73 @@ def test_a_map_whose_value_is_read_too_slowly_has_it(topic: xl.Topic, late: list
                 read()
         late.clear()
         assert dict(shared) == {"a": 1}
+
+
+# ---- at any place of a read ----------------------------------------------------------------
+
+READING = ("local/log/reading.py", "cluster/cursor.py")
+
+
+class Strike:
+    """Raises an error at the n-th line, or return, of the code that reads entries."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def during(self, call: Callable[[], object]) -> None:
+        """Call it; its error is ignored."""
+        before = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            call()
+        except LimitError:
+            pass
+        finally:
+            sys.settrace(before)
+
+    def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
+        return self._look if frame.f_code.co_filename.endswith(READING) else None
+
+    def _look(self, frame: FrameType, event: str, arg: object) -> Any:
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if line.lstrip().startswith("with "):  # no signal strikes before the block's end is run
+            return self._look
+        self.left -= 1
+        if self.left == 0:
+            sys.settrace(None)
+            raise LimitError(f"at {frame.f_code.co_name}:{frame.f_lineno}")
+        return self._look
+
+
+def passed(topic: xl.Topic, reader: xl.Reader, number: int, batches: int) -> bool:
+    """Interrupt the read of new messages at the n-th place; all are read afterwards. False if there
+    are no more places."""
+    first = topic.next_offset
+    with topic.producer() as producer:
+        for _ in range(batches):
+            producer.send_many([b"x" * 1000] * 40)
+    strike, found = Strike(number), list[int]()
+
+    def read() -> None:
+        if (message := reader.read_next(0)) is not None:
+            found.append(message.offset)
+
+    strike.during(read)
+    assert not reader.has_message_available() or reader.position < topic.next_offset
+    found += [message.offset for message in reader]
+    assert found == list(range(first, topic.next_offset)), number
+    return strike.left <= 0
+
+
+@pytest.mark.parametrize("where", ["local", "cluster"])
+def test_g11_a_read_that_is_interrupted_anywhere_passes_over_nothing(
+    path: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "KEPT_BYTES", 100)  # on a cluster, the log is read again
+    with xl.open(path if where == "local" else f"memory://{path}") as engine:
+        topic = engine.topic("orders")
+        reader = topic.reader()
+        numbers = itertools.takewhile(
+            lambda number: passed(topic, reader, number, 1), itertools.count(1)
+        )
+        assert sum(1 for _ in numbers) > 10

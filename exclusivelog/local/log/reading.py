@@ -460,6 +460,9 @@ def _verify_one(ledger: Ledger, topic: int, unflushed: bool) -> tuple[int, int, 
 # ---- cursors -----------------------------------------------------------------------------
 
 
+Scanned = tuple[int, int]  # generation and position: earlier frames have been read
+
+
 class JournalTail:
     """Reads one topic's frames at the end of the journal, behind what its cursor has read."""
 
@@ -473,7 +476,7 @@ class JournalTail:
 
     def forget(self) -> None:
         """Have the next read start from the tables, because the cursor's position has changed."""
-        self._scanned = 0, 0  # (generation, position): earlier frames have been read
+        self._scanned: Scanned = 0, 0
 
     def since(self, tables: Tables) -> int:
         """The position in the journal up to which its frames have been read."""
@@ -507,8 +510,13 @@ class JournalTail:
         """Record that everything in this snapshot has been read."""
         self._scanned = tables.journal.generation, tables.entries.scanned
 
-    def read(self, position: int, most_bytes: int) -> list[_core.Entry] | None:
-        """The entries from the offset `position` on; None: read the tables."""
+    def continue_at(self, scanned: Scanned) -> None:
+        """Record that the frames before this position have been read."""
+        self._scanned = scanned
+
+    def read(self, position: int, most_bytes: int) -> tuple[list[_core.Entry], Scanned] | None:
+        """The entries from the offset `position` on, and where to continue; None: read the
+        tables."""
         ledger, (generation, since) = self._host.ledger, self._scanned
         journal = ledger.journal
         if journal is None or not generation or not journal.ready or journal.failed:
@@ -519,7 +527,7 @@ class JournalTail:
         if since >= visible:
             # The process that committed may have died before it changed the version.
             recently = _core.monotonic() - self._read_at < READER_LOOK_UP_SECONDS / 2
-            return [] if recently else None
+            return ([], self._scanned) if recently else None
         found: list[_core.Entry] = []
         try:
             for last, data, reached in journal.collect(
@@ -532,8 +540,7 @@ class JournalTail:
         except (ValueError, _core.JournalOverwritten):
             if not found:
                 return None  # it is in the tables, or reading those reports the damage
-        self._scanned = generation, since if found else visible
-        return found
+        return found, (generation, since if found else visible)
 
 
 class LogCursor(_core.Cursor):
@@ -728,7 +735,8 @@ class LogCursor(_core.Cursor):
         with self._host.ledger.read() as tables:
             # On a full map, a topic is terminated while its last messages are in the journal alone.
             row = existing(tables.latest(self.topic_id, self._tail.since(tables)))
-            return bool(row.flags & _core.TERMINATED) and self.position >= row.next_offset
+            end = max(row.next_offset, self._read_to)
+            return bool(row.flags & _core.TERMINATED) and self.position >= end
 
     def mark(self) -> int:
         """A number that changes with every append to the topic, for `wait`."""
@@ -773,6 +781,8 @@ class LogCursor(_core.Cursor):
 
     def _refill(self) -> list[_core.Entry]:
         self.check()
+        if self.position < self._read_to:  # an interrupt came before the cursor had the entries
+            self.move_to(self.position)
         if self.position < self._horizon:
             view = self._inspect(self._read_view)
             if view:
@@ -784,12 +794,16 @@ class LogCursor(_core.Cursor):
                 self._host.ledger.check()
                 self._read_further(entry)
                 return [entry]
-        found = self._tail.read(self.position, self._ahead)
-        if found:
-            self._read_to = found[-1].end
-        # Between a commit and the change of the version, the tables may be ahead of the journal.
-        if found or (found is not None and self.position >= self._known_end):
-            return found
+        tail = self._tail.read(self.position, self._ahead)
+        if tail is not None:
+            found, scanned = tail
+            if found:
+                self._read_to = found[-1].end  # first: see above
+            self._tail.continue_at(scanned)
+            # Between a commit and the change of the version, the tables may be ahead of the
+            # journal.
+            if found or self.position >= self._known_end:
+                return found
         version = self._tail.version
         found = self._inspect(self._read_on)
         self._tail.note_read(version)
