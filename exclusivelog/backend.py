@@ -483,8 +483,9 @@ class Cursor(Protocol):
     def take_one(self) -> _core.Message | None:
         """The next message."""
 
-    def take_many(self, most: int) -> list[_core.Message]:
-        """Up to so many next messages."""
+    def take_many(self, most: int, errors: type[Exception]) -> list[_core.Message]:
+        """Up to so many next messages. Behind the first one, `errors` of this class end it: the
+        next call raises the error again."""
 
     def take_entry(self, most: int = ...) -> tuple[_core.Entry, int] | None:
         """The next entry, and the index of the message at the position in it; None also if it has
@@ -721,6 +722,9 @@ class Catalog(Protocol):
 
     def inside(self) -> EngineInfo | None:
         """The engine that is inside the critical section now."""
+
+    def check_readable(self) -> None:
+        """Raise LedgerCorruptedError if a table of the ledger cannot be read at all."""
 
     def lasting_locks(self) -> list[LastingLock]:
         """The locks that are held without progress. It looks for a second if one is held."""

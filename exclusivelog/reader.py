@@ -270,7 +270,7 @@ class Reader(GroupMember, Closing):
         max_messages = check_count(max_messages, "max_messages")
         self._check()
         with self._returned():
-            return self.cursor.take_many(min(max_messages, sys.maxsize))
+            return self.cursor.take_many(min(max_messages, sys.maxsize), ExclusiveLogError)
 
     @contextlib.contextmanager
     def _returned(self) -> Iterator[None]:
@@ -689,7 +689,10 @@ class GroupReader(GroupMember, Closing):
         try:
             while len(found) < max_messages and (one := self._take()) is not None:
                 found.append(one)
-        except BaseException:  # the caller gets none of them, so they must be read again
+        except BaseException as error:
+            if found and isinstance(error, ExclusiveLogError):
+                return found  # the next call raises it again
+            # The caller gets none of them, so they must be read again.
             for reader, position in zip(self.readers, before, strict=True):
                 reader.cursor.move_to(position)
             self._next = first

@@ -460,6 +460,8 @@ producer; it is held by producer 'leader' ...
 
         - `before`: an offset, or a datetime (naive: local time). Earlier messages are removed.
         - `max_bytes`: how many bytes of the newest entries may stay, without those in the journal.
+          An entry has up to about 1 MB of messages that were sent one by one, or one batch; the
+          newest one stays in any case, unless `max_bytes` is 0.
         - `dry_run`: True removes nothing, and returns the first offset that would stay.
 
         It takes one of them, or both: TypeError if neither is given.
@@ -507,8 +509,8 @@ producer; it is held by producer 'leader' ...
         - `max_age`: seconds, or a timedelta, since a message was published. Messages that seem to
           be more than an hour too old are removed only after another hour (or `max_age`, if that is
           less), because the clock may have been set ahead by mistake.
-        - `max_bytes`: how many bytes of the newest entries are kept; for compressed entries, their
-          compressed size counts.
+        - `max_bytes`: how many bytes of the newest entries are kept, as in `trim`; for compressed
+          entries, their compressed size counts.
         - `keep`: "keys": compact the topic before messages are removed, by retention or `trim`, so
           that readers with `read_compacted=True` still find the last message of every key. Without
           it, the keys of a topic that was never compacted go with its messages.

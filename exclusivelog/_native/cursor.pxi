@@ -130,17 +130,18 @@ cdef class Cursor:
         """The next message, or None at the end."""
         return self.take()
 
-    def take_many(self, Py_ssize_t most):
-        """Up to `most` next messages."""
+    def take_many(self, Py_ssize_t most, errors):
+        """Up to `most` next messages. Behind the first one, `errors` of these classes end it: the
+        next call raises the error again."""
         cdef list messages = []
         cdef Message message
         while PyList_GET_SIZE(messages) < most:
             try:
                 message = self.take()
-            except Exception:
+            except errors:
                 if not messages:
                     raise
-                break  # return the messages so far; the next call raises the error again
+                break
             if message is None:
                 break
             messages.append(message)

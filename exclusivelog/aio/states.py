@@ -647,7 +647,7 @@ class MapWatch(Following[_past.MapWatch[K, V], MapChange[K, V]], Generic[K, V]):
                 self.sync._take(await Reader(self.sync.reader).read_next(left))
             except OffsetTrimmedError as error:
                 raise self.sync._fallen_behind(error) from error
-        return self.sync.read_next(timeout=0)
+        return self.sync._pop()
 
     def __aiter__(self) -> Self:
         return self

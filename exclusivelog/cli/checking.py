@@ -33,6 +33,7 @@ BLOCKED, ATTENTION = 1, 3  # exit statuses; 2 says that the arguments are wrong
 def _examine(path: str) -> list[Finding]:
     try:
         with open_to_read(path) as engine:
+            engine.backend.catalog.check_readable()
             locks = engine.backend.catalog.lasting_locks()
             return list(findings(engine.stats(), engine.inside(), locks))
     except xl.ExclusiveLogError as error:

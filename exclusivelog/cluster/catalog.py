@@ -109,6 +109,9 @@ class ClusterCatalog:
         """None: a cluster has no critical section."""
         return None
 
+    def check_readable(self) -> None:
+        """It has no tables."""
+
     def lasting_locks(self) -> list[LastingLock]:
         """None, for the same reason."""
         return []

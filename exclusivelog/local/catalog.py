@@ -22,7 +22,7 @@ from exclusivelog.local.names import (
 from exclusivelog.local.ownership import steps
 from exclusivelog.local.ownership.claims import Claims
 from exclusivelog.local.ownership.role_rows import count_waiters, list_roles
-from exclusivelog.local.records import describe, owner_info
+from exclusivelog.local.records import NAMES, describe, owner_info
 from exclusivelog.local.shm.locks import lasting_locks
 from exclusivelog.local.storage.figures import counted
 from exclusivelog.local.storage.ledger import Ledger
@@ -110,6 +110,12 @@ class LocalCatalog:
     def inside(self) -> EngineInfo | None:
         """The engine that appends or holds the writer lock now, if any."""
         return None if self._ledger.watch is None else self._ledger.watch.inside()
+
+    def check_readable(self) -> None:
+        """Raise LedgerCorruptedError if a table cannot be read at all."""
+        with self._ledger.read() as tables:
+            for table in NAMES:
+                next(iter(tables.rows.cursor(table)), None)
 
     def lasting_locks(self) -> list[LastingLock]:
         """The locks that are held without progress."""

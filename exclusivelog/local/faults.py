@@ -27,7 +27,8 @@ from exclusivelog.local.files import SEGMENTS, RefusedFile, read_whole
 NO_SUCH_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR)
 HARDLY_ANY_ROOM = 1 << 18  # bytes; after a truncated write, less is free
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-DAMAGED = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
+# After damage that LMDB finds in the root of a table, its first error may be the last of these.
+DAMAGED = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.BadTxnError)
 OPEN_AGAIN = "close the engine and open it again"
 SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
@@ -264,7 +265,9 @@ def _translate(path: str, error: Exception, code: int, readonly: bool, way_out: 
             )
         )
     if isinstance(error, DAMAGED):
-        return LedgerCorruptedError(f"{path}/data.mdb is damaged: {error}; restore a backup")
+        table = "the root of a table cannot be read"
+        why = table if isinstance(error, lmdb.BadTxnError) else error
+        return LedgerCorruptedError(f"{path}/data.mdb is damaged: {why}; restore a backup")
     if isinstance(error, lmdb.VersionMismatchError):
         return LedgerVersionError(f"{path}/data.mdb has another LMDB file format: {error}")
     return LedgerIOError(f"{path}: {error}; {way_out}")

@@ -55,14 +55,15 @@ def map_at(
         if isinstance(when, dt.datetime):
             when = _offset_at(topic, reader, when)
         entries = Entries(holds)
+        end = min(when, topic.next_offset)  # before the messages: others may append meanwhile
         position = _restore_base(entries, topic, when)
         reader.cursor.move_to(position)
         for message in reader:
-            if message.offset >= when:
+            if message.offset >= end:
                 break
             entries.apply(*item_of(message))
             position = message.offset + 1
-    return max(position, min(when, topic.next_offset)), entries
+    return max(position, end), entries
 
 
 def map_since(
@@ -163,6 +164,8 @@ class MapWatch(Closing, Generic[K, V]):
         if existing:
             self._changes.extend((n, None, data, start - 1) for n, data in self._items.items())
         self.reader = topic.reader(start)  # aio waits with it
+        self._next = start  # the offset of the next message whose changes are not in `_changes`
+        self._unapplied: Item | None = None  # to `_items`: it is the next one's past
         self._closed = False
 
     @property
@@ -183,10 +186,27 @@ class MapWatch(Closing, Generic[K, V]):
         while not self._changes:
             left = None if end is None else max(0.0, end - _core.monotonic())
             try:
+                self._go_back()
                 self._take(self.reader.read_next(left))
             except OffsetTrimmedError as error:
                 raise self._fallen_behind(error) from error
-        return self._decoded(*self._changes.popleft())
+        return self._pop()
+
+    def _pop(self) -> MapChange[K, V]:
+        """The first of the changes."""
+        try:
+            change = self._decoded(*self._changes[0])
+        except DeserializationError:
+            self._changes.popleft()
+            raise
+        # Only now, and without a call: an exception of a signal handler passes over none.
+        del self._changes[0]
+        return change
+
+    def _go_back(self) -> None:
+        """Read a message again that was returned, but not processed, because of an interrupt."""
+        if self.reader.position != self._next:
+            self.reader.seek(self._next)
 
     def _fallen_behind(self, error: OffsetTrimmedError) -> OffsetTrimmedError:
         return OffsetTrimmedError(
@@ -198,12 +218,16 @@ class MapWatch(Closing, Generic[K, V]):
         item = item_of(message)
         if type(item[1]) is Timed and self._expect is not None:
             self._expect(message.offset, item[1].until)
+        before = self._unapplied
+        if before is not None and (before[0] is None or self._matches(before[0])):
+            apply_to(self._items, *before)  # twice, after an interrupt: with the same result
+        changes = self._changes.copy()  # empty, but of a watch that two tasks share
         for name in self._names(item):
             old = self._items.get(name)
             if item[1] is not None or old is not None:
-                self._changes.append((name, old, plain(item[1]), message.offset))
-        if item[0] is None or self._matches(item[0]):
-            apply_to(self._items, *item)
+                changes.append((name, old, plain(item[1]), message.offset))
+        end = message.offset + 1
+        self._changes, self._unapplied, self._next = changes, item, end  # no interrupt in between
 
     def _names(self, item: Item) -> list[bytes]:
         if item[0] is None:

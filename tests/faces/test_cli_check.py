@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
+import struct
 import subprocess
 import tempfile
 import threading
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import lmdb
 import pytest
 from click.testing import CliRunner
 
@@ -36,6 +39,7 @@ from tests.faces.test_cli import lines, refusal, run
 
 pytestmark = pytest.mark.once
 KEEPALIVE = 0.5
+PAGE = os.sysconf("SC_PAGE_SIZE")  # of LMDB
 SOUND = xl.EngineStats(used_bytes=1, map_size=1000, journal_bytes=0, journal_capacity=1000)
 
 
@@ -261,3 +265,37 @@ def test_the_figures_say_how_full_the_disk_is(engine: xl.Engine) -> None:
     assert abs(stats.disk_free_bytes - disk.f_bavail * disk.f_frsize) < disk.f_frsize << 18
     assert stats.disk_free_bytes > 0
     assert stats.unresponsive == ()
+
+
+@pytest.mark.rule("G9", "H2")
+@pytest.mark.parametrize("table", ["entries", "topics", "names", "queue"])
+def test_a_table_whose_root_is_damaged_is_named(path: str, table: str) -> None:
+    with xl.open(path) as engine:
+        for name in ("a", "b"):
+            with engine.topic(name).producer("exclusive") as producer:
+                producer.send(b"x")
+        owner = engine.topic("a").producer("exclusive")
+        waiter = engine.topic("a").producer_async("wait_for_exclusive")
+        engine.ledger.checkpoint()
+        shutil.copytree(path, f"{path}-copy")
+        assert waiter.cancel()
+        owner.close()
+    damage_root(f"{path}-copy", table)
+    done = run("check", f"{path}-copy")
+    assert done.returncode == 1
+    assert b"data.mdb is damaged: the root of a table cannot be read; restore" in done.stdout
+    assert run("verify", f"{path}-copy").returncode == 1
+    with pytest.raises(xl.LedgerCorruptedError, match="the root of a table"):
+        with xl.open(f"{path}-copy") as engine:
+            engine.topic("a").producer("exclusive_with_fencing").send(b"y")
+
+
+def damage_root(path: str, table: str) -> None:
+    with lmdb.open(path, max_dbs=64, readonly=True, lock=False) as environment:
+        with environment.begin() as transaction:
+            described = transaction.get(table.encode())
+            assert described is not None
+            [page] = struct.unpack("<40xQ", described)
+    with open(f"{path}/data.mdb", "r+b") as file:
+        file.seek(page * PAGE)
+        file.write(random.Random(1).randbytes(PAGE))

@@ -16,6 +16,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import serde
 from exclusivelog.cluster import following
+from testing.processes import PATIENCE
 
 pytestmark = [pytest.mark.once, pytest.mark.every, pytest.mark.rule("G1", "G11")]
 
@@ -122,9 +123,26 @@ def test_a_map_whose_value_is_read_too_slowly_has_it(topic: xl.Topic, late: list
         assert dict(shared) == {"a": 1}
 
 
+@pytest.mark.rule("I6")
+def test_a_watch_whose_value_is_read_too_slowly_returns_it_at_the_next_call(
+    topic: xl.Topic, late: list[int]
+) -> None:
+    codec = serde.Serde(str.encode, limited(late, bytes.decode))
+    with xl.SharedMap(topic, value=codec) as shared:
+        watch = shared.watch()
+        for key in "abc":
+            shared.put(key, key)
+        assert watch.read_next(PATIENCE).value == "a"
+        late.append(1)
+        with pytest.raises(LimitError):
+            watch.read_next(PATIENCE)
+        assert [watch.read_next(PATIENCE).value for _ in range(2)] == ["b", "c"]
+        watch.close()
+
+
 # ---- at any place of a read ----------------------------------------------------------------
 
-READING = ("local/log/reading.py", "cluster/cursor.py")
+READING = ("local/log/reading.py", "cluster/cursor.py", "state/past.py")
 
 
 class Strike:
@@ -148,8 +166,9 @@ class Strike:
         return self._look if frame.f_code.co_filename.endswith(READING) else None
 
     def _look(self, frame: FrameType, event: str, arg: object) -> Any:
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        if line.lstrip().startswith("with "):  # no signal strikes before the block's end is run
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        # Python looks for signals behind calls: not before a block's end is run, for example.
+        if line.startswith("with ") or event == "return" or line == "return change":
             return self._look
         self.left -= 1
         if self.left == 0:
@@ -190,3 +209,23 @@ def test_g11_a_read_that_is_interrupted_anywhere_passes_over_nothing(
             lambda number: passed(topic, reader, number, 1), itertools.count(1)
         )
         assert sum(1 for _ in numbers) > 10
+
+
+@pytest.mark.rule("I6")
+def test_g11_a_watch_that_is_interrupted_anywhere_passes_over_nothing(topic: xl.Topic) -> None:
+    with xl.SharedMap(topic) as shared:
+        watch, value = shared.watch(), 0
+        for number in itertools.count(1):
+            first = value
+            for value in range(first + 1, first + 4):
+                shared.put("k", value)
+            strike, found = Strike(number), list[Any]()
+            strike.during(lambda found=found: found.append(watch.read_next(PATIENCE)))
+            while len(found) < 3:
+                found.append(watch.read_next(PATIENCE))
+            assert [change.value for change in found] == list(range(first + 1, first + 4)), number
+            assert [change.previous for change in found] == [first or None, first + 1, first + 2]
+            if strike.left > 0:
+                break
+        assert number > 20
+        watch.close()

@@ -57,6 +57,23 @@ def entries(topic: xl.Topic) -> list[_core.Entry]:
 # ---- G8: trimming ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("how", ["trim", "retention"])
+def test_g8_a_limit_of_bytes_leaves_the_newest_entry(topic: xl.Topic, how: str) -> None:
+    """However many messages a checkpoint has packed into it."""
+    with topic.producer() as producer:
+        for _ in range(200):
+            producer.send(bytes(10_000))
+    topic.engine.ledger.checkpoint()
+    newest = entries(topic)[-1]
+    if how == "trim":
+        assert topic.trim(max_bytes=newest.nbytes - 1) == newest.base_offset
+    else:
+        topic.retention(max_bytes=newest.nbytes - 1)
+        until(lambda: topic.first_offset)
+    assert topic.first_offset == newest.base_offset < topic.next_offset
+    assert topic.trim(max_bytes=0) == topic.next_offset
+
+
 def refused(call: Callable[[], Any], first: int) -> None:
     with pytest.raises(xl.OffsetTrimmedError, match=f"'orders' begins at offset {first};"):
         call()

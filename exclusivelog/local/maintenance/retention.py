@@ -283,10 +283,12 @@ def _first_since(tables: Tables, row: _core.TopicRow, ms: int) -> int:
 
 
 def _first_within(tables: Tables, row: _core.TopicRow, max_bytes: int) -> int:
+    """The first offset of the newest entries that fit into so many bytes. The newest one of all
+    stays, unless none may: it may have any number of messages that were sent one by one."""
     size, first = 0, row.next_offset
     for nbytes, begin in tables.entries.newest(row):
         size += nbytes
-        if size > max_bytes:
+        if size > max_bytes and (first < row.next_offset or not max_bytes):
             break
         first = begin
     return first
