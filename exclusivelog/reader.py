@@ -314,7 +314,9 @@ class Reader(GroupMember, Closing):
         """The messages up to the present end as an Arrow stream, for libraries that take one as a
         table: `pyarrow.table(reader)`, `polars.DataFrame(reader)`, DuckDB, `pandas.DataFrame
         .from_arrow(reader)`. It has the columns of `read_arrow`, and is read as it is consumed, by
-        1 MiB; the position is after what was consumed. Needs the extra `[arrow]`.
+        1 MiB; the position is after what was consumed. If reading fails, the position is where the
+        stream began, and the error is one of the other library (OSError for pyarrow) with the text
+        of this one's: `read_arrow` raises that. Needs the extra `[arrow]`.
 
         >>> with topic.producer() as producer:
         ...     _ = producer.send_many([b"a", b"b"], keys=["x", "y"])
@@ -328,12 +330,17 @@ class Reader(GroupMember, Closing):
         return stream.__arrow_c_stream__(requested_schema)
 
     def _arrow_batches(self, end: int) -> Iterator[pa.RecordBatch]:
-        while self.position < end and (batch := self.read_arrow()) is not None:
-            more = self.position - end  # messages that were appended since
-            if more > 0:
-                self.cursor.move_to(end)
-                batch = batch.slice(0, batch.num_rows - more)
-            yield batch
+        start = self.position
+        try:
+            while self.position < end and (batch := self.read_arrow()) is not None:
+                more = self.position - end  # messages that were appended since
+                if more > 0:
+                    self.cursor.move_to(end)
+                    batch = batch.slice(0, batch.num_rows - more)
+                yield batch
+        except Exception:
+            self.cursor.move_to(start)  # who reads the stream has nothing of it
+            raise
 
     def __iter__(self) -> Iterator[Message]:
         """Iterate over the messages up to the present end."""
@@ -459,6 +466,10 @@ class Reader(GroupMember, Closing):
     def commit(self) -> None:
         """Store the position as that of the group, durably: the group's next reader begins there
         (rule F6).
+
+        After a transaction that failed before `commit_cursor`, it stores the position behind what
+        was read, although the next read would go back: so a message that fails each time can be
+        passed over (rule G11). Read on instead, and the messages come again.
 
         Raises ReaderFencedError if a later reader of the group was opened, and ValueError
         without a group, or if the position is part of an open transaction.

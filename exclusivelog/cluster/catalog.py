@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from exclusivelog import _core, logs
@@ -236,8 +237,11 @@ class ClusterTopic:
         self._engine.kinds.record(self._log().name, kind)
 
     def stats(self, storage: bool) -> TopicStats:
-        """The topic's size; how its records are stored is up to the cluster."""
-        return stats_of(self._log(), self._engine.lives)
+        """The topic's size, and its reader groups; how its records are stored is up to the
+        cluster."""
+        log = self._log()
+        groups = tuple(each for each in self._engine.claims.groups() if each.topic == log.name)
+        return replace(stats_of(log, self._engine.lives), groups=groups)
 
     def newest(self, position: int, views: bool) -> tuple[int, Snapshot | None]:
         """The topic's first offset, and its newest snapshot; compacted views store no messages."""

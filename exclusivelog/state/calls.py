@@ -191,10 +191,12 @@ class _OneThread:
         self._queue.put(function)
 
     def end(self) -> None:
-        """Wait until all functions were called; the thread ends then."""
+        """Wait until all functions were called; the thread ends then. One of these functions, such
+        as a callback of a future, waits for no other."""
         self._ended = True
         self._queue.put(None)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def __del__(self) -> None:
         self._queue.put(None)

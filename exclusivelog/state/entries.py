@@ -18,6 +18,11 @@ NEVER = (1 << 63) - 1  # of `MapBase.due_at`
 FEW = 64  # so many entries of the heap may be out of date
 
 
+def is_of_map(key: bytes | None, value: bytes | None) -> bool:
+    """Is it a message of a map: does it set or remove a key, or clear the map?"""
+    return key is not None or value is None
+
+
 def apply_to(entries: MutableMapping[bytes, bytes], key: bytes | None, value: bytes | None) -> None:
     """Apply one message to a map of bytes."""
     if key is not None and value is not None:

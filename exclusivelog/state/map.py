@@ -69,6 +69,10 @@ class MapContent(Entries):
     restores_views = True
     refusals: type[Exception] = ValueError  # of `apply_to`
 
+    def way_out(self, offset: int) -> str:
+        """What to do about a message that another program has sent."""
+        return f"remove it: topic.trim(before={offset + 1}) keeps all keys"
+
 
 class ForkedMap:
     """The map with the writes of a transaction, which do not reach it."""
@@ -239,7 +243,8 @@ class SharedMap(Expiring, MutableMapping[K, V]):
 
     Every message of the topic sets one key, removes one key, or removes all keys; so the topic's
     compacted view also contains the map. Each method that may wait has a second form, which ends in
-    `_async` and returns a future.
+    `_async` and returns a future. The call is made in the background: do not change its arguments
+    before the future is done.
 
     Raises StateError if the topic holds something else, TypeError or ValueError for a wrong
     argument.

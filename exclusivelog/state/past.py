@@ -25,7 +25,7 @@ from exclusivelog.errors import (
     WaitTimeoutError,
 )
 from exclusivelog.messages import Item, Timed, item_of, plain, to_ms
-from exclusivelog.state.entries import Entries, apply_to
+from exclusivelog.state.entries import Entries, apply_to, is_of_map
 
 __all__ = ["MapChange", "MapWatch"]
 
@@ -44,7 +44,9 @@ def map_at(
     topic: Topic, when: At, holds: Callable[[bytes], bool] | None = None
 ) -> tuple[int, Entries]:
     """Return (offset, map): the map before the message at an offset, or before the first message
-    published at a time or later; if there is none, the present map. `holds`: as for `Entries`."""
+    published at a time or later; if there is none, the present map. `holds`: as for `Entries`. A
+    message of another program, which stops an open map, is left out, as compaction leaves it out:
+    so a trim can remove it."""
     when = as_int(when)
     if isinstance(when, bool) or not isinstance(when, (int, dt.datetime)):
         raise TypeError(f"when={when!r}: it takes an offset or a datetime")
@@ -61,7 +63,9 @@ def map_at(
         for message in reader:
             if message.offset >= end:
                 break
-            entries.apply(*item_of(message))
+            item = item_of(message)
+            if is_of_map(*item):
+                entries.apply(*item)
             position = message.offset + 1
     return max(position, end), entries
 

@@ -140,6 +140,9 @@ class Content(Applies, Protocol):
 
     refusals: type[Exception]
 
+    def way_out(self, offset: int) -> str:
+        """What to do about a message that it does not take, at this offset."""
+
     @property
     def restores_views(self) -> bool:
         """Whether it can be restored from a compacted view of the topic."""
@@ -219,7 +222,7 @@ class Replica(_core.ReplicaBase):
                 raise  # another thread has raised it in this one
             self.failure = StateError(
                 f"topic {self._topic.name!r}: the message at offset {offset} could not be applied: "
-                f"{error!r}. It is in the log; open the state with an applier that can"
+                f"{error!r}. It is in the log; {self.content.way_out(offset)}"
             )
             raise self.failure from error
         self.position = offset + 1

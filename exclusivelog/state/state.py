@@ -76,6 +76,10 @@ class StateContent(Generic[S, Op]):
         self._topic, self._initial, self._apply = topic, initial, apply
         self._decode, self._codecs = decode, codecs
 
+    def way_out(self, offset: int) -> str:
+        """What to do about a message that the applier refuses."""
+        return "open the state with an applier that can"
+
     def reset(self) -> None:
         """Return to the state before the first message."""
         self.state = self._initial()

@@ -158,6 +158,9 @@ def test_f6_a_group_goes_on_where_it_has_committed(filled: xl.Topic, other: xl.E
     found = (billing.group, billing.topic, billing.position, billing.lag)
     assert found == ("billing", "orders", 5, 5)
     assert (another.group, another.position) == ("other", None)
+    other.topic("bills")
+    assert other.topic("orders").stats().groups == tuple(other.groups())
+    assert other.topic("bills").stats().groups == ()
 
 
 @pytest.mark.on_broker

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import random
+import re
 import shutil
 import threading
 import types
@@ -302,6 +303,35 @@ def test_g9_arrow_never_wraps_damage(topic, damage) -> None:
     assert seen == [b"%d" % n for n in range(8)]
     reader.seek(12)
     assert reader.read_arrow().column("offset").to_pylist() == list(range(12, 20))
+
+
+def test_g9_an_arrow_stream_that_meets_damage_takes_nothing(topic, damage) -> None:
+    pa = pytest.importorskip("pyarrow")
+    damage.put(11, b"garbage")
+    with topic.reader(group="g") as reader:
+        for _ in range(2):
+            with pytest.raises(OSError, match=re.escape("seek(12)")):
+                pa.table(reader)
+            assert reader.position == 0
+        assert reader.read_arrow().num_rows == 8
+
+
+def test_g9_a_group_gets_what_comes_before_damage_in_one_of_its_topics(
+    engine, topic, damage
+) -> None:
+    fill(engine.topic("other"), 20)
+    damage.put(11, b"garbage")
+    seen: dict[str, list[int]] = {"orders": [], "other": []}
+    with engine.reader(["orders", "other"], group="g") as reader:
+        found = outcome(lambda: reader.read_batch(100))
+        while found:
+            if isinstance(found, xl.LedgerCorruptedError):
+                reader.seek(found.offsets.stop, topic=found.topic)
+            else:
+                for name, message in found:
+                    seen[name].append(message.offset)
+            found = outcome(lambda: reader.read_batch(100))
+    assert seen == {"orders": [*range(8), *range(12, 20)], "other": list(range(20))}
 
 
 @pytest.mark.parametrize("kind", ["garbage", "missing"])

@@ -10,6 +10,7 @@ Which process owns the topic, and how that changes, is in test_ownership.py.
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -647,3 +648,18 @@ def test_i3_what_is_no_message_of_a_map_is_named(topic: xl.Topic) -> None:
         producer.send(b"of something else")
     with pytest.raises(xl.StateError, match=r"'orders'.*offset 1 .*not a message of a map"):
         xl.SharedMap(topic)
+
+
+@pytest.mark.rule("H2", "I4")
+def test_i3_what_is_no_message_of_a_map_can_be_removed(topic: xl.Topic) -> None:
+    """As the error says."""
+    with xl.SharedMap(topic) as shared:
+        shared.put("a", 1)
+    with topic.producer() as producer:
+        producer.send(b"of something else")
+        with pytest.raises(xl.StateError, match=re.escape("topic.trim(before=2) keeps all keys")):
+            xl.SharedMap(topic)
+    assert topic.trim(before=2) == 2
+    with xl.SharedMap(topic) as shared:
+        assert shared.put("b", 2) is None
+        assert dict(shared) == {"a": 1, "b": 2}
