@@ -81,7 +81,7 @@ class _View:
 
     def copy(self) -> Any:
         """Return a plain deep copy."""
-        return _copy.deepcopy(self._valid())
+        return copied(self._valid(), self._scope.copy)
 
     def __len__(self) -> int:
         return len(self._valid())
@@ -167,6 +167,21 @@ VIEWS: dict[type, Callable[[Any, Scope], Any]] = {
     set: SetView,
     tuple: _tuple,
 }
+
+
+def copied(value: Any, copy: Callable[[Any], Any] | None) -> Any:
+    """Return a deep copy of dicts, lists, sets and tuples. `copy` copies other objects, unless they
+    are immutable; None: all of them are."""
+    kind = type(value)
+    if copy is _copy.deepcopy:
+        return copy(value)  # it keeps what is one object in several places one
+    if kind is dict:
+        return {key: copied(item, copy) for key, item in value.items()}
+    if kind in (list, tuple):
+        return kind([copied(item, copy) for item in value])
+    if kind is set:
+        return set(value)
+    return value if kind in PLAIN or copy is None else copy(value)
 
 
 def thaw(value: Any) -> Any:

@@ -650,6 +650,32 @@ def test_i3_what_is_no_message_of_a_map_is_named(topic: xl.Topic) -> None:
         xl.SharedMap(topic)
 
 
+class Locked:
+    """An object that `copy.deepcopy` cannot copy."""
+
+    def __init__(self, value: int) -> None:
+        self.value, self.lock = value, threading.Lock()
+
+
+@pytest.mark.parametrize("copy", [None, lambda one: Locked(one.value)])
+def test_i3_objects_are_copied_as_the_application_says(engine: xl.Engine, copy: Any) -> None:
+    def apply(state: dict[str, Any], op: list[Any]) -> None:
+        state[op[0]] = [Locked(op[1])]
+
+    with xl.SharedState(
+        engine.topic("orders"), dict, apply, copy=copy, snapshot_every=None
+    ) as state:
+        state.write(lambda _: [["a", 1]])
+        for read in (lambda seen: seen, lambda seen: seen.copy()):
+            found = state.read(read)
+            assert found["a"][0].value == 1
+            assert (found["a"][0] is state.read(dict)["a"][0]) == (copy is None)
+        with engine.transaction() as txn:
+            state.write(lambda _: [["b", 2]], transaction=txn)
+            state.write(lambda seen: [["c", len(seen)]], transaction=txn)
+        assert state.read(lambda seen: seen["c"][0].value) == 2
+
+
 @pytest.mark.rule("H2", "I4")
 def test_i3_what_is_no_message_of_a_map_can_be_removed(topic: xl.Topic) -> None:
     """As the error says."""
