@@ -334,9 +334,14 @@ class ClusterSession(SessionLife):
     def follows_in(self) -> float:
         """The seconds until that is due; negative if it is overdue, infinite while it happens."""
         following = self._following
-        if following is None or self.over or following.is_running:
+        if following is None or self.over or self.is_following:
             return math.inf
         return following.due_in()
+
+    @property
+    def is_following(self) -> bool:
+        """Does a thread let its producers follow?"""
+        return self._following is not None and self._following.is_running
 
     def await_resumed(self, timeout: float | None) -> bool:
         """Wait for the end of a hand-over; False after `timeout` seconds."""
@@ -371,8 +376,8 @@ class ClusterSession(SessionLife):
 
 # ---- after a hand-over -------------------------------------------------------------------
 
-_following = threads.Helpers("exclusivelog-follow")
-_core.in_forked_child(_following.forget)
+_followers = threads.Helpers("exclusivelog-follow")
+_core.in_forked_child(_followers.forget)
 
 
 class Following:
@@ -445,7 +450,7 @@ class Following:
             running = self._running
             if running is None or running.done():
                 running = self._running = Future()
-                _following.call(self._host.path, functools.partial(self._run, left, running))
+                _followers.call(self._host.path, functools.partial(self._run, left, running))
             return running
 
     def _run(self, left: ClusterSession, outcome: Future[None]) -> None:

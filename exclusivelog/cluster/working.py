@@ -156,7 +156,7 @@ class Worker:
             with contextlib.suppress(ExclusiveLogError):
                 owning.hand_over_if_due()
         there = self._registry.handed_over()
-        idle = FOLLOWED_AT_ONCE - sum(session.follows_in() == math.inf for session in there)
+        idle = FOLLOWED_AT_ONCE - sum(session.is_following for session in there)
         for session in there:
             session.end_unless_within_reach()
             if session.follows_in() <= 0 and idle > 0:

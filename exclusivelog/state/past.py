@@ -222,21 +222,26 @@ class MapWatch(Closing, Generic[K, V]):
         item = item_of(message)
         if type(item[1]) is Timed and self._expect is not None:
             self._expect(message.offset, item[1].until)
-        before = self._unapplied
-        if before is not None and (before[0] is None or self._matches(before[0])):
-            apply_to(self._items, *before)  # twice, after an interrupt: with the same result
+        if self._unapplied is not None:  # twice, after an interrupt: with the same result
+            apply_to(self._items, *self._unapplied)
         changes = self._changes.copy()  # empty, but of a watch that two tasks share
         for name in self._names(item):
             old = self._items.get(name)
             if item[1] is not None or old is not None:
                 changes.append((name, old, plain(item[1]), message.offset))
+        unapplied = item if self._is_watched(item) else None
         end = message.offset + 1
-        self._changes, self._unapplied, self._next = changes, item, end  # no interrupt in between
+        # No interrupt comes in between.
+        self._changes, self._unapplied, self._next = changes, unapplied, end
+
+    def _is_watched(self, item: Item) -> bool:
+        """False also for a message of another program; see `map_at`."""
+        return is_of_map(*item) and (item[0] is None or self._matches(item[0]))
 
     def _names(self, item: Item) -> list[bytes]:
-        if item[0] is None:
-            return list(self._items)
-        return [item[0]] if self._matches(item[0]) else []
+        if not self._is_watched(item):
+            return []
+        return list(self._items) if item[0] is None else [item[0]]
 
     def _decoded(
         self, name: bytes, old: bytes | None, new: bytes | None, offset: int

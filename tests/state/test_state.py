@@ -681,11 +681,14 @@ def test_i3_what_is_no_message_of_a_map_can_be_removed(topic: xl.Topic) -> None:
     """As the error says."""
     with xl.SharedMap(topic) as shared:
         shared.put("a", 1)
+        watch = shared.watch(start=0)
     with topic.producer() as producer:
         producer.send(b"of something else")
         with pytest.raises(xl.StateError, match=re.escape("topic.trim(before=2) keeps all keys")):
             xl.SharedMap(topic)
+    assert [change.value for change in watch.follow(timeout=0)] == [1]
     assert topic.trim(before=2) == 2
     with xl.SharedMap(topic) as shared:
         assert shared.put("b", 2) is None
         assert dict(shared) == {"a": 1, "b": 2}
+        assert [change.value for change in watch.follow(timeout=0)] == [2]
