@@ -88,7 +88,9 @@ def _subjects(engine: xl.Engine, name: str | None) -> tuple[list[str], list[xl.R
     if is_topic and not engine.supports("roles"):
         return [name], []  # on a cluster, each lock that is listed costs a look at its log
     roles = [info for info in engine.roles() if info.name == name]
-    return [name] if is_topic or not roles else [], roles
+    if not is_topic and not roles:
+        engine.topic(name, create=False)  # raises the error, with names that are like it
+    return [] if roles and not is_topic else [name], roles
 
 
 def _print_owners(engine: xl.Engine, topics: Sequence[str]) -> None:

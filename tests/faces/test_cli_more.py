@@ -292,6 +292,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_left_out(
     with xl.open(orders) as engine:
         engine.topic("a").producer("exclusive").close()
         engine.topic("z").producer("exclusive").close()
+        owner = engine.topic("orders").producer("exclusive")
         listed = xl.Engine.topics
 
         def topics(reader: xl.Engine) -> list[str]:
@@ -305,6 +306,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_left_out(
         done = CliRunner().invoke(program, [*command.split(), orders, *more])
         assert (done.exit_code, done.exception) == (0, None)
         assert listed(engine) == ["orders", "z"]
+        owner.close()
     told = (tmp_path / "page.html").read_text() if more else done.output
     assert "orders" in told
 

@@ -148,6 +148,7 @@ def test_h2_an_admin_call_that_is_interrupted_is_no_error_of_the_cluster(
     cluster = object.__new__(pulsar.Cluster)  # the calls of the admin API use its address only
     monkeypatch.setattr(cluster, "check_not_forked", int)
     cluster.access = pulsar.Access("pulsar://localhost", "public", "default", "http://localhost:1")
+    cluster._answering = ""
     with pytest.raises(Limit):
         cluster.admin("GET", "clusters")
 
@@ -162,4 +163,4 @@ class Stalled(io.BytesIO):
 def test_a_stalled_answer_of_the_admin_api_is_told_as_the_refusal_that_it_is() -> None:
     access = pulsar.Access("pulsar://host:6650", "tenant", "space", "http://host:8080")
     answer = urllib.error.HTTPError("http://host", 500, "Server Error", Message(), Stalled())
-    assert "Server Error (HTTP 500)" in pulsar._refused(access, "/policies", answer)
+    assert "Server Error (HTTP 500)" in pulsar._refused(access, access.admin, "/policies", answer)

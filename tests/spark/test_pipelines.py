@@ -769,7 +769,7 @@ def test_who_wrote_while_another_held_the_topic_is_named() -> None:
     grant = Change(5, "orders", 1, "grant", "request", "a", "e", 1)
     for end, count in ((95, 1), (40, 0)):
         last = Change(end, "orders", 1, "release", "closed", "a", "e", 1)
-        grants = judging._grants([grant, last])
+        grants = judging.granted([grant, last])
         tenures = judging._tenures("orders", [grant, last], set(), {1})
         failed = [v.facts for v in judge(summary, grants, tenures) if not v.holds]
         assert failed == ["epoch 1: b in between"] * count
@@ -930,7 +930,7 @@ def test_the_commands(command, path, tmp_path) -> None:
 @pytest.mark.long
 def test_an_audit_that_finds_something_says_so_by_its_status(command, path, monkeypatch) -> None:
     fill(path)
-    monkeypatch.setattr(judging, "_grants", lambda events: Counter())
+    monkeypatch.setattr(judging, "granted", lambda events: Counter())
     status, said, _ = command("audit", path)
     assert status == 1
     assert "FAILED\torders\tevery epoch is granted once" in said

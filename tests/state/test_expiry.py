@@ -229,7 +229,7 @@ def test_i2_many_are_removed_in_bounded_steps(
     assert len(removals(topic)) == 2500
 
 
-@pytest.mark.parametrize("where", ["local", "cluster"])
+@pytest.mark.parametrize("where", ["local", pytest.param("cluster", marks=pytest.mark.once)])
 def test_i2_large_keys_are_removed_a_record_at_a_time(
     path: str, no_alarms: None, where: str
 ) -> None:
@@ -245,7 +245,7 @@ def test_i2_large_keys_are_removed_a_record_at_a_time(
             assert len(gone) == 60
 
 
-@pytest.mark.parametrize("where", ["local", "cluster"])
+@pytest.mark.parametrize("where", ["local", pytest.param("cluster", marks=pytest.mark.once)])
 def test_i2_an_error_of_a_removal_is_one_of_the_write(
     path: str, no_alarms: None, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
